@@ -1,0 +1,96 @@
+"""What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
+
+Knows names only, never torch itself. A function that is in no table here reads its arguments and returns
+fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument: treating a copy as a view is safe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["function_name", "is_random", "is_view", "may_alias", "raw_name", "written_arguments"]
+
+VIEWS = frozenset(
+    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit dsplit "
+    "movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
+    "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real view_as_complex".split()
+)
+MAY_ALIAS = frozenset(
+    "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int long bool cpu cuda "
+    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj".split()
+)
+
+# Functions that write arguments no name gives away: name -> positions (and keywords) written when training.
+BATCH_NORMS: Mapping[str, tuple[tuple[int, str], ...]] = {
+    "batch_norm": ((1, "running_mean"), (2, "running_var")),
+    "instance_norm": ((1, "running_mean"), (2, "running_var")),
+}
+IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+) | {"__setitem__", "setitem"}
+RANDOM = frozenset(
+    "alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout "
+    "feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multinomial normal "
+    "normal_ poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu rrelu_ "
+    "scaled_dot_product_attention uniform_".split()
+)
+_TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+
+
+def is_view(name: str) -> bool:
+    """Whether the torch function ``name`` only looks at its first argument's memory in another way, at no cost."""
+    return name in VIEWS
+
+
+def may_alias(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the result of the torch function ``name`` may share memory with its first argument."""
+    return name in VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+
+
+def is_random(name: str) -> bool:
+    """Whether the torch function ``name`` draws from a random generator."""
+    return name in RANDOM
+
+
+def written_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
+
+    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch norms.
+    """
+    written: list[Any] = []
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
+    if (in_place or kwargs.get("inplace") is True) and args:
+        written.append(args[0])
+    out = kwargs.get("out")
+    if out is not None:
+        written.extend(out if isinstance(out, (tuple, list)) else [out])
+    for position, keyword in BATCH_NORMS.get(name, ()):
+        training = kwargs.get("training", kwargs.get("use_input_stats", True))
+        if len(args) > _TRAINING_ARGUMENT:
+            training = args[_TRAINING_ARGUMENT]
+        value = args[position] if len(args) > position else kwargs.get(keyword)
+        if training and value is not None:
+            written.append(value)
+    return written
+
+
+def raw_name(fn: Callable[..., Any]) -> str:
+    """Return the name under which the tables know ``fn``; Python's ``operator.and_`` is not torch's in-place form."""
+    if getattr(fn, "__module__", None) == "_operator":
+        return f"__{fn.__name__.strip('_')}__"
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    if name == "__get__":  # a property of Tensor, such as T: the descriptor behind it has the name
+        return getattr(getattr(fn, "__self__", None), "__name__", name)
+    return str(name)
+
+
+def function_name(fn: Callable[..., Any]) -> str:
+    """Return the name that tasks made from ``fn`` get.
+
+    >>> import operator
+    >>> function_name(operator.matmul), function_name(lambda x: x)
+    ('matmul', 'lambda')
+    """
+    return re.sub(r"\W", "", raw_name(fn)).strip("_") or "task"

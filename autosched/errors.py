@@ -1,0 +1,44 @@
+"""Every error autosched raises on purpose: one class per kind of mistake.
+
+Each also inherits the built-in class that a reader would expect, so ``except ValueError`` works.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AutoschedError",
+    "GraphError",
+    "HazardError",
+    "MachineError",
+    "ProgramError",
+    "ScheduleError",
+    "TaskError",
+]
+
+
+class AutoschedError(Exception):
+    """Any error raised by autosched."""
+
+
+class GraphError(AutoschedError, ValueError):
+    """A graph was built or used wrongly: an unknown name, a value of another graph, a missing input."""
+
+
+class MachineError(AutoschedError, ValueError):
+    """A machine is malformed, or is asked for a device or a link that it does not have."""
+
+
+class ScheduleError(AutoschedError, ValueError):
+    """No schedule can be made from this graph, machine, costs and policy."""
+
+
+class ProgramError(AutoschedError, ValueError):
+    """A program breaks a law of DESIGN: it would race, hang, or read what is not there."""
+
+
+class HazardError(AutoschedError, RuntimeError):
+    """A task touched memory in a way that it did not declare."""
+
+
+class TaskError(AutoschedError, RuntimeError):
+    """A task raised while running; the original error is its ``__cause__``."""

@@ -1,0 +1,543 @@
+"""Graph and Task: what is to be computed, in the order in which you would run it serially.
+
+A graph is append-only. A task reads and writes values and sees the versions that the tasks added before it left,
+so insertion order is a topological order and there are no cycles. Values that share memory (a tensor and its
+views) share their versions: a write to one is a write to all.
+
+Knows no device but as a name in a constraint, no time, no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from autosched import effects
+from autosched.errors import GraphError
+from autosched.tree import flatten, match, transform
+from autosched.value import Value
+
+if TYPE_CHECKING:
+    import networkx
+
+__all__ = ["Dependency", "Graph", "Task", "Use", "Value"]
+
+Kind = Literal["data", "output", "anti", "order"]
+Seconds = float | Mapping[str, float]
+
+
+class Dependency(NamedTuple):
+    """``task`` (its index) must come first: data (it makes what is read), output, anti, or order."""
+
+    task: int
+    kind: Kind
+
+
+class Use(NamedTuple):
+    """A value (its index) in one of its versions."""
+
+    value: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call and what it depends on.
+
+    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place,
+    leaving ``version + 1``; ``outputs`` what its result becomes.
+    """
+
+    index: int
+    name: str
+    fn: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reads: tuple[Use, ...]
+    writes: tuple[Use, ...]
+    outputs: tuple[Use, ...]
+    result: Any  # the shape of what fn returns, with a Value for each leaf
+    dependencies: tuple[Dependency, ...]
+    device: str | None  # the constraint: where it must run
+    view: bool  # costs nothing and lives where its argument lives
+    seconds: Seconds | None  # what it costs, where the user knows
+    where: tuple[str, int]  # file and line of the user's code that added it
+
+    @property
+    def source(self) -> str:
+        """Where the user added it, as ``file:line``."""
+        return f"{self.where[0]}:{self.where[1]}"
+
+    def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
+        """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""
+        if not self.outputs:
+            return iter(())
+        return zip((use.value for use in self.outputs), match(self.result, returned), strict=True)
+
+
+class Graph:
+    """The tasks of one step and what they depend on.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph("sum of squares")
+    >>> x, y = graph.inputs("x", "y")
+    >>> graph.output(total=x * x + y * y)
+    >>> graph.run_serial(x=3, y=4)
+    {'total': 25}
+    """
+
+    def __init__(self, name: str = "graph"):
+        self.name = name
+        self.tasks: list[Task] = []
+        self.values: list[Value] = []
+        self.outputs: dict[str, int] = {}  # what the user calls it -> value
+        self.names: dict[str, Value | Task] = {}
+        self.users: list[list[int]] = []  # of each task, the tasks that depend on it
+        self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
+        self._versions: list[int] = []  # by root
+        self._writers: dict[int, int] = {}  # by root, the task that wrote it last
+        self._readers: dict[int, list[int]] = {}  # by root, the tasks that read it since
+        self._used: set[int] = set()
+        self._constants: dict[int, Value] = {}
+        self._counts: dict[str, int] = {}
+        self._device: str | None = None
+        self._random: int | None = None  # the task that last drew a random number
+
+    # ---- building
+
+    def input(self, name: str) -> Value:
+        """Declare one input, to be given by name when the graph runs.
+
+        Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or
+        it lives on the host.
+        """
+        return self._new_value(self._claim(name), device=self._device)
+
+    def inputs(self, *names: str) -> tuple[Value, ...]:
+        """Declare several inputs.
+
+        >>> import autosched as asc
+        >>> asc.Graph().inputs("x", "w1", "w2")
+        (Value('x'), Value('w1'), Value('w2'))
+        """
+        return tuple(self.input(name) for name in names)
+
+    def constant(self, tensor: Any, name: str | None = None) -> Value:
+        """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments."""
+        found = self._constants.get(id(tensor))
+        if found is None:
+            found = self._new_value(self._claim(name) if name else self._fresh("constant"), data=tensor)
+            self._constants[id(tensor)] = found
+        return found
+
+    @contextlib.contextmanager
+    def on(self, device: str) -> Iterator[None]:
+        """Constrain the tasks and inputs added inside to ``device``. Views ignore it: they live with their base."""
+        before, self._device = self._device, check_device(device)
+        try:
+            yield
+        finally:
+            self._device = before
+
+    def add(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        name: str | None = None,
+        writes: Value | Iterable[Value] = (),
+        aliases: Value | None = None,
+        after: Task | Value | str | Iterable[Task | Value | str] = (),
+        on: str | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        seconds: Seconds | None = None,
+        nbytes: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
+
+        Arguments may be Values, tuples, lists and dicts of them, tensors (which become constants) and anything else.
+
+        * ``writes``: the arguments that ``fn`` changes in place; later tasks see their new version.
+        * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of it).
+        * ``after``: tasks, or values whose tasks, must have ended before.
+        * ``on``: the device it must run on; default: that of the enclosing ``with graph.on(device)``, if any.
+        * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or a tuple, list or
+          dict (nested at will) of names. The same shape of Values is returned.
+        * ``random``: whether it draws random numbers; such tasks keep their serial order.
+        * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
+
+        Raises GraphError for values of another graph, names already taken, writes that are no argument.
+        """
+        if not callable(fn):
+            hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
+            raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
+        written = [writes] if isinstance(writes, Value) else list(writes)
+        return self._add(
+            fn, args, kwargs, name=name, writes=written, aliases=aliases, after=_as_tuple(after), on=on,
+            outputs=outputs, random=random, seconds=seconds, nbytes=nbytes,
+        )  # fmt: skip
+
+    def record(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Add a torch function as a task, with its writes and aliases by torch's own conventions (``effects``).
+
+        An in-place function returns the value it wrote.
+        """
+        raw = effects.raw_name(fn)
+        writes = [self._as_value(item) for item in effects.written_arguments(raw, args, kwargs)]
+        in_place = bool(writes) and raw not in effects.BATCH_NORMS
+        base = args[0] if args and isinstance(args[0], Value) and effects.may_alias(raw, kwargs) else None
+        result = self._add(
+            fn, tuple(args), kwargs, writes=writes, aliases=base, outputs=() if in_place else None,
+            view=base is not None and effects.is_view(raw), random=effects.is_random(raw),
+        )  # fmt: skip
+        if not in_place:
+            return result
+        return writes[0] if len(writes) == 1 else tuple(writes)
+
+    def output(self, *values: Value, **named: Value) -> None:
+        """Declare outputs: what a run returns, by name. An output shows the last version of its value."""
+        for item in (*values, *named.values()):
+            if not isinstance(item, Value):
+                raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
+        for label, value in (*((value.name, value) for value in values), *named.items()):
+            if label in self.outputs:
+                raise GraphError(f"output {label!r} is declared twice; outputs so far: {listed(self.outputs)}")
+            self.outputs[label] = self._own(value).index
+            self._used.add(value.index)
+
+    def pinned(self, inputs: Mapping[str, str] | None = None) -> Graph:
+        """Return a copy that later additions to this graph do not change, with the devices of inputs as given."""
+        twin = copy.copy(self)
+        for field, item in self.__dict__.items():
+            if isinstance(item, (list, dict, set)):
+                setattr(twin, field, item.copy())
+        for name, device in (inputs or {}).items():
+            value = self.names.get(name)
+            if not isinstance(value, Value) or value.producer is not None:
+                raise GraphError(f"inputs= names {name!r}, which is no input; inputs are {listed(self.input_names)}")
+            moved = copy.copy(value)
+            moved.device = check_device(device)
+            twin.values[value.index] = twin.names[name] = moved
+        return twin
+
+    # ---- looking
+
+    @property
+    def sources(self) -> tuple[Value, ...]:
+        """The inputs and constants: the values that no task makes."""
+        return tuple(v for v in self.values if v.producer is None)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names that a run must be given."""
+        return tuple(v.name for v in self.sources if v.data is None)
+
+    def task(self, name: str) -> Task:
+        """Return a task by its name. Raises GraphError if there is none."""
+        found = self.names.get(name)
+        if isinstance(found, Value) and found.producer is not None and self.tasks[found.producer].name == name:
+            found = self.tasks[found.producer]
+        if not isinstance(found, Task):
+            raise GraphError(
+                f"graph {self.name!r} has no task {name!r}; tasks are {listed(t.name for t in self.tasks)}"
+            )
+        return found
+
+    def value(self, name: str) -> Value:
+        """Return a value by its name. Raises GraphError if there is none."""
+        found = self.names.get(name)
+        if not isinstance(found, Value):
+            raise GraphError(
+                f"graph {self.name!r} has no value {name!r}; values are {listed(v.name for v in self.values)}"
+            )
+        return found
+
+    def members(self, value: int) -> Sequence[int]:
+        """Return the values (indices) that share memory with this one, the root first."""
+        return self._views.get(self.values[value].root) or (value,)
+
+    def last_version(self, value: int) -> int:
+        """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
+        return self._versions[self.values[value].root]
+
+    def is_used(self, value: int) -> bool:
+        """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
+        return value in self._used
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs>"
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}"]
+        lines += [f"  input {v.name}" + (f" on {v.device}" if v.device else "") for v in self.sources]
+        lines += [f"  {self._line(task)}" for task in self.tasks]
+        lines += [f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()]
+        return "\n".join(lines)
+
+    def _line(self, task: Task) -> str:
+        reads = ", ".join(self.values[v].name + (f"@{version}" if version else "") for v, version in task.reads)
+        facts = [f"writes {self.values[use.value].name}" for use in task.writes]
+        facts += [f"after {self.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"]
+        facts += [f"on {task.device}"] if task.device else []
+        return f"{task.name}({reads})" + (": " + ", ".join(facts) if facts else "")
+
+    # ---- running: the reference
+
+    def run_serial(self, **inputs: Any) -> dict[str, Any]:
+        """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
+
+        Autograd does not record across tasks. Inputs that tasks write are changed, as in plain PyTorch.
+        Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
+        """
+        data = self.bind(inputs)
+        with _no_grad():
+            for task in self.tasks:
+                if task.fn is None:
+                    raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
+                args, kwargs = transform(
+                    lambda leaf: data[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
+                )
+                try:
+                    data.update(task.results(task.fn(*args, **kwargs)))
+                except Exception as error:
+                    error.add_note(f"in task {task.name!r}, added at {task.source}")
+                    raise
+        return {label: data[index] for label, index in self.outputs.items()}
+
+    def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
+        """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
+        sources = self.sources
+        names = {v.name for v in sources if v.data is None}
+        for name in names ^ inputs.keys() and sorted(names ^ inputs.keys()):
+            what = f"misses input {name!r}" if name in names else f"was given {name!r}, which is no input"
+            raise GraphError(f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}")
+        return {v.index: inputs[v.name] if v.data is None else v.data for v in sources}
+
+    # ---- networkx
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``, in order of insertion."""
+        from autosched.frontends.networkx import to_networkx
+
+        return to_networkx(self)
+
+    @staticmethod
+    def from_networkx(dag: networkx.DiGraph, name: str | None = None) -> Graph:
+        """Make a graph of a networkx DAG, each node a task.
+
+        Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its result, ``fn``
+        (called with the results of its predecessors, in the order of its edges), ``device``. Edge attributes: ``nbytes``,
+        what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without successors
+        are outputs. Raises GraphError for cycles and undirected graphs.
+
+        >>> import networkx as nx, autosched as asc
+        >>> print(asc.Graph.from_networkx(nx.DiGraph([("a", "b"), ("a", "c")]), name="fork"))
+        graph fork
+          a()
+          b(a)
+          c(a)
+          output b = b
+          output c = c
+        """
+        from autosched.frontends.networkx import from_networkx
+
+        return from_networkx(dag, name)
+
+    # ---- how a task is added
+
+    def _add(
+        self,
+        fn: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        writes: Sequence[Value] = (),
+        aliases: Value | None = None,
+        after: Iterable[Task | Value | str] = (),
+        on: str | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        seconds: Seconds | None = None,
+        nbytes: int | None = None,
+        view: bool = False,
+    ) -> Any:
+        label = self._fresh(effects.function_name(fn)) if name is None else self._claim(name)
+        args, kwargs = transform(self._as_argument, (args, kwargs))
+        reads = list({leaf.index: leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value)}.values())
+        for value in (*writes, *([aliases] if aliases is not None else [])):
+            if not any(value is read for read in reads):
+                raise GraphError(
+                    f"task {label!r} declares {value!r} as written or aliased, which is not among its arguments "
+                    f"{listed(read.name for read in reads)}"
+                )
+        index = len(self.tasks)
+        seen = tuple(Use(v.index, self._versions[v.root]) for v in reads)
+        dependencies = self._depend(index, reads, writes, after, random)
+        changed = tuple(Use(v.index, self._versions[v.root] - 1) for v in writes)
+        root = self.values[aliases.root] if aliases is not None else None
+        result = self._results(label, index, root, outputs, nbytes)
+        made = tuple(Use(v.index, self._versions[v.root]) for v in flatten(result))
+        device = None if view else check_device(on) if on is not None else self._device
+        task = Task(
+            index, label, fn, args, kwargs, seen, changed, made, result, dependencies, device, view, seconds, _caller()
+        )  # fmt: skip
+        self.tasks.append(task)
+        self.users.append([])
+        for dependency in dependencies:
+            self.users[dependency.task].append(index)
+        self.names.setdefault(label, task)
+        return result
+
+    def _depend(
+        self, index: int, reads: Sequence[Value], writes: Sequence[Value], after: Iterable[Any], random: bool
+    ) -> tuple[Dependency, ...]:
+        """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
+        found: dict[int, Kind] = {}
+        for value in reads:
+            self._used.add(value.index)
+            if value.producer is not None:
+                found[value.producer] = "data"
+            if value.root in self._writers:
+                found[self._writers[value.root]] = "data"
+        for root in dict.fromkeys(value.root for value in writes):
+            for reader in self._readers.get(root, ()):
+                found.setdefault(reader, "anti")
+            self._versions[root] += 1
+            self._writers[root] = index
+            self._readers[root] = []
+        for value in reads:
+            if self._writers.get(value.root) != index:
+                self._readers.setdefault(value.root, []).append(index)
+        for item in after:
+            found.setdefault(self._task_of(item), "order")
+        if random:
+            if self._random is not None:
+                found.setdefault(self._random, "order")
+            self._random = index
+        return tuple(Dependency(task, kind) for task, kind in found.items())
+
+    def _results(self, label: str, producer: int, root: Value | None, outputs: Any, nbytes: int | None) -> Any:
+        """Make the values of a task's result, in the shape that ``outputs`` gives."""
+        if outputs is None:
+            return self._new_value(label, producer, root=root, nbytes=nbytes)
+        if isinstance(outputs, int) and not isinstance(outputs, bool):
+            outputs = tuple(f"{label}.{i}" for i in range(outputs))
+
+        def make(leaf: Any) -> Value:
+            if not isinstance(leaf, str):
+                raise GraphError(f"outputs= of task {label!r} must be a number or a tree of names, got {leaf!r} in it")
+            return self._new_value(self._claim(leaf), producer, root=root, nbytes=nbytes)
+
+        return transform(make, outputs)
+
+    def _new_value(
+        self,
+        name: str,
+        producer: int | None = None,
+        *,
+        root: Value | None = None,
+        device: str | None = None,
+        data: Any = None,
+        nbytes: int | None = None,
+    ) -> Value:
+        index = len(self.values)
+        value = Value(self, index, name, producer, index if root is None else root.index, device, data, nbytes)
+        self.values.append(value)
+        self._versions.append(0)
+        self.names[name] = value
+        if root is not None:
+            self._views.setdefault(root.index, [root.index]).append(index)
+        return value
+
+    def _as_argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return self._own(leaf)
+        return self.constant(leaf) if hasattr(leaf, "data_ptr") else leaf
+
+    def _as_value(self, item: Any) -> Value:
+        value = self._as_argument(item)
+        if not isinstance(value, Value):
+            raise GraphError(f"cannot write {item!r} in place: it is no tensor")
+        return value
+
+    def _own(self, value: Value) -> Value:
+        if value.graph is not self:
+            raise GraphError(
+                f"value {value.name!r} belongs to graph {value.graph.name!r}, not to {self.name!r}; "
+                f"make it an input of this graph"
+            )
+        return value
+
+    def _task_of(self, item: Any) -> int:
+        if isinstance(item, str):
+            item = self.task(item)
+        if isinstance(item, Task) and item.index < len(self.tasks) and self.tasks[item.index] is item:
+            return item.index
+        if isinstance(item, Value) and self._own(item).producer is not None:
+            return item.producer  # type: ignore[return-value]
+        raise GraphError(f"after= needs tasks, or values that tasks of this graph made, got {item!r}")
+
+    def _claim(self, name: str) -> str:
+        if not isinstance(name, str) or not name or any(c.isspace() or c == "@" for c in name):
+            raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
+        if name in self.names:
+            raise GraphError(f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out")
+        return name
+
+    def _fresh(self, base: str) -> str:
+        count = self._counts.get(base, 0)
+        name = f"{base}_{count}" if count else base
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self._counts[base] = count + 1
+        return name
+
+
+def check_device(device: Any) -> str:
+    """Return a device's name as it was given. Raises GraphError if it can be none."""
+    if not isinstance(device, str) or not device or any(c.isspace() or c in "/@" for c in device):
+        raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
+    return device
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names for an error message: the first few, and how many more.
+
+    >>> listed("abc", most=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = [repr(name) for name in names]
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return (", ".join(shown[:most]) or "none") + more
+
+
+def _as_tuple(item: Any) -> tuple[Any, ...]:
+    return (item,) if isinstance(item, (Task, Value, str)) else tuple(item)
+
+
+def _caller() -> tuple[str, int]:
+    """Find the user's line: the nearest frame that is neither ours nor torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("autosched", "torch", "contextlib"):
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _no_grad() -> contextlib.AbstractContextManager[Any]:
+    """Switch autograd off if torch is in use at all."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()

@@ -1,0 +1,318 @@
+"""Machine: devices, and the links between them, as plain data, real or imagined.
+
+Knows rates and latencies, no task and no tensor. torch is asked in one place, ``Machine.local``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from autosched.errors import MachineError
+
+__all__ = ["LINKS", "Device", "Link", "Machine"]
+
+# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds to start a copy.
+LINKS: Mapping[str, tuple[float, float]] = {
+    "pcie3": (12e9, 1e-5),
+    "pcie4": (25e9, 1e-5),
+    "pcie5": (50e9, 1e-5),
+    "nvlink3": (240e9, 1e-5),
+    "nvlink4": (360e9, 1e-5),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``.
+
+    ``streams`` is how many compute streams it may use; the rates are what one stream reaches.
+    ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
+
+    >>> Device("cuda:1").kind
+    'cuda'
+    """
+
+    name: str
+    streams: int = 1
+    flops_per_second: float = 10e12
+    bytes_per_second: float = 1e12
+    launch_seconds: float = 5e-6
+    nbytes: float = math.inf  # of memory
+    physical: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What comes before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects two devices, with the same rate in both directions, which do not disturb each other.
+
+    ``bytes_per_second=inf, latency=0`` is free.
+    """
+
+    source: str
+    destination: str
+    bytes_per_second: float
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and links. Two devices without a link exchange nothing.
+
+    With ``contention`` (the default) copies occupy copy streams: those that leave a device run one after another,
+    and so do those that enter it. Without, copies take time but occupy nothing: the literature's model.
+
+    >>> machine = Machine.emulated(gpus=2, link="pcie4")
+    >>> machine.names
+    ('cpu', 'cuda:0', 'cuda:1')
+    >>> machine.copy_seconds("cpu", "cuda:1", 25_000_000)
+    0.00101
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    contention: bool = True
+    imagined: bool = False
+
+    def __init__(
+        self, devices: Iterable[Device], links: Iterable[Link] = (), *, contention: bool = True, imagined: bool = False
+    ):
+        object.__setattr__(self, "devices", tuple(devices))
+        object.__setattr__(self, "links", tuple(links))
+        object.__setattr__(self, "contention", contention)
+        object.__setattr__(self, "imagined", imagined)
+        self._check()
+
+    # ---- making one
+
+    @classmethod
+    def local(cls, gpus: int | None = None, cpu_streams: int = 1) -> Machine:
+        """Return the machine this is, as far as ``torch.accelerator`` shows it.
+
+        ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
+        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads.
+        Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
+        """
+        import torch
+
+        kind, count = "cuda", 0
+        if torch.accelerator.is_available():
+            kind, count = str(torch.accelerator.current_accelerator()), torch.accelerator.device_count()
+        wanted = count if gpus is None else gpus
+        if wanted and not count:
+            raise MachineError(
+                f"this machine has no accelerator, so gpus={gpus} cannot be; Machine.emulated(gpus={gpus}) can"
+            )
+        names = [f"{kind}:{i}" for i in range(wanted)]
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        host = Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)
+        devices = [replace(_GPU, name=name, physical=f"{kind}:{i % count}") for i, name in enumerate(names)]
+        return cls([host, *devices], _links(names, "pcie4", None, None))
+
+    @classmethod
+    def emulated(
+        cls,
+        gpus: int = 2,
+        link: str | None = None,
+        *,
+        bytes_per_second: float | None = None,
+        latency: float | None = None,
+        contention: bool = True,
+        cpu_streams: int = 1,
+    ) -> Machine:
+        """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
+
+        ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
+        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown names.
+        """
+        if gpus < 0:
+            raise MachineError(f"gpus must be 0 or more, got {gpus}")
+        names = [f"cuda:{i}" for i in range(gpus)]
+        links = _links(names, link or "pcie4", bytes_per_second, latency)
+        devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(_GPU, name=name) for name in names)]
+        return cls(devices, links, contention=contention, imagined=True)
+
+    def slower(self, factor: float) -> Machine:
+        """Return this machine with every rate divided and every latency multiplied by ``factor``.
+
+        What a slow CPU needs to play a fast machine: all ratios stay.
+        """
+        devices = [
+            replace(
+                d,
+                flops_per_second=d.flops_per_second / factor,
+                bytes_per_second=d.bytes_per_second / factor,
+                launch_seconds=d.launch_seconds * factor,
+            )
+            for d in self.devices
+        ]
+        links = [
+            replace(k, bytes_per_second=k.bytes_per_second / factor, latency=k.latency * factor) for k in self.links
+        ]
+        return Machine(devices, links, contention=self.contention, imagined=self.imagined)
+
+    # ---- asking it
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the devices."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def host(self) -> str:
+        """Where inputs and constants live unless told otherwise: the first CPU, or else the first device."""
+        return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
+
+    def device(self, name: str) -> Device:
+        """Return a device by name. Raises MachineError if there is none."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise MachineError(f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}")
+        return found
+
+    def link(self, source: str, destination: str) -> Link | None:
+        """Return what connects two devices, or None."""
+        return self._by_ends.get((source, destination))
+
+    def copy_seconds(self, source: str, destination: str, nbytes: float) -> float:
+        """Return how long a copy takes: 0 on one device, infinity where no link is."""
+        if source == destination:
+            return 0.0
+        link = self._by_ends.get((source, destination))
+        return math.inf if link is None else link.latency + nbytes / link.bytes_per_second
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def _by_ends(self) -> dict[tuple[str, str], Link]:
+        ends = {(link.destination, link.source): link for link in self.links}
+        return ends | {(link.source, link.destination): link for link in self.links}
+
+    def __str__(self) -> str:
+        lines = []
+        for device in self.devices:
+            memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
+            lines.append(
+                f"{device.name}: {device.flops_per_second / 1e9:,.4g} GFLOP/s, {device.bytes_per_second / 1e9:,.4g} GB/s, "
+                f"{device.launch_seconds * 1e6:,.4g} us to launch, {device.streams} compute stream"
+                f"{'s' if device.streams != 1 else ''}{memory}"
+                + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
+            )
+        lines += [
+            f"{link.source} <-> {link.destination}: {link.bytes_per_second / 1e9:,.4g} GB/s, {link.latency * 1e6:,.4g} us"
+            for link in self.links
+        ]
+        return "\n".join(lines)
+
+    # ---- JSON
+
+    def to_json(self) -> str:
+        """Return the machine as JSON; infinite rates and memory stand as the string "inf"."""
+        plain = {
+            "devices": [_plain(device) for device in self.devices],
+            "links": [_plain(link) for link in self.links],
+            "contention": self.contention,
+            "imagined": self.imagined,
+        }
+        return json.dumps(plain, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        """Read what ``to_json`` wrote. Raises MachineError naming what is malformed.
+
+        >>> machine = Machine.emulated(gpus=1)
+        >>> Machine.from_json(machine.to_json()) == machine
+        True
+        """
+        try:
+            plain = json.loads(text)
+            devices = [Device(**_numbers(Device, item)) for item in plain.pop("devices")]
+            links = [Link(**_numbers(Link, item)) for item in plain.pop("links", [])]
+            return cls(devices, links, **plain)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise MachineError(f"not the JSON of a machine: {error}") from error
+
+    def _check(self) -> None:
+        if not self.devices:
+            raise MachineError("a machine needs at least one device")
+        for device in self.devices:
+            if not isinstance(device, Device):
+                raise MachineError(f"a machine's devices must be Device, got {device!r}")
+            if (
+                not isinstance(device.name, str)
+                or not device.name
+                or any(c.isspace() or c in "/@" for c in device.name)
+            ):
+                raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
+            if self.names.count(device.name) > 1:
+                raise MachineError(f"device {device.name!r} is there twice")
+            if not isinstance(device.streams, int) or not 1 <= device.streams <= 32:
+                raise MachineError(f"device {device.name!r} has {device.streams!r} streams; 1 to 32 are possible")
+            _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
+            _not_negative(device, "launch_seconds")
+        for link in self.links:
+            for end in (link.source, link.destination):
+                self.device(end)
+            if link.source == link.destination:
+                raise MachineError(f"a link joins two devices, got {link.source!r} twice")
+            _positive(link, "bytes_per_second")
+            _not_negative(link, "latency")
+        if len(self._by_ends) != 2 * len(self.links):
+            ends = [frozenset((link.source, link.destination)) for link in self.links]
+            twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
+            raise MachineError(f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways")
+
+
+_CPU_RATES = (50e9, 10e9, 5e-6)
+_GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+
+
+def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:
+    if link not in LINKS:
+        raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
+    between, to_host = LINKS[link], LINKS["pcie4" if link.startswith("nvlink") else link]
+
+    def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
+        rate = rates[0] if bytes_per_second is None else bytes_per_second
+        return Link(source, destination, rate, rates[1] if latency is None else latency)
+
+    pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
+    return [make("cpu", gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
+
+
+def _plain(item: Device | Link) -> dict[str, Any]:
+    return {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
+
+
+def _numbers(kind: type[Device] | type[Link], item: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name for field in fields(kind)}
+    for key in item:
+        if key not in known:
+            raise ValueError(f"{kind.__name__.lower()} has no field {key!r}")
+    return {key: math.inf if value == "inf" else value for key, value in item.items()}
+
+
+def _positive(item: Device | Link, *names: str) -> None:
+    for name in names:
+        value = getattr(item, name)
+        if not isinstance(value, (int, float)) or not value > 0:
+            raise MachineError(f"{name} of {item!r} must be a number above 0")
+
+
+def _not_negative(item: Device | Link, *names: str) -> None:
+    for name in names:
+        value = getattr(item, name)
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise MachineError(f"{name} of {item!r} must be a number, 0 or more")

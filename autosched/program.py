@@ -1,0 +1,230 @@
+"""Program: the flat list of instructions, in issue order, that a schedule is; its text form and parser.
+
+Names tasks, values, devices and streams; holds no function, no tensor and no time, so it prints, diffs and travels.
+
+Rules that every reader relies on:
+
+1. The instructions of one stream take effect in the order in which they stand here.
+2. A ``wait`` names an event that is recorded earlier in the list, so a program cannot deadlock.
+3. A ``copy`` that names a second stream (``also``) stands in the order of both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from autosched.errors import ProgramError
+
+__all__ = ["Copy", "Free", "Instruction", "Program", "Record", "Run", "Stream", "Wait"]
+
+
+class Stream(NamedTuple):
+    """An in-order queue of one device: ``compute`` (``compute1``, ...), ``copy-in`` or ``copy-out``."""
+
+    device: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a task: ``run h``."""
+
+    stream: Stream
+    task: str
+
+    def __str__(self) -> str:
+        return f"run {self.task}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a version of a value to another device: ``copy h -> cuda:1``, or ``copy x <- cpu`` on the reader's side.
+
+    Where both ends have copy streams it occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite`` copies back into
+    the input of that name, which tasks wrote elsewhere: ``copy w@1 -> cpu overwriting``.
+    """
+
+    stream: Stream
+    value: str
+    version: int
+    source: str
+    destination: str
+    also: Stream | None = None
+    overwrite: bool = False
+
+    def __str__(self) -> str:
+        if self.stream.device == self.source:
+            ends = f"-> {self.also or self.destination}"
+        else:
+            ends = f"<- {self.source}"
+        return f"copy {_versioned(self.value, self.version)} {ends}" + (" overwriting" if self.overwrite else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record an event: it happens when all before it on this stream has: ``record e0``."""
+
+    stream: Stream
+    event: int
+
+    def __str__(self) -> str:
+        return f"record e{self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold this stream back until the event has happened: ``wait e0``."""
+
+    stream: Stream
+    event: int
+
+    def __str__(self) -> str:
+        return f"wait e{self.event}"
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Give back the memory behind a version of a value on this stream's device, and all that share it: ``free h``."""
+
+    stream: Stream
+    value: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"free {_versioned(self.value, self.version)}"
+
+
+Instruction = Run | Copy | Record | Wait | Free
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to do, in issue order, and where inputs are found and outputs are left (name, device).
+
+    >>> cuda, cpu = Stream("cuda:0", "compute"), Stream("cpu", "compute")
+    >>> print(Program((Run(cuda, "h"), Record(cuda, 0), Wait(cpu, 0), Run(cpu, "y"))))
+    cuda:0/compute  run h
+    cuda:0/compute  record e0
+    cpu/compute     wait e0
+    cpu/compute     run y
+    """
+
+    instructions: tuple[Instruction, ...]
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams, in order of first use."""
+        seen: dict[Stream, None] = {}
+        for instruction in self.instructions:
+            seen[instruction.stream] = None
+            if isinstance(instruction, Copy) and instruction.also is not None:
+                seen[instruction.also] = None
+        return tuple(seen)
+
+    @cached_property
+    def arrows(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of positions (a, b): the run or copy at b stands behind a wait for the run or copy at a."""
+        last: dict[Stream, int] = {}  # the last run or copy of each stream
+        recorded: dict[int, int] = {}
+        waiting: dict[Stream, list[int]] = {}
+        arrows: list[tuple[int, int]] = []
+        for i, instruction in enumerate(self.instructions):
+            match instruction:
+                case Record(stream, event) if stream in last:
+                    recorded[event] = last[stream]
+                case Wait(stream, event) if event in recorded:
+                    waiting.setdefault(stream, []).append(recorded[event])
+                case Run() | Copy():
+                    for stream in occupied(instruction):
+                        arrows += [(producer, i) for producer in waiting.pop(stream, ())]
+                        last[stream] = i
+        return tuple(arrows)
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+    def __str__(self) -> str:
+        width = max((len(str(i.stream)) for i in self.instructions), default=0)
+        lines = [f"input {name} on {device}" for name, device in self.inputs]
+        lines += [f"{i.stream!s:<{width}}  {i}" for i in self.instructions]
+        lines += [f"output {name} on {device}" for name, device in self.outputs]
+        return "\n".join(lines)
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Read what ``str(program)`` wrote. Raises ProgramError naming the line it cannot read.
+
+        >>> text = "cuda:0/compute  run h"
+        >>> str(Program.parse(text)) == text
+        True
+        """
+        inputs, outputs, instructions = [], [], []
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            match words:
+                case []:
+                    continue
+                case ["input", name, "on", device]:
+                    inputs.append((name, device))
+                case ["output", name, "on", device]:
+                    outputs.append((name, device))
+                case [stream, *rest] if instruction := _parse(stream, rest):
+                    instructions.append(instruction)
+                case _:
+                    raise ProgramError(f"line {number} is no instruction: {line!r}")
+        return cls(tuple(instructions), tuple(inputs), tuple(outputs))
+
+
+def occupied(instruction: Instruction) -> tuple[Stream, ...]:
+    """Return the streams in whose order an instruction stands: one, or two for a copy between copy streams."""
+    if isinstance(instruction, Copy) and instruction.also is not None:
+        return instruction.stream, instruction.also
+    return (instruction.stream,)
+
+
+def _versioned(value: str, version: int) -> str:
+    return f"{value}@{version}" if version else value
+
+
+def _parse(where: str, words: list[str]) -> Instruction | None:
+    if (stream := _parse_stream(where)) is None:
+        return None
+    match words:
+        case ["run", task]:
+            return Run(stream, task)
+        case ["record", event] if number := re.fullmatch(r"e(\d+)", event):
+            return Record(stream, int(number[1]))
+        case ["wait", event] if number := re.fullmatch(r"e(\d+)", event):
+            return Wait(stream, int(number[1]))
+        case ["free", value] if found := _parse_value(value):
+            return Free(stream, *found)
+        case ["copy", value, ("->" | "<-") as arrow, end, *flag] if flag in ([], ["overwriting"]):
+            found, also = _parse_value(value), _parse_stream(end)
+            if found is None or (also is not None and arrow == "<-"):
+                return None
+            other = also.device if also is not None else end
+            ends = (stream.device, other) if arrow == "->" else (other, stream.device)
+            return Copy(stream, *found, *ends, also, bool(flag))
+    return None
+
+
+def _parse_stream(text: str) -> Stream | None:
+    device, slash, name = text.partition("/")
+    return Stream(device, name) if device and slash and name and "/" not in name else None
+
+
+def _parse_value(text: str) -> tuple[str, int] | None:
+    found = re.fullmatch(r"([^@]+)(?:@([1-9]\d*))?", text)
+    return (found[1], int(found[2] or 0)) if found else None

@@ -1,0 +1,64 @@
+"""Trees of tuples, lists and dicts: find the leaves in them, replace them, match one with another.
+
+The few lines of a pytree library that graphs need, without importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["flatten", "match", "transform"]
+
+
+def flatten(tree: Any) -> Iterator[Any]:
+    """Yield the leaves from left to right.
+
+    >>> list(flatten({"a": [1, 2], "b": (3, None)}))
+    [1, 2, 3, None]
+    """
+    if isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from flatten(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from flatten(item)
+    else:
+        yield tree
+
+
+def transform(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with each leaf changed; tuples stay tuples, named ones too.
+
+    >>> transform(lambda leaf: leaf + 1, {"a": [1, 2], "b": (3,)})
+    {'a': [2, 3], 'b': (4,)}
+    """
+    if isinstance(tree, (tuple, list)):
+        items = [transform(change, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, dict):
+        return {key: transform(change, item) for key, item in tree.items()}
+    return change(tree)
+
+
+def match(shape: Any, tree: Any) -> Iterator[Any]:
+    """Yield the parts of ``tree`` that stand where ``shape`` has its leaves. Raises ValueError where they differ.
+
+    >>> list(match(("a", {"b": "c"}), (1, {"b": [2, 3]})))
+    [1, [2, 3]]
+    """
+    if isinstance(shape, (tuple, list)):
+        items = list(tree) if isinstance(tree, (tuple, list)) else None
+        if items is None or len(items) != len(shape):
+            got = f"{len(items)} results" if items is not None else f"one {type(tree).__name__}"
+            raise ValueError(f"{got} where outputs= says {len(shape)}")
+        for part, item in zip(shape, items, strict=True):
+            yield from match(part, item)
+    elif isinstance(shape, dict):
+        if not isinstance(tree, dict) or set(tree) != set(shape):
+            got = sorted(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__
+            raise ValueError(f"{got} where outputs= says a dict of {sorted(map(str, shape))}")
+        for key, part in shape.items():
+            yield from match(part, tree[key])
+    else:
+        yield tree

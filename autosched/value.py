@@ -1,0 +1,242 @@
+"""Value: a variable of a graph. Torch functions, operators and methods on Values add tasks to their graph.
+
+Knows how Python and torch spell a call, and hands it to ``Graph.record``; it decides nothing itself and
+does not import torch (the ``__torch_function__`` protocol needs no import).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from autosched.errors import GraphError
+
+if TYPE_CHECKING:
+    from autosched.graph import Graph
+
+__all__ = ["Value"]
+
+_UNKNOWN = frozenset(
+    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize nbytes".split()
+)
+
+
+def _binary(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+    def method(self: Any, other: Any) -> Value:
+        return self.graph.record(fn, (self, other), {})  # type: ignore[no-any-return]
+
+    return method
+
+
+def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+    def method(self: Any, other: Any) -> Value:
+        return self.graph.record(fn, (other, self), {})  # type: ignore[no-any-return]
+
+    return method
+
+
+def _in_place(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+    def method(self: Any, other: Any) -> Value:
+        self.graph.add(fn, self, other, writes=[self])
+        return self  # type: ignore[no-any-return]
+
+    return method
+
+
+def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
+    def method(self: Any) -> Value:
+        return self.graph.record(fn, (self,), {})  # type: ignore[no-any-return]
+
+    return method
+
+
+class Value:
+    """A variable that tasks read and write: an input, a constant, or a result of a task.
+
+    Use it as you would a tensor: each operator, method or torch function applied to it adds a task, and nothing
+    runs. It has no shape yet, and Python control flow cannot look into it.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> x, w = graph.inputs("x", "w")
+    >>> (x @ w).relu()
+    Value('relu')
+    """
+
+    __slots__ = ("data", "device", "graph", "index", "name", "nbytes", "producer", "root")
+
+    def __init__(
+        self,
+        graph: Graph,
+        index: int,
+        name: str,
+        producer: int | None,
+        root: int,
+        device: str | None,
+        data: Any,
+        nbytes: int | None,
+    ):
+        self.graph = graph
+        self.index = index
+        self.name = name
+        self.producer = producer  # index of the task that makes it; None for inputs and constants
+        self.root = root  # index of the value whose memory it shares; its own where it shares none
+        self.device = device  # where an input must live; None where schedule() may choose
+        self.data = data  # the tensor of a constant
+        self.nbytes = nbytes  # its size, where the user said
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r})"
+
+    __hash__ = object.__hash__
+
+    @classmethod
+    def __torch_function__(cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        graph = _first_value((args, kwargs)).graph
+        return graph.record(fn, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNKNOWN:
+            raise GraphError(
+                f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
+                f"as one task: graph.add(fn, {self.name})"
+            )
+        if name.startswith("_"):
+            raise AttributeError(f"Value has no attribute {name!r}")
+        return _Recorder(self, name)
+
+    def to(self, *args: Any, **kwargs: Any) -> Value:
+        """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], str):
+            return self.graph.add(
+                _same, self, name=f"{self.name}_to_{args[0].replace(':', '')}", on=args[0], aliases=self
+            )
+        return self.graph.record(_Method("to"), (self, *args), kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Value:  # noqa: N802, torch's name
+        """Return the transpose, a view."""
+        return self.graph.record(_Attribute("T"), (self,), {})  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> Value:  # noqa: N802, torch's name
+        """Return the transpose of the last two dimensions, a view."""
+        return self.graph.record(_Attribute("mT"), (self,), {})  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: Any) -> Value:
+        return self.graph.record(operator.getitem, (self, key), {})  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.graph.record(operator.setitem, (self, key, value), {})
+
+    def __bool__(self) -> NoReturn:
+        raise GraphError(
+            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put the branch into a "
+            f"function and add that as one task: graph.add(fn, {self.name})"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        raise GraphError(
+            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its shape: "
+            f"graph.add(fn, ..., outputs=2)"
+        )
+
+    def _no_number(self) -> NoReturn:
+        raise GraphError(f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs")
+
+    __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
+
+    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
+    __matmul__, __rmatmul__, __imatmul__ = (
+        _binary(operator.matmul),
+        _reflected(operator.matmul),
+        _in_place(operator.imatmul),
+    )
+    __truediv__, __rtruediv__, __itruediv__ = (
+        _binary(operator.truediv),
+        _reflected(operator.truediv),
+        _in_place(operator.itruediv),
+    )
+    __floordiv__, __rfloordiv__, __ifloordiv__ = (
+        _binary(operator.floordiv),
+        _reflected(operator.floordiv),
+        _in_place(operator.ifloordiv),
+    )
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _in_place(operator.ipow)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _in_place(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _in_place(operator.ixor)
+    __lshift__, __rlshift__, __ilshift__ = (
+        _binary(operator.lshift),
+        _reflected(operator.lshift),
+        _in_place(operator.ilshift),
+    )
+    __rshift__, __rrshift__, __irshift__ = (
+        _binary(operator.rshift),
+        _reflected(operator.rshift),
+        _in_place(operator.irshift),
+    )
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
+    __eq__ = _binary(operator.eq)  # type: ignore[assignment]
+    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+
+
+class _Method:
+    """Call the method ``name`` of the first argument."""
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(value, self.__name__)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Tensor.{self.__name__}"
+
+
+class _Attribute(_Method):
+    """Read the attribute ``name`` of the argument."""
+
+    def __call__(self, value: Any) -> Any:
+        return getattr(value, self.__name__)
+
+
+class _Recorder:
+    """A bound method of a value: calling it adds the task."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, value: Value, name: str):
+        self.value = value
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value.graph.record(_Method(self.name), (self.value, *args), kwargs)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _first_value(tree: Any) -> Value:
+    stack = [tree]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Value):
+            return item
+        if isinstance(item, (tuple, list)):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise GraphError("no Value among the arguments")
