@@ -38,7 +38,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per task and device, bytes per value; what is given first wins:
+    """Seconds per task and device, bytes per value. What comes first here wins.
 
     1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
     3. views cost nothing; 4. the roofline of ``work``; 5. ``default_seconds`` and ``default_nbytes``.

@@ -13,8 +13,8 @@ from typing import Any
 __all__ = ["function_name", "is_random", "is_view", "may_alias", "raw_name", "written_arguments"]
 
 VIEWS = frozenset(
-    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit dsplit "
-    "movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
+    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
+    "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
     "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real view_as_complex".split()
 )
 MAY_ALIAS = frozenset(
@@ -31,10 +31,10 @@ IN_PLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
 ) | {"__setitem__", "setitem"}
 RANDOM = frozenset(
-    "alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ feature_alpha_dropout "
-    "feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ gumbel_softmax log_normal_ multinomial normal "
-    "normal_ poisson rand rand_like randint randint_like randn randn_like random_ randperm rrelu rrelu_ "
-    "scaled_dot_product_attention uniform_".split()
+    "alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
+    "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
+    "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
+    "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
 
@@ -86,11 +86,11 @@ def raw_name(fn: Callable[..., Any]) -> str:
     return str(name)
 
 
-def function_name(fn: Callable[..., Any]) -> str:
+def function_name(fn: Callable[..., Any] | None) -> str:
     """Return the name that tasks made from ``fn`` get.
 
     >>> import operator
     >>> function_name(operator.matmul), function_name(lambda x: x)
     ('matmul', 'lambda')
     """
-    return re.sub(r"\W", "", raw_name(fn)).strip("_") or "task"
+    return (re.sub(r"\W", "", raw_name(fn)).strip("_") if fn is not None else "") or "task"

@@ -5,6 +5,8 @@ Each also inherits the built-in class that a reader would expect, so ``except Va
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "AutoschedError",
     "GraphError",
@@ -13,6 +15,7 @@ __all__ = [
     "ProgramError",
     "ScheduleError",
     "TaskError",
+    "listed",
 ]
 
 
@@ -33,7 +36,7 @@ class ScheduleError(AutoschedError, ValueError):
 
 
 class ProgramError(AutoschedError, ValueError):
-    """A program breaks a law of DESIGN: it would race, hang, or read what is not there."""
+    """A program breaks a law of ``verify``: it would race, hang, or read what is not there."""
 
 
 class HazardError(AutoschedError, RuntimeError):
@@ -42,3 +45,14 @@ class HazardError(AutoschedError, RuntimeError):
 
 class TaskError(AutoschedError, RuntimeError):
     """A task raised while running; the original error is its ``__cause__``."""
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names for an error message: the first few, and how many more.
+
+    >>> listed("abc", most=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = [repr(name) for name in names]
+    more = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return (", ".join(shown[:most]) or "none") + more

@@ -1,4 +1,4 @@
-"""Graph and Task: what is to be computed, in the order in which you would run it serially.
+"""Graph: what is to be computed, in the order in which you would run it serially.
 
 A graph is append-only. A task reads and writes values and sees the versions that the tasks added before it left,
 so insertion order is a topological order and there are no cycles. Values that share memory (a tensor and its
@@ -13,70 +13,18 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from autosched import effects
-from autosched.errors import GraphError
-from autosched.tree import flatten, match, transform
+from autosched.errors import GraphError, listed
+from autosched.task import Dependency, Kind, Seconds, Task, Use
+from autosched.tree import flatten, transform
 from autosched.value import Value
 
 if TYPE_CHECKING:
     import networkx
 
 __all__ = ["Dependency", "Graph", "Task", "Use", "Value"]
-
-Kind = Literal["data", "output", "anti", "order"]
-Seconds = float | Mapping[str, float]
-
-
-class Dependency(NamedTuple):
-    """``task`` (its index) must come first: data (it makes what is read), output, anti, or order."""
-
-    task: int
-    kind: Kind
-
-
-class Use(NamedTuple):
-    """A value (its index) in one of its versions."""
-
-    value: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A call and what it depends on.
-
-    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place,
-    leaving ``version + 1``; ``outputs`` what its result becomes.
-    """
-
-    index: int
-    name: str
-    fn: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    reads: tuple[Use, ...]
-    writes: tuple[Use, ...]
-    outputs: tuple[Use, ...]
-    result: Any  # the shape of what fn returns, with a Value for each leaf
-    dependencies: tuple[Dependency, ...]
-    device: str | None  # the constraint: where it must run
-    view: bool  # costs nothing and lives where its argument lives
-    seconds: Seconds | None  # what it costs, where the user knows
-    where: tuple[str, int]  # file and line of the user's code that added it
-
-    @property
-    def source(self) -> str:
-        """Where the user added it, as ``file:line``."""
-        return f"{self.where[0]}:{self.where[1]}"
-
-    def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""
-        if not self.outputs:
-            return iter(())
-        return zip((use.value for use in self.outputs), match(self.result, returned), strict=True)
 
 
 class Graph:
@@ -241,13 +189,12 @@ class Graph:
     def task(self, name: str) -> Task:
         """Return a task by its name. Raises GraphError if there is none."""
         found = self.names.get(name)
-        if isinstance(found, Value) and found.producer is not None and self.tasks[found.producer].name == name:
-            found = self.tasks[found.producer]
-        if not isinstance(found, Task):
+        index = found.index if isinstance(found, Task) else found.producer if found is not None else None
+        if index is None or self.tasks[index].name != name:
             raise GraphError(
                 f"graph {self.name!r} has no task {name!r}; tasks are {listed(t.name for t in self.tasks)}"
             )
-        return found
+        return self.tasks[index]
 
     def value(self, name: str) -> Value:
         """Return a value by its name. Raises GraphError if there is none."""
@@ -274,7 +221,8 @@ class Graph:
         return len(self.tasks)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name!r}: {len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs>"
+        counts = f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"
+        return f"<Graph {self.name!r}: {counts}>"
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}"]
@@ -299,7 +247,7 @@ class Graph:
         Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
         """
         data = self.bind(inputs)
-        with _no_grad():
+        with no_grad():
             for task in self.tasks:
                 if task.fn is None:
                     raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
@@ -324,20 +272,20 @@ class Graph:
 
     # ---- networkx
 
-    def to_networkx(self) -> networkx.DiGraph:
+    def to_networkx(self) -> networkx.DiGraph[Any]:
         """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``, in order of insertion."""
         from autosched.frontends.networkx import to_networkx
 
         return to_networkx(self)
 
     @staticmethod
-    def from_networkx(dag: networkx.DiGraph, name: str | None = None) -> Graph:
+    def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         """Make a graph of a networkx DAG, each node a task.
 
         Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its result, ``fn``
-        (called with the results of its predecessors, in the order of its edges), ``device``. Edge attributes: ``nbytes``,
-        what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without successors
-        are outputs. Raises GraphError for cycles and undirected graphs.
+        (called with the results of its predecessors, in the order of its edges), ``device``. Edge attributes:
+        ``nbytes``, what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without
+        successors are outputs. Raises GraphError for cycles and undirected graphs.
 
         >>> import networkx as nx, autosched as asc
         >>> print(asc.Graph.from_networkx(nx.DiGraph([("a", "b"), ("a", "c")]), name="fork"))
@@ -511,17 +459,6 @@ def check_device(device: Any) -> str:
     return device
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return names for an error message: the first few, and how many more.
-
-    >>> listed("abc", most=2)
-    "'a', 'b' and 1 more"
-    """
-    shown = [repr(name) for name in names]
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return (", ".join(shown[:most]) or "none") + more
-
-
 def _as_tuple(item: Any) -> tuple[Any, ...]:
     return (item,) if isinstance(item, (Task, Value, str)) else tuple(item)
 
@@ -537,7 +474,7 @@ def _caller() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _no_grad() -> contextlib.AbstractContextManager[Any]:
+def no_grad() -> contextlib.AbstractContextManager[Any]:
     """Switch autograd off if torch is in use at all."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()

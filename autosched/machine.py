@@ -57,6 +57,10 @@ class Link:
     """What connects two devices, with the same rate in both directions, which do not disturb each other.
 
     ``bytes_per_second=inf, latency=0`` is free.
+
+    >>> link = Link("cpu:0", "cpu:1", bytes_per_second=1e9, latency=1e-5)
+    >>> Machine([Device("cpu:0"), Device("cpu:1")], [link]).copy_seconds("cpu:1", "cpu:0", 1e9)
+    1.00001
     """
 
     source: str
@@ -133,7 +137,8 @@ class Machine:
         """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
 
         ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
-        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown names.
+        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown
+        names.
         """
         if gpus < 0:
             raise MachineError(f"gpus must be 0 or more, got {gpus}")
@@ -205,13 +210,15 @@ class Machine:
         for device in self.devices:
             memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
             lines.append(
-                f"{device.name}: {device.flops_per_second / 1e9:,.4g} GFLOP/s, {device.bytes_per_second / 1e9:,.4g} GB/s, "
+                f"{device.name}: {device.flops_per_second / 1e9:,.4g} GFLOP/s, "
+                f"{device.bytes_per_second / 1e9:,.4g} GB/s, "
                 f"{device.launch_seconds * 1e6:,.4g} us to launch, {device.streams} compute stream"
                 f"{'s' if device.streams != 1 else ''}{memory}"
                 + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
             )
         lines += [
-            f"{link.source} <-> {link.destination}: {link.bytes_per_second / 1e9:,.4g} GB/s, {link.latency * 1e6:,.4g} us"
+            f"{link.source} <-> {link.destination}: "
+            f"{link.bytes_per_second / 1e9:,.4g} GB/s, {link.latency * 1e6:,.4g} us"
             for link in self.links
         ]
         return "\n".join(lines)
@@ -258,8 +265,9 @@ class Machine:
                 raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
             if self.names.count(device.name) > 1:
                 raise MachineError(f"device {device.name!r} is there twice")
-            if not isinstance(device.streams, int) or not 1 <= device.streams <= 32:
-                raise MachineError(f"device {device.name!r} has {device.streams!r} streams; 1 to 32 are possible")
+            most = 1024 if device.kind == "cpu" else _STREAMS
+            if not isinstance(device.streams, int) or not 1 <= device.streams <= most:
+                raise MachineError(f"device {device.name!r} has {device.streams!r} streams; 1 to {most} are possible")
             _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
             _not_negative(device, "launch_seconds")
         for link in self.links:
@@ -275,6 +283,7 @@ class Machine:
             raise MachineError(f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways")
 
 
+_STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
 _CPU_RATES = (50e9, 10e9, 5e-6)
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
 

@@ -121,5 +121,6 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
             before = graph.tasks[dependency.task]
             if position.get(before.name, -1) > position[task.name]:
                 raise ScheduleError(
-                    f"the placement orders {task.name!r} before {before.name!r}, on which it depends ({dependency.kind})"
+                    f"the placement orders {task.name!r} before {before.name!r}, "
+                    f"on which it depends ({dependency.kind})"
                 )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from autosched.program import Stream
+from autosched.program import Copy, Run, Stream
 
-__all__ = ["Overlap", "Span", "Timeline"]
+__all__ = ["Overlap", "Span", "Timeline", "what"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,11 @@ class Timeline:
         while path[-1] in before:
             path.append(max(before[path[-1]], key=lambda i: self.spans[i].end))
         return tuple(self.spans[i] for i in reversed(path))
+
+
+def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
+    """Return the kind and the name that the span of an instruction has."""
+    return ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -109,9 +109,7 @@ class Value:
     def to(self, *args: Any, **kwargs: Any) -> Value:
         """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
         if len(args) == 1 and not kwargs and isinstance(args[0], str):
-            return self.graph.add(
-                _same, self, name=f"{self.name}_to_{args[0].replace(':', '')}", on=args[0], aliases=self
-            )
+            return self.graph.add(_On(args[0]), self, on=args[0], aliases=self)  # type: ignore[no-any-return]
         return self.graph.record(_Method("to"), (self, *args), kwargs)  # type: ignore[no-any-return]
 
     @property
@@ -212,6 +210,16 @@ class _Attribute(_Method):
         return getattr(value, self.__name__)
 
 
+class _On:
+    """Return the argument: that it is on a device is the schedule's part."""
+
+    def __init__(self, device: str):
+        self.__name__ = f"to_{device}"
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
 class _Recorder:
     """A bound method of a value: calling it adds the task."""
 
@@ -223,10 +231,6 @@ class _Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value.graph.record(_Method(self.name), (self.value, *args), kwargs)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _first_value(tree: Any) -> Value:

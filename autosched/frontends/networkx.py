@@ -12,9 +12,9 @@ from autosched.graph import Graph, Value
 __all__ = ["from_networkx", "to_networkx"]
 
 
-def to_networkx(graph: Graph) -> networkx.DiGraph:
+def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
     """See ``Graph.to_networkx``."""
-    dag = networkx.DiGraph(name=graph.name)
+    dag: networkx.DiGraph[Any] = networkx.DiGraph(name=graph.name)
     for task in graph.tasks:
         nbytes = graph.values[task.outputs[0].value].nbytes if task.outputs else None
         known = {"seconds": task.seconds, "nbytes": nbytes, "fn": task.fn, "device": task.device}
@@ -24,7 +24,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph:
     return dag
 
 
-def from_networkx(dag: networkx.DiGraph, name: str | None = None) -> Graph:
+def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     """See ``Graph.from_networkx``."""
     if not dag.is_directed() or not networkx.is_directed_acyclic_graph(dag):
         raise GraphError(f"from_networkx needs a directed graph without cycles, got {dag}")
@@ -36,7 +36,7 @@ def from_networkx(dag: networkx.DiGraph, name: str | None = None) -> Graph:
     return graph
 
 
-def _add_node(graph: Graph, dag: networkx.DiGraph, node: Any, sent: dict[tuple[Any, Any], Value]) -> None:
+def _add_node(graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tuple[Any, Any], Value]) -> None:
     facts = dag.nodes[node]
     label = graph._fresh("".join(str(node).split()).replace("@", "_") or "task")
     parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]

@@ -1,0 +1,37 @@
+# A fresh clone needs only Python and make: each target first sets up .venv, once.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint soak bench clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+demo: $(INSTALLED) ## train a small network on one CPU and two GPUs, real or emulated
+	$(BIN)/autosched demo
+
+test: lint ## lint, then run all tests and the examples in docstrings and documents
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(INSTALLED) ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict autosched
+
+soak: $(INSTALLED) ## run all tests with thousands of generated graphs each, the slow ones too
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
+
+bench: $(INSTALLED) ## run every benchmark, in its quick form
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove .venv and all that was built or cached
+	rm -rf .venv build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,lint,test,viz]'
+	@touch $@

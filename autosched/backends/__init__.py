@@ -1,0 +1,101 @@
+"""What a kind of hardware must do to run programs: the Backend protocol, and the table of those there are.
+
+    host          everything at once, in the calling thread, in issue order
+    threads       a thread for each CPU stream
+    emulated      any machine, played by CPU threads that take as long as the costs say
+    accelerator   torch streams and events: CUDA, XPU and their kin
+
+A backend is told about streams, events and memory, never about tasks, graphs or policies. Its methods are called once,
+when a program is compiled, and return *steps*: functions of no arguments that the executor calls on every run, in
+the thread that issues the stream. ``None`` instead of a step means that there is nothing to do.
+
+To add one, write an object with these methods and pass it as ``backend=``; a line in ``BACKENDS`` gives it a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from autosched.errors import ScheduleError
+from autosched.machine import Machine
+from autosched.program import Copy, Program, Stream
+
+__all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
+
+Step = Callable[[], Any]
+Transfer = Callable[[Any, Any], Any]  # (what to copy, what to overwrite or None) -> the copy
+
+
+class Backend(Protocol):
+    """The methods of a backend, in the order in which they are called."""
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Acquire what the program needs. Raises MachineError for devices that are not there."""
+
+    def place(self, device: str) -> Any:
+        """Return what ``.device`` tensors on a device have, or None where it does not matter."""
+
+    def thread(self, stream: Stream) -> str | None:
+        """Return which thread issues a stream, by any name; None for the thread that calls the schedule."""
+
+    def prepare(self) -> None:
+        """Set up a thread; called once in each, when it starts."""
+
+    def enter(self, streams: Sequence[Stream]) -> Step | None:
+        """Make streams current in their thread, so that what comes next is put on them."""
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Put a call on streams; ``seconds`` is what it is modelled to take."""
+
+    def transfer(self, copy: Copy) -> Transfer:
+        """Return the function that copies a tensor between two devices."""
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Record an event. That it was issued before its waits is the executor's part."""
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Hold a stream back until an event has happened."""
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Return what to do with memory that goes back, before its last reference is dropped."""
+
+    def stamp(self, stream: Stream) -> Callable[[], Any]:
+        """Return a function that marks a moment on a stream."""
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Start a run; ``stopped()`` says whether it has been given up meanwhile."""
+
+    def join(self) -> None:
+        """End a run: return when its outputs may be used by the caller."""
+
+    def seconds(self, stamp: Any) -> float:
+        """Return how long after ``begin`` a stamp was made; valid after ``join``."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+BACKENDS = {
+    "host": "autosched.backends.host:Host",
+    "threads": "autosched.backends.threads:Threads",
+    "emulated": "autosched.backends.emulated:Emulated",
+    "accelerator": "autosched.backends.accelerator:Accelerator",
+}
+
+
+def make(name: str) -> Backend:
+    """Return a new backend by name. Raises ScheduleError for unknown names."""
+    if name not in BACKENDS:
+        raise ScheduleError(f"unknown backend {name!r}; known are {', '.join(map(repr, BACKENDS))}")
+    module, _, kind = BACKENDS[name].partition(":")
+    backend: Backend = getattr(import_module(module), kind)()
+    return backend
+
+
+def suited(machine: Machine) -> str:
+    """Return the name of the backend that fits a machine."""
+    if machine.imagined:
+        return "emulated"
+    return "threads" if all(device.kind == "cpu" for device in machine.devices) else "accelerator"

@@ -1,0 +1,237 @@
+"""Streams and events of a real accelerator, by torch's generic API: CUDA first, XPU and others by the same code.
+
+The rules of CUDA that this keeps:
+
+1. torch hands out a pool of 32 streams per device and then the first again: streams are made once, by name, counted,
+   and kept for the life of the process.
+2. The current stream is per thread and device: it is set before what is put on it, in the thread that issues it.
+3. A copy between two GPUs runs on the source's current stream and makes the current streams of both wait for each
+   other: so both copy streams are made current. Two logical devices on one GPU do the same by events.
+4. A wait for an event that was never recorded does nothing: records are issued before their waits (the executor).
+5. A block goes back to the stream that allocated it: results are made, and freed, with that stream current.
+6. A copy to host memory is asynchronous only into pinned memory (``to("cpu", non_blocking=True)`` makes it so), and
+   may be read after its event has been waited for on the host.
+7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them.
+
+Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they hold up no other; all
+others by the calling thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autosched.backends import Step, Transfer
+from autosched.backends.host import Host, copy_in_host_memory
+from autosched.errors import MachineError
+from autosched.machine import Machine
+from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.tree import transform
+
+__all__ = ["Accelerator"]
+
+_POOL = 32  # streams that torch has per device before it hands out the same again
+_streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
+
+
+class Accelerator(Host):
+    """See ``autosched.backends``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: dict[str, torch.device] = {}
+        self.streams: dict[Stream, torch.Stream] = {}
+        self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
+        self.own_thread: set[Stream] = set()
+        self.to_host: list[torch.Stream] = []
+        self.ends: list[tuple[torch.Stream, torch.Event]] = []
+        self.callers: dict[torch.device, torch.Stream] = {}
+        self.caller_device = 0
+        self.timing = False
+        self.zero: dict[torch.device, torch.Event] = {}
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        self.devices = {device.name: _real(device.name, device.physical) for device in machine.devices}
+        for stream in program.streams:
+            if self.devices[stream.device].type != "cpu":
+                self.streams[stream] = _pooled(self.devices[stream.device], stream)
+        for instruction in program:
+            if isinstance(instruction, Record):
+                stream = instruction.stream
+                gpu = stream in self.streams
+                self.events[instruction.event] = torch.Event(self.devices[stream.device]) if gpu else None
+        self.own_thread = _waiting_for_host(program, set(self.streams))
+        out = {i.stream for i in program if isinstance(i, Copy) and self.devices[i.destination].type == "cpu"}
+        self.to_host = [stream for name, stream in self.streams.items() if name in out]
+        self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
+
+    def place(self, device: str) -> Any:
+        """Return the torch device."""
+        return self.devices[device]
+
+    def thread(self, stream: Stream) -> str | None:
+        """Give CPU streams, and what waits for them, threads of their own."""
+        return str(stream) if stream in self.own_thread else None
+
+    def prepare(self) -> None:
+        """Leave autograd out."""
+        torch.set_grad_enabled(False)
+
+    def enter(self, streams: Sequence[Stream]) -> Step | None:
+        """Make the streams current on their devices, and the first one's device current."""
+        current = [self.streams[stream] for stream in reversed(streams) if stream in self.streams]
+        if not current:
+            return None
+
+        def step() -> None:
+            for stream in current:
+                torch.accelerator.set_stream(stream)
+
+        return step
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Call; between two streams of one GPU, do by events what torch does between those of two."""
+        real = [self.streams[stream] for stream in streams if stream in self.streams]
+        if len(real) < 2 or real[0].device != real[1].device:
+            return call
+        own, other = real
+        before, after = torch.Event(own.device), torch.Event(own.device)
+
+        def step() -> None:
+            before.record(other)
+            own.wait_event(before)
+            call()
+            after.record(own)
+            other.wait_event(after)
+
+        return step
+
+    def transfer(self, copy: Copy) -> Transfer:
+        """Copy without blocking; on one GPU, and between CPU devices, into fresh memory."""
+        source, device = self.devices[copy.source], self.devices[copy.destination]
+        if source.type == device.type == "cpu":
+            return copy_in_host_memory
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return leaf.clone() if source == device else leaf.to(device, non_blocking=True)
+
+        def move(value: Any, into: Any) -> Any:
+            return transform(moved, value) if into is None else into.copy_(value, non_blocking=True)
+
+        return move
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Record on the stream; what a CPU stream has done is done."""
+        made = self.events[event]
+        if made is None:
+            return None
+        on = self.streams[stream]
+        return lambda: made.record(on)
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Let a GPU stream wait, or a CPU stream's thread."""
+        made = self.events[event]
+        if made is None:
+            return None
+        if stream not in self.streams:
+            return made.synchronize
+        own = self.streams[stream]
+        return lambda: own.wait_event(made)
+
+    def stamp(self, stream: Stream) -> Callable[[], Any]:
+        """Record a timing event, or read the host's clock."""
+        self.timing = True
+        if stream not in self.streams:
+            return time.perf_counter
+        on = self.streams[stream]
+
+        def mark() -> torch.Event:
+            event = torch.Event(on.device, enable_timing=True)
+            event.record(on)
+            return event
+
+        return mark
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Let all streams wait for the caller's."""
+        self.caller_device = torch.accelerator.current_device_index()
+        devices = dict.fromkeys(stream.device for stream in self.streams.values())
+        self.callers = {device: torch.accelerator.current_stream(device) for device in devices}
+        for device, caller in self.callers.items():
+            event = torch.Event(device)
+            event.record(caller)
+            for stream in self.streams.values():
+                if stream.device == device:
+                    stream.wait_event(event)
+        if self.timing:
+            self._zero()
+        self.begun = time.perf_counter()
+
+    def _zero(self) -> None:
+        """Set the zero of each device's clock beside the host's."""
+        for device, caller in self.callers.items():
+            torch.accelerator.synchronize(device)
+            self.zero[device] = torch.Event(device, enable_timing=True)
+            self.zero[device].record(caller)
+
+    def join(self) -> None:
+        """Let the caller's streams wait for ours, and the host for what was copied to it."""
+        for stream, end in self.ends:
+            end.record(stream)
+            self.callers[stream.device].wait_event(end)
+        for stream in self.to_host:
+            stream.synchronize()
+        for caller in self.callers.values():
+            torch.accelerator.set_stream(caller)
+        torch.accelerator.set_device_index(self.caller_device)
+
+    def seconds(self, stamp: Any) -> float:
+        """Return seconds since ``begin``, by the clock of host or device."""
+        if isinstance(stamp, float):
+            return stamp - self.begun
+        stamp.synchronize()
+        return float(self.zero[stamp.device].elapsed_time(stamp)) / 1e3
+
+
+def _real(name: str, physical: str | None) -> torch.device:
+    """Return the torch device behind a name. Raises MachineError if it is not there."""
+    if name.partition(":")[0] == "cpu":
+        return torch.device("cpu")
+    device = torch.device(physical or name)
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count()
+    if kind is None or device.type != kind.type or (device.index or 0) >= count:
+        here = f"{count} of {kind.type!r}" if kind is not None else "none"
+        raise MachineError(
+            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can play it, and "
+            f"Machine.local(gpus=n) makes logical devices of those there are"
+        )
+    return torch.device(device.type, device.index or 0)
+
+
+def _pooled(device: torch.device, name: Stream) -> torch.Stream:
+    """Return the stream of that name, made at its first use. Raises MachineError when the pool would repeat."""
+    made = _streams.setdefault(device, {})
+    if name not in made:
+        if len(made) == _POOL:
+            raise MachineError(f"{device} has no stream left for {name}: torch repeats itself after {_POOL}")
+        made[name] = torch.Stream(device)
+    return made[name]
+
+
+def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
+    """Return the CPU streams, and all streams that wait, directly or not, for what one of them records."""
+    recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
+    pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
+    pairs += [(a, b) for i in program if isinstance(i, (Run, Copy)) for a in occupied(i) for b in occupied(i)]
+    waiting = {stream for stream in program.streams if stream not in gpu}
+    while found := {stream for stream, behind in pairs if behind in waiting} - waiting:
+        waiting |= found
+    return waiting

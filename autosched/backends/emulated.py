@@ -1,0 +1,104 @@
+"""Any machine, played by this CPU in real time: streams are threads, and all takes as long as the costs say.
+
+Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory that was freed is
+overwritten at once (with NaN), in the order of the stream that allocated it.
+
+Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited for stand, does
+its real work, and ends after its modelled seconds, or when the real work ended if that was later. So the operating
+system's late wake-ups do not add up from task to task, as they would not on a device with a queue of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autosched.backends import Step
+from autosched.backends.host import Host
+from autosched.machine import Machine
+from autosched.program import Program, Stream
+from autosched.tree import flatten
+
+__all__ = ["Emulated"]
+
+_NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was given up
+
+
+class Emulated(Host):
+    """See ``autosched.backends``.
+
+    With ``serial`` one thing happens at a time, in issue order: what the same work takes without any overlap.
+    """
+
+    def __init__(self, serial: bool = False) -> None:
+        super().__init__()
+        self.serial = serial
+        self.clock: dict[Stream, float] = {}
+        self.events: dict[int, float] = {}
+        self.stopped: Callable[[], bool] = bool
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Set a clock for each stream."""
+        self.clock = dict.fromkeys(program.streams, 0.0)
+
+    def thread(self, stream: Stream) -> str | None:
+        """Give each stream a thread."""
+        return None if self.serial else str(stream)
+
+    def prepare(self) -> None:
+        """Leave autograd out."""
+        torch.set_grad_enabled(False)
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Set all clocks to now."""
+        super().begin(stopped)
+        self.stopped = stopped
+        for stream in self.clock:
+            self.clock[stream] = self.begun
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Call, then rest until the modelled end."""
+        clock, streams = self.clock, tuple(self.clock) if self.serial else streams
+
+        def step() -> None:
+            start = max(clock[stream] for stream in streams)
+            call()
+            end = max(start + seconds, time.perf_counter())
+            self._sleep_until(end)
+            for stream in streams:
+                clock[stream] = end
+
+        return step
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Note the stream's clock."""
+
+        def step() -> None:
+            self.events[event] = self.clock[stream]
+
+        return step
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Move the stream's clock on to the event's."""
+
+        def step() -> None:
+            self.clock[stream] = max(self.clock[stream], self.events[event])
+
+        return step
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Overwrite the memory, as its next owner would."""
+        return _poison
+
+    def _sleep_until(self, end: float) -> None:
+        while (left := end - time.perf_counter()) > 0 and not self.stopped():
+            time.sleep(min(left, _NAP))
+
+
+def _poison(value: Any) -> None:
+    for leaf in flatten(value):
+        if isinstance(leaf, torch.Tensor):
+            leaf.untyped_storage().fill_(255)  # type: ignore[attr-defined]  # all bits set: NaN in every floating point format

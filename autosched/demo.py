@@ -1,0 +1,230 @@
+"""The main job, end to end: train the two-layer MLP of the book's figure on one CPU and two GPUs.
+
+Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and backward on its half of the batch, the CPU
+sums the gradients and updates, and the new weights go back to both GPUs. Data: the 1,797 handwritten digits of 8x8
+pixels that scikit-learn bundles. Uses the public API alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import autosched as asc
+from autosched.backends.emulated import Emulated
+from autosched.viz import gantt_svg, graph_svg
+
+__all__ = ["Digits", "load_digits", "machine_of_two", "main", "mlp_step"]
+
+BATCH, RATE, HIDDEN = 128, 0.5, 256
+GPUS = ("cuda:0", "cuda:1")
+
+
+class Digits(NamedTuple):
+    """Images as rows of 64 numbers from 0 to 1, and which digit each shows; to train with, and to test with."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def load_digits() -> Digits:
+    """Return the digits, the same quarter of them always kept for the test."""
+    try:
+        from sklearn.datasets import load_digits as bundled
+    except ImportError:
+        raise SystemExit("autosched demo needs scikit-learn for its data: pip install 'autosched[demo]'") from None
+    digits = bundled()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    x = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
+    y = torch.tensor(digits.target)[order]
+    return Digits(x[450:], y[450:], x[:450], y[:450])
+
+
+def machine_of_two() -> tuple[asc.Machine, str]:
+    """Return a machine with two GPUs, and what it is in words: real, logical, or emulated."""
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if count >= 2:
+        return asc.Machine.local(gpus=2), "two real GPUs"
+    if count == 1:
+        return asc.Machine.local(gpus=2), "two logical devices on one real GPU"
+    slow = 200
+    machine = asc.Machine.emulated(gpus=2, link="pcie4").slower(slow)
+    return machine, f"emulated, {slow} times slower than the hardware it plays, so that this CPU can keep up"
+
+
+def mlp_step(gpus: tuple[str, str] = GPUS, batch: int = BATCH) -> asc.Graph:
+    """Return one training step as a graph: forward, loss and backward op by op on each GPU, the update on the CPU."""
+    graph = asc.Graph("two-layer MLP")
+    x, y, w1, w2 = graph.inputs("x", "y", "w1", "w2")
+    gradients: dict[str, list[asc.Value]] = {"w1": [], "w2": []}
+    losses, replicas = [], []
+    for i, gpu in enumerate(gpus):
+        half = slice(i * batch // 2, (i + 1) * batch // 2)
+        rows, labels = x[half], y[half]
+        with graph.on(gpu):
+            v1, v2 = graph.inputs(f"w1.{i}", f"w2.{i}")
+            h = graph.add(torch.mm, rows, v1, name=f"h.{i}")
+            a = graph.add(torch.relu, h, name=f"relu.{i}")
+            scores = graph.add(torch.mm, a, v2, name=f"scores.{i}")
+            losses.append(graph.add(torch.nn.functional.cross_entropy, scores, labels, name=f"loss.{i}"))
+            d_scores = graph.add(cross_entropy_gradient, scores, labels, name=f"d_scores.{i}")
+            gradients["w2"].append(graph.add(torch.mm, a.T, d_scores, name=f"d_w2.{i}"))
+            d_a = graph.add(torch.mm, d_scores, v2.T, name=f"d_relu.{i}")
+            d_h = graph.add(relu_gradient, d_a, h, name=f"d_h.{i}")
+            gradients["w1"].append(graph.add(torch.mm, rows.T, d_h, name=f"d_w1.{i}"))
+        replicas.append({"w1": v1, "w2": v2})
+    for name, w in (("w2", w2), ("w1", w1)):
+        with graph.on("cpu"):
+            total = graph.add(torch.add, *gradients[name], name=f"sum_{name}")
+            graph.add(sgd_, w, total, RATE / 2, name=f"update_{name}", writes=[w], outputs=())
+        for i, gpu in enumerate(gpus):
+            with graph.on(gpu):
+                v = replicas[i][name]
+                graph.add(Tensor.copy_, v, w, name=f"new_{name}.{i}", writes=[v], outputs=())
+    with graph.on("cpu"):
+        graph.output(loss=graph.add(mean, *losses, name="loss"))
+    return graph
+
+
+def cross_entropy_gradient(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of the mean cross entropy by the scores; both are (rows, classes)."""
+    hot = torch.nn.functional.one_hot(labels, scores.shape[1])
+    return (torch.softmax(scores, 1) - hot) / len(labels)
+
+
+def relu_gradient(gradient: Tensor, before: Tensor) -> Tensor:
+    """Return the gradient by what went into the ReLU."""
+    return gradient * (before > 0)
+
+
+def sgd_(weight: Tensor, gradient: Tensor, rate: float) -> None:
+    """Update a weight in place."""
+    weight.sub_(gradient, alpha=rate)
+
+
+def mean(a: Tensor, b: Tensor) -> Tensor:
+    """Return the mean of two losses."""
+    return (a + b) / 2
+
+
+def weights(gpus: tuple[str, str], machine: asc.Machine) -> dict[str, Tensor]:
+    """Return fresh weights, the same always: the CPU's, and a replica on each GPU."""
+    generator = torch.Generator().manual_seed(1)
+    w1 = torch.randn(64, HIDDEN, generator=generator) / 8
+    w2 = torch.randn(HIDDEN, 10, generator=generator) / 16
+    made = {"w1": w1, "w2": w2}
+    for i, gpu in enumerate(gpus):
+        where = "cpu" if machine.imagined else machine.device(gpu).physical or gpu
+        made |= {f"w1.{i}": w1.clone().to(where), f"w2.{i}": w2.clone().to(where)}
+    return made
+
+
+def main(epochs: int = 12, folder: Path = Path()) -> int:
+    """Train, compare with the serial run, and draw; return the exit code."""
+    data = load_digits()
+    machine, kind = machine_of_two()
+    gpus = tuple(device.name for device in machine.devices if device.kind != "cpu")[:2]
+    graph = mlp_step(gpus)  # type: ignore[arg-type]
+    state, reference = weights(gpus, machine), weights(gpus, machine)  # type: ignore[arg-type]
+    examples = {"x": data.x[:BATCH], "y": data.y[:BATCH], **state}
+    print(f"machine: {kind}\n{_indented(str(machine))}\n")
+    with asc.schedule(graph, machine, examples=examples) as schedule:
+        lines = str(schedule).splitlines()
+        print(f"{schedule!r}\nits program begins:\n{_indented(chr(10).join(lines[:20]))}\n    ...\n")
+        _train(schedule, data, state, epochs)
+        accuracy = _accuracy(state, data)
+        same = _equals_serial(schedule, data, state, reference, epochs)
+        _report(schedule, examples, folder)
+    return 0 if same and accuracy > 0.95 else 1
+
+
+def _batches(data: Digits, epochs: int) -> list[list[dict[str, Tensor]]]:
+    """Return the batches of each epoch, shuffled, the same always."""
+    generator = torch.Generator().manual_seed(2)
+    orders = [torch.randperm(len(data.y), generator=generator) for _ in range(epochs)]
+    starts = range(0, len(data.y) - BATCH + 1, BATCH)
+    return [[{"x": data.x[o[s : s + BATCH]], "y": data.y[o[s : s + BATCH]]} for s in starts] for o in orders]
+
+
+def _train(schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], epochs: int) -> None:
+    for epoch, batches in enumerate(_batches(data, epochs), 1):
+        losses = []
+        for i, batch in enumerate(batches, 1):
+            losses.append(float(schedule(**batch, **state)["loss"]))
+            if sys.stdout.isatty():
+                print(f"\repoch {epoch} of {epochs}, step {i} of {len(batches)}", end="", flush=True)
+        clear = "\r\033[K" if sys.stdout.isatty() else ""
+        accuracy = _accuracy(state, data)
+        print(f"{clear}epoch {epoch:2}: loss {statistics.mean(losses):.4f}, test accuracy {accuracy:.4f}", flush=True)
+
+
+def _accuracy(state: Mapping[str, Tensor], data: Digits) -> float:
+    guess = (torch.relu(data.test_x @ state["w1"]) @ state["w2"]).argmax(1)
+    return float((guess == data.test_y).float().mean())
+
+
+def _equals_serial(
+    schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], reference: Mapping[str, Tensor], epochs: int
+) -> bool:
+    """Train again, task by task, and compare every weight."""
+    for batches in _batches(data, epochs):
+        for batch in batches:
+            schedule.run_serial(**batch, **reference)
+    different = [name for name in state if not torch.equal(state[name], reference[name])]
+    steps = epochs * (len(data.y) // BATCH)
+    if different:
+        print(f"\nNOT equal to serial after {steps} steps: {', '.join(different)}")
+    else:
+        count = sum(tensor.numel() for tensor in state.values())
+        print(f"\nequal to serial: bit for bit ({count:,} weights after {steps} steps)")
+    return not different
+
+
+def _report(schedule: asc.Schedule, examples: Mapping[str, Tensor], folder: Path) -> None:
+    """Print predicted and measured times of one step, and write the pictures."""
+    inputs = {name: tensor.clone() for name, tensor in examples.items()}
+    timelines = sorted((schedule.profile(**inputs) for _ in range(9)), key=lambda timeline: timeline.makespan)
+    measured = timelines[len(timelines) // 2]
+    predicted = schedule.simulate()
+    serial, how = _serial_seconds(schedule, inputs)
+    rows = [
+        ("predicted makespan", predicted.makespan, ""),
+        ("measured makespan", measured.makespan, "median of 9 steps"),
+        ("serial", serial, how),
+        ("lower bound", schedule.lower_bound, f"no schedule can be faster; the gap is {schedule.gap:.0%}"),
+    ]
+    print("\none step" + "".join(f"\n    {name:<20}{seconds * 1e3:9.3f} ms  {note}" for name, seconds, note in rows))
+    hidden = measured.overlap().copies_hidden
+    expected = predicted.overlap().copies_hidden
+    print(f"    {'copies hidden':<20}{hidden:9.0%}     of their time, behind compute; predicted {expected:.0%}")
+    gantt, dag = folder / "mlp.svg", folder / "mlp_graph.svg"
+    gantt.write_text(gantt_svg(predicted, title="One training step of a two-layer MLP", measured=measured))
+    dag.write_text(graph_svg(schedule.graph, schedule.placement.device, title="Two-layer MLP on one CPU and two GPUs"))
+    print(f"\nwrote {gantt} (the schedule) and {dag} (the graph)")
+
+
+def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> tuple[float, str]:
+    """Measure the same step with one thing at a time."""
+    if schedule.machine.imagined:
+        with asc.schedule(schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)) as one:
+            times = sorted(one.profile(**inputs).makespan for _ in range(5))
+        return times[2], "the same tasks and copies one at a time, measured"
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        schedule.run_serial(**inputs)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[2], "the same tasks and copies one at a time, measured"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,224 @@
+"""Run a program: compile each instruction to a step once, then drain the steps, thread by thread, on every run.
+
+Holds no opinion: which stream, which order and which waits stand in the program; what a stream or an event is, the
+backend knows. What this module adds is that a wait never comes before its record where two threads issue them, and
+what happens when a step raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from autosched.backends import Backend, Step
+from autosched.check import watched
+from autosched.errors import AutoschedError, ScheduleError, TaskError
+from autosched.graph import Graph, no_grad
+from autosched.machine import Machine
+from autosched.memory import Memory
+from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
+from autosched.timeline import Span, Timeline, what
+from autosched.workers import Crew, Fault, Tape
+
+__all__ = ["Executor"]
+
+Wrap = Callable[[int, Step], Step]
+
+
+class Executor:
+    """A program, compiled for a backend. Call it as often as you like; ``close()`` it, or let go of it, in the end.
+
+    ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first run is watched for
+    writes and aliases that tasks did not declare; so is every run if ``check`` is set.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        machine: Machine,
+        backend: Backend,
+        seconds: Sequence[float],
+        check: bool = False,
+    ):
+        for task in graph.tasks:
+            if task.fn is None:
+                raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not run")
+        self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
+        backend.open(program, machine)
+        self.memory = Memory(program, graph, backend.place)
+        self.calls = [self._call(i) for i in range(len(program))]
+        self.tape = self._compile()
+        self.check, self.checked = check, False
+        self.crew = Crew([thread for thread in self.tape.steps if thread is not None], backend.prepare)
+        self.busy = threading.Lock()
+        self.close = weakref.finalize(self, _close, self.crew, backend)
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once and return the outputs by name. Raises TaskError where a task raises."""
+        if self.checked and not self.check:
+            return self._run(self.tape, inputs)
+        outputs = self._run(self._compile(call=self._watch), inputs)
+        self.checked = True
+        return outputs
+
+    def profile(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
+        """Run once; return the outputs, and when what happened."""
+        stamps: dict[int, tuple[Any, Any]] = {}
+        outputs = self._run(self._compile(launched=lambda i, step: self._timed(i, step, stamps)), inputs)
+        spans = [self._span(i, *pair) for i, pair in sorted(stamps.items())]
+        return outputs, Timeline.of(spans, self.program.arrows)
+
+    def _run(self, tape: Tape, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.close.alive:
+            raise ScheduleError("the schedule is closed; make a new one")
+        with self.busy, no_grad():
+            try:
+                self.memory.fill(inputs)
+                crew = self.crew
+                self.backend.begin(lambda: crew.stopped)
+                fault = crew.run(tape)
+                if fault is not None:
+                    self._raise(fault)
+                self.backend.join()
+                return self.memory.outputs()
+            finally:
+                if self.crew.stopped:  # devices finish what was issued before its memory goes
+                    with contextlib.suppress(Exception):
+                        self.backend.join()
+                self.memory.clear()
+
+    def _raise(self, fault: Fault) -> NoReturn:
+        instruction, error = self.program.instructions[fault.position], fault.error
+        if isinstance(error, AutoschedError) or not isinstance(
+            error, Exception
+        ):  # KeyboardInterrupt is no task's fault
+            raise error
+        what = f"{type(error).__name__}: {error}"
+        if not isinstance(instruction, Run):
+            raise TaskError(f"{instruction} on {instruction.stream} failed: {what}") from error
+        task = self.graph.task(instruction.task)
+        arguments = ", ".join(_described(item) for item in self.memory.arguments(fault.position))
+        raise TaskError(
+            f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
+            f"    arguments: {arguments or 'none'}\n    added at {task.source}"
+        ) from error
+
+    # ---- compiling
+
+    def _call(self, i: int) -> Step:
+        """Return what an instruction does to memory; a record or a wait does nothing to it."""
+        match self.program.instructions[i]:
+            case Run(_, name):
+                return self.memory.run(i, self.graph.task(name))
+            case Copy() as copy:
+                return self.memory.copy(i, copy, self.backend.transfer(copy))
+            case Free(stream):
+                return self.memory.free(i, self.backend.free(stream))
+        return _nothing
+
+    def _compile(self, call: Wrap | None = None, launched: Wrap | None = None) -> Tape:
+        """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
+        tape, backend = Tape(), self.backend
+        handshakes = _Handshakes(self.program, backend, tape)
+        current: dict[str | None, Sequence[Any]] = {}
+        for i, instruction in enumerate(self.program.instructions):
+            streams = occupied(instruction)
+            thread = backend.thread(instruction.stream)
+            match instruction:
+                case Record(stream, event):
+                    tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
+                case Wait(stream, event):
+                    tape.add(thread, i, *handshakes.wait(event, thread), backend.wait(stream, event))
+                case Free():
+                    tape.add(thread, i, self.calls[i])
+                case Run() | Copy():
+                    if current.get(thread) != streams:
+                        current[thread] = streams
+                        tape.add(thread, i, backend.enter(streams))
+                    inner = call(i, self.calls[i]) if call else self.calls[i]
+                    step = backend.launch(streams, self.seconds[i], inner)
+                    with handshakes.meeting(i, streams):
+                        tape.add(thread, i, launched(i, step) if launched else step)
+        return tape
+
+    def _watch(self, i: int, call: Step) -> Step:
+        instruction = self.program.instructions[i]
+        if not isinstance(instruction, Run):
+            return call
+        task = self.graph.task(instruction.task)
+        return watched(call, self.graph, task, lambda: self.memory.arguments(i), lambda: self.memory.results(i))
+
+    def _timed(self, i: int, step: Step, stamps: dict[int, tuple[Any, Any]]) -> Step:
+        stamp = self.backend.stamp(self.program.instructions[i].stream)
+
+        def timed() -> None:
+            start = stamp()
+            step()
+            stamps[i] = (start, stamp())
+
+        return timed
+
+    def _span(self, i: int, start: Any, end: Any) -> Span:
+        instruction = self.program.instructions[i]
+        assert isinstance(instruction, (Run, Copy))
+        streams = occupied(instruction)
+        return Span(*what(instruction), streams, self.backend.seconds(start), self.backend.seconds(end), i)
+
+
+class _Handshakes:
+    """Locks between threads: a record lets those go on that wait for its event; a copy on two streams meets both."""
+
+    def __init__(self, program: Program, backend: Backend, tape: Tape):
+        self.backend, self.tape = backend, tape
+        recorder = {i.event: backend.thread(i.stream) for i in program if isinstance(i, Record)}
+        self.locks: dict[tuple[int, str | None], threading.Lock] = {}
+        self.waiting: dict[int, list[threading.Lock]] = {}
+        for i in program:
+            if isinstance(i, Wait):
+                key = (i.event, backend.thread(i.stream))
+                if key[1] != recorder[i.event] and key not in self.locks:
+                    self.locks[key] = tape.lock()
+                    self.waiting.setdefault(i.event, []).append(self.locks[key])
+
+    def record(self, event: int) -> list[Step]:
+        """Return the steps that let the waiting threads go on."""
+        return [lock.release for lock in self.waiting.get(event, ())]
+
+    def wait(self, event: int, thread: str | None) -> list[Step]:
+        """Return the step that waits for the recording thread: one for each thread and event."""
+        lock = self.locks.pop((event, thread), None)
+        return [] if lock is None else [lock.acquire]
+
+    @contextlib.contextmanager
+    def meeting(self, i: int, streams: Sequence[Any]) -> Any:
+        """Keep the thread of a copy's second stream between its neighbours there while the copy goes on."""
+        here, *others = [self.backend.thread(stream) for stream in streams]
+        if not others or others[0] == here:
+            yield
+            return
+        arrived, done = self.tape.lock(), self.tape.lock()
+        self.tape.add(others[0], i, arrived.release, done.acquire)
+        self.tape.add(here, i, arrived.acquire)
+        yield
+        self.tape.add(here, i, done.release)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _described(item: Any) -> str:
+    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
+    if hasattr(item, "dtype") and hasattr(item, "shape"):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    text = repr(item)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def _close(crew: Crew, backend: Backend) -> None:
+    crew.close()
+    backend.close()

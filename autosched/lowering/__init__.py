@@ -1,0 +1,43 @@
+"""From a placement to a program: a chain of passes, each from instructions to instructions.
+
+    streams   each task gets a compute stream of its device            -> runs
+    copies    what is read elsewhere travels, as early as it exists    -> runs and copies
+    hazards   what touches the same memory, and how long that lives    (read by the next two)
+    events    records and waits, as few as keep every hazard           -> + records and waits
+    frees     memory goes back where no stream has to wait for it      -> + frees
+
+Knows no times and no costs: the placement has decided where and in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosched.graph import Graph
+from autosched.lowering.copies import insert_copies
+from autosched.lowering.events import insert_events
+from autosched.lowering.frees import insert_frees
+from autosched.lowering.hazards import find_hazards
+from autosched.lowering.streams import assign_streams
+from autosched.machine import Machine
+from autosched.placement import Placement, check, home
+from autosched.program import Program
+
+__all__ = ["lower"]
+
+
+def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping[str, str] | None = None) -> Program:
+    """Return the program that runs a graph as placed; ``outputs`` says on which device an output is wanted.
+
+    Raises ScheduleError for placements that break a constraint, and where no link leads.
+    """
+    check(placement, graph, machine)
+    runs = assign_streams(graph, machine, placement)
+    instructions, kept = insert_copies(graph, machine, runs, outputs or {})
+    hazards = find_hazards(graph, machine, instructions, kept)
+    program = insert_frees(insert_events(instructions, hazards.after), hazards.blocks)
+    return Program(
+        tuple(program),
+        inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),
+        outputs=tuple((label, kept[graph.values[index].name]) for label, index in graph.outputs.items()),
+    )

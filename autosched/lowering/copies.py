@@ -1,0 +1,108 @@
+"""Insert copies: a value that is read on another device travels there, right behind what made it.
+
+At most one copy per version and device. An input that tasks wrote elsewhere is copied back over the caller's tensor,
+which is so left as the serial run leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autosched.errors import ScheduleError
+from autosched.graph import Graph, Use
+from autosched.machine import Machine
+from autosched.placement import home
+from autosched.program import Copy, Run, Stream
+
+__all__ = ["copy_streams", "insert_copies"]
+
+
+def insert_copies(
+    graph: Graph, machine: Machine, runs: Sequence[Run], outputs: Mapping[str, str]
+) -> tuple[list[Run | Copy], dict[str, str]]:
+    """Return the runs with copies between them, and where each output value, and each input written, is at the end."""
+    for label, device in outputs.items():
+        machine.device(device)
+        if label not in graph.outputs:
+            raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
+    travel = _Travel(graph, machine)
+    for i, run in enumerate(runs):
+        task = graph.task(run.task)
+        for use in task.reads:
+            travel.bring(use, run.stream.device)
+        travel.made(i, run.stream.device, task.writes, task.outputs)
+    kept: dict[str, str] = {}
+    for value in graph.sources:
+        if graph.last_version(value.index):
+            kept[value.name] = home(graph, machine, value)
+            travel.bring(Use(value.index, graph.last_version(value.index)), kept[value.name])
+    for label, index in graph.outputs.items():
+        value, use = graph.values[index], Use(index, graph.last_version(index))
+        kept[value.name] = outputs.get(label) or kept.get(value.name) or travel.origin[use]
+        travel.bring(use, kept[value.name])
+    result: list[Run | Copy] = list(travel.copies.get(-1, ()))
+    for i, run in enumerate(runs):
+        result += [run, *travel.copies.get(i, ())]
+    return result, kept
+
+
+class _Travel:
+    """Where each version of each value is, while runs are walked in issue order."""
+
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.origin: dict[Use, str] = {}  # the device where a version was made
+        self.maker: dict[Use, int] = {}  # the run that made it, -1 for what was there
+        self.holders: dict[Use, list[str]] = {}
+        self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
+        self.count = 0
+        for value in graph.sources:
+            self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
+
+    def _arrive(self, use: Use, device: str, maker: int) -> None:
+        self.origin[use], self.maker[use], self.holders[use] = device, maker, [device]
+
+    def made(self, run: int, device: str, writes: Sequence[Use], outputs: Sequence[Use]) -> None:
+        """Take note of what a run leaves on its device."""
+        for value, version in writes:
+            for member in self.graph.members(value):
+                if device in self.holders.get(Use(member, version), ()):
+                    self._arrive(Use(member, version + 1), device, run)
+        for use in outputs:
+            self._arrive(use, device, run)
+
+    def bring(self, use: Use, device: str) -> None:
+        """Copy a version to a device, if it is not there."""
+        if device in self.holders[use]:
+            return
+        value = self.graph.values[use.value]
+        near = [self.origin[use], *self.holders[use]]
+        source = next((holder for holder in near if self.machine.link(holder, device)), None)
+        if source is None:
+            raise ScheduleError(
+                f"value {value.name!r} is on {self.origin[use]!r} and needed on {device!r}, but no link joins them"
+            )
+        written = value.producer is None and self.graph.last_version(use.value) > 0
+        back = written and device == home(self.graph, self.machine, value)
+        streams = copy_streams(self.machine, source, device, self.count)
+        self.count += 1
+        copy = Copy(streams[0], value.name, use.version, source, device, streams[1], overwrite=back)
+        self.copies.setdefault(self.maker[use], []).append(copy)
+        self.holders[use].append(device)
+
+
+def copy_streams(machine: Machine, source: str, destination: str, number: int = 0) -> tuple[Stream, Stream | None]:
+    """Return the streams that a copy occupies: that of the accelerator, or of both ends where both are of one sort.
+
+    Without contention each copy (by its ``number``) has a stream of its own.
+    """
+    if not machine.contention:
+        return Stream(source, f"copy-{number}"), None
+    out, into = Stream(source, "copy-out"), Stream(destination, "copy-in")
+    from_host, to_host = (machine.device(end).kind == "cpu" for end in (source, destination))
+    if from_host and not to_host:
+        return into, None
+    if to_host and not from_host:
+        return out, None
+    return out, into

@@ -1,0 +1,117 @@
+"""Insert frees: a block goes back on the stream that allocated it, once that stream is behind all who used it.
+
+A free never costs a wait while the program has work to do: it stands at the first place where the waits that are
+there anyway order it behind every use. What is left waits at the very end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from autosched.clocks import Clocks, Stamp
+from autosched.lowering.hazards import Block
+from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
+
+__all__ = ["insert_frees"]
+
+
+def insert_frees(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> list[Instruction]:
+    """Return the instructions with a free for each block."""
+    return _Frees(instructions, blocks).result
+
+
+class _Frees:
+    def __init__(self, instructions: Sequence[Instruction], blocks: Sequence[Block]):
+        self.blocks = blocks
+        streams = dict.fromkeys(stream for i in instructions for stream in occupied(i))
+        self.clocks = Clocks(streams)
+        self.streams = list(streams)
+        self.result: list[Instruction] = []
+        self.stamps: list[Stamp] = []
+        self.records: list[list[tuple[int, int]]] = [[] for _ in streams]  # of each stream, (position, event)
+        self.held: dict[tuple[Stream, int], list[tuple[int, int]]] = {}  # (owner, user) -> (position, block) heap
+        self.events = 0
+        ended: dict[int, list[int]] = {}  # by the last use
+        for number, block in enumerate(blocks):
+            ended.setdefault(max(block.uses.values()), []).append(number)
+        for instruction in instructions:
+            self.result.append(instruction)
+            self._step(instruction, ended)
+        self._finish()
+
+    def _step(self, instruction: Instruction, ended: dict[int, list[int]]) -> None:
+        match instruction:
+            case Run() | Copy():
+                self.stamps.append(self.clocks.advance(instruction))
+                for stream in occupied(instruction)[1:]:
+                    self._release(stream)
+                for block in ended.get(len(self.stamps) - 1, ()):
+                    self._try(block)
+            case Record(stream, event):
+                self.clocks.record(instruction)
+                own = self.clocks.index[stream]
+                self.records[own].append((self.clocks.clock[own][own], event))
+                self.events += 1
+            case Wait(stream):
+                self.clocks.wait(instruction)
+                self._release(stream)
+
+    def _try(self, number: int) -> None:
+        """Free a block, or hold it until its owner has passed the first use that it has not."""
+        block = self.blocks[number]
+        owner = _owner(block)
+        for use in block.uses.values():
+            stamp = self.stamps[use]
+            if not self.clocks.passed(stamp, owner):
+                heapq.heappush(self.held.setdefault((owner, stamp.stream), []), (stamp.position, number))
+                return
+        self.result.append(Free(owner, block.value, block.version))
+
+    def _release(self, owner: Stream) -> None:
+        """Try again the blocks of a stream whose clock has moved."""
+        clock = self.clocks.clock[self.clocks.index[owner]]
+        for user in range(len(self.streams)):
+            heap = self.held.get((owner, user))
+            while heap and heap[0][0] <= clock[user]:
+                self._try(heapq.heappop(heap)[1])
+
+    def _finish(self) -> None:
+        """Wait, at the end, for what the remaining blocks are still used by."""
+        for owner in self.streams:
+            held = [number for (stream, _), heap in self.held.items() if stream == owner for _, number in heap]
+            for user, event in self._needed(owner, held):
+                wait = Wait(owner, self._record(user) if event is None else event)
+                self.result.append(wait)
+                self.clocks.wait(wait)
+            self._release(owner)
+
+    def _needed(self, owner: Stream, held: Sequence[int]) -> list[tuple[int, int | None]]:
+        """Return the streams to wait for, each with its event (None: to be recorded), none implied by the others."""
+        last: dict[int, int] = {}
+        for number in held:
+            for use in self.blocks[number].uses.values():
+                user, position = self.stamps[use]
+                if not self.clocks.passed(self.stamps[use], owner):
+                    last[user] = max(last.get(user, 0), position)
+        event = {user: self._event(user, position) for user, position in last.items()}
+        seen = {u: self.clocks.clock[u] if e is None else self.clocks.events[e] for u, e in event.items()}
+        for user in sorted(last):
+            if any(seen[other][user] >= last[user] for other in seen if other != user):
+                del seen[user]
+        return [(user, event[user]) for user in sorted(seen)]
+
+    def _record(self, user: int) -> int:
+        record = Record(self.streams[user], self.events)
+        self.result.append(record)
+        self._step(record, {})
+        return record.event
+
+    def _event(self, user: int, position: int) -> int | None:
+        """Return an event of a stream at or behind a position, if there is one."""
+        return next((event for at, event in self.records[user] if at >= position), None)
+
+
+def _owner(block: Block) -> Stream:
+    assert block.owner is not None, f"block of {block.value!r} was never read on its device"
+    return block.owner

@@ -1,0 +1,100 @@
+"""Give each task a compute stream of its device.
+
+Where a device has one stream there is nothing to decide. Else: tasks that follow each other share a stream, tasks
+that may run side by side do not, as far as there are streams, with the fewest waits (Kwon, Yu, Jeong, Chun, "Nimble",
+NeurIPS 2020): a maximum matching of the transitive reduction cuts the tasks into chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.program import Run, Stream
+
+__all__ = ["assign_streams"]
+
+_REDUCED = 20_000  # tasks of one device up to which reachability is kept (n * n bits)
+
+
+def assign_streams(graph: Graph, machine: Machine, placement: Placement) -> list[Run]:
+    """Return a run for each task, in the placement's order."""
+    on: dict[str, list[int]] = {name: [] for name in machine.names}
+    for name in placement.order:
+        on[placement.device[name]].append(graph.task(name).index)
+    stream: dict[int, Stream] = {}
+    for device, tasks in on.items():
+        count = machine.device(device).streams
+        numbers = [0] * len(tasks) if count == 1 else _choose(graph, tasks, count)
+        for task, number in zip(tasks, numbers, strict=True):
+            stream[task] = Stream(device, f"compute{number or ''}")
+    return [Run(stream[graph.task(name).index], name) for name in placement.order]
+
+
+def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
+    """Return a stream number for each of the tasks, which are in issue order."""
+    position = {task: i for i, task in enumerate(tasks)}
+    edges = [sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks]
+    reach = [0] * len(tasks)
+    if len(tasks) <= _REDUCED:
+        edges, reach = _reduce(edges)
+    follower = _match(edges)
+    return _pack(_chains(follower, len(tasks)), reach, count, len(tasks))
+
+
+def _reduce(edges: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the transitive reduction, and for each task a bit set of the tasks it reaches."""
+    reach = [0] * len(edges)
+    reduced: list[list[int]] = [[] for _ in edges]
+    for u in reversed(range(len(edges))):
+        for v in edges[u]:  # nearest first, so that what a nearer one reaches is left out
+            if not reach[u] >> v & 1:
+                reduced[u].append(v)
+                reach[u] |= reach[v] | 1 << v
+    return reduced, reach
+
+
+def _match(edges: Sequence[Iterable[int]]) -> dict[int, int]:
+    """Return for each task at most one follower, no two the same, as many as can be."""
+    from networkx import Graph as Undirected
+    from networkx.algorithms.bipartite import hopcroft_karp_matching
+
+    n = len(edges)
+    sides: Undirected[int] = Undirected()
+    sides.add_nodes_from(range(2 * n))  # integers, in order: with strings the matching would vary from run to run
+    sides.add_edges_from((u, n + v) for u, followers in enumerate(edges) for v in followers)
+    matching = hopcroft_karp_matching(sides, top_nodes=range(n))
+    return {u: v - n for u, v in sorted(matching.items()) if u < n}
+
+
+def _chains(follower: dict[int, int], n: int) -> list[list[int]]:
+    followers = set(follower.values())
+    chains = []
+    for first in range(n):
+        if first not in followers:
+            chain = [first]
+            while chain[-1] in follower:
+                chain.append(follower[chain[-1]])
+            chains.append(chain)
+    return chains
+
+
+def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: int) -> list[int]:
+    """Put chains on ``count`` streams: behind one that must end before, else on a free one, else behind the oldest."""
+    number = [0] * n
+    last: list[int] = []  # the last task so far of each stream
+    for chain in chains:
+        before = [s for s, task in enumerate(last) if reach[task] >> chain[0] & 1]
+        if before:
+            chosen = max(before, key=last.__getitem__)
+        elif len(last) < count:
+            chosen = len(last)
+            last.append(0)
+        else:
+            chosen = min(range(count), key=last.__getitem__)
+        last[chosen] = max(last[chosen], chain[-1])
+        for task in chain:
+            number[task] = chosen
+    return number

@@ -1,0 +1,199 @@
+"""Memory: the tensors of one executor in numbered slots, and each run, copy and free as a step on them.
+
+A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no stream and no
+event: when a step may be called is for others to see to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+from autosched.backends import Step, Transfer
+from autosched.errors import GraphError
+from autosched.graph import Graph, Task, Value
+from autosched.program import Copy, Free, Program, Run
+from autosched.tree import flatten, transform
+
+__all__ = ["Memory"]
+
+_Place = tuple[int, int, str]  # value, version, device
+
+
+class Memory:
+    """The slots of a program, and what its instructions do to them."""
+
+    def __init__(self, program: Program, graph: Graph, place: Callable[[str], Any]):
+        self.program, self.graph = program, graph
+        self.data: list[Any] = []
+        self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
+        self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
+        self.freed: dict[int, list[int]] = {}
+        self._slot: dict[_Place, int] = {}
+        self._sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
+        self._inputs: list[tuple[str, int]] = []
+        self._assign()
+        homes = [
+            (name, self._slot[graph.value(name).index, 0, device], place(device)) for name, device in program.inputs
+        ]
+        self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
+        self._blank = self.data.copy()
+        self._outputs = [
+            (label, self._slot[graph.outputs[label], graph.last_version(graph.outputs[label]), device])
+            for label, device in program.outputs
+        ]
+
+    # ---- during a run
+
+    def fill(self, inputs: Mapping[str, Any]) -> None:
+        """Put the caller's inputs into their slots. Raises GraphError for missing and unknown ones."""
+        if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
+            self.graph.bind(inputs)
+        for name, slot in self._inputs:
+            self.data[slot] = inputs[name]
+        for name, slot, device in self._placed:
+            for leaf in flatten(self.data[slot]):
+                if getattr(leaf, "device", device) != device:
+                    raise GraphError(
+                        f"input {name!r} is on {leaf.device}, and the schedule expects it on {device}; "
+                        f"move it, or say where it lives: schedule(..., inputs={{{name!r}: ...}})"
+                    )
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the outputs by name."""
+        return {label: self.data[slot] for label, slot in self._outputs}
+
+    def clear(self) -> None:
+        """Let go of everything but the constants."""
+        self.data[:] = self._blank
+
+    # ---- steps
+
+    def run(self, i: int, task: Task) -> Step:
+        """Return the call of a task as a step."""
+        data, fn, made = self.data, task.fn, self.made[i]
+        assert fn is not None
+        nested = task.kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in task.args)
+        if made and made[0] is not None and task.args and not nested and isinstance(task.result, Value):
+            return _flat(data, fn, [self._argument(i, task, arg) for arg in task.args], made[0])
+        where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+
+        def step() -> None:
+            args, kwargs = transform(
+                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
+            )
+            results = task.results(fn(*args, **kwargs))
+            for slot, (_, item) in zip(made, results, strict=True):
+                if slot is not None:
+                    data[slot] = item
+
+        return step
+
+    def _argument(self, i: int, task: Task, arg: Any) -> int:
+        """Return the slot of an argument; what is no Value gets one of its own, for good."""
+        if isinstance(arg, Value):
+            return self.reads[i][[use.value for use in task.reads].index(arg.index)]
+        self.data.append(arg)
+        self._blank.append(arg)
+        return len(self.data) - 1
+
+    def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
+        """Return a copy as a step."""
+        data, source, target = self.data, self.reads[i][0], self.made[i][0]
+        assert target is not None
+
+        def step() -> None:
+            data[target] = transfer(data[source], data[target] if copy.overwrite else None)
+
+        return step
+
+    def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
+        """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
+        data, slots = self.data, self.freed[i]
+        if spoil is None and len(slots) == 1:
+            only = slots[0]
+
+            def drop() -> None:
+                data[only] = None
+
+            return drop
+
+        def step() -> None:
+            for slot in slots:
+                if spoil is not None:
+                    spoil(data[slot])
+                data[slot] = None
+
+        return step
+
+    def arguments(self, i: int) -> list[Any]:
+        """Return what a run reads, as it is now."""
+        return [self.data[slot] for slot in self.reads[i]]
+
+    def results(self, i: int) -> list[Any]:
+        """Return what a run has made, as it is now; what nothing uses is left out."""
+        return [self.data[slot] for slot in self.made[i] if slot is not None]
+
+    # ---- numbering
+
+    def _assign(self) -> None:
+        homes = dict(self.program.inputs)
+        for value in self.graph.sources:
+            slot = self._new((value.index, 0, homes[value.name]), value.data)
+            if value.data is None:
+                self._inputs.append((value.name, slot))
+        for i, instruction in enumerate(self.program.instructions):
+            match instruction:
+                case Run(stream, name):
+                    self._assign_run(i, self.graph.task(name), stream.device)
+                case Copy(_, name, version, source, destination, _, overwrite):
+                    index = self.graph.value(name).index
+                    self.reads[i] = [self._slot[index, version, source]]
+                    place = (index, version, destination)
+                    if overwrite:
+                        self._slot[place] = self._slot[index, 0, homes[name]]
+                    self.made[i] = [self._slot[place] if overwrite else self._new(place)]
+                case Free(stream, name, version):
+                    slot = self._slot[self.graph.value(name).index, version, stream.device]
+                    self.freed[i] = self._sharing[slot]
+
+    def _assign_run(self, i: int, task: Task, device: str) -> None:
+        self.reads[i] = [self._slot[(*use, device)] for use in task.reads]
+        for written, version in task.writes:
+            for member in self.graph.members(written):
+                if (member, version, device) in self._slot:
+                    self._slot[member, version + 1, device] = self._slot[member, version, device]
+        self.made[i] = []
+        for use in task.outputs:
+            value = self.graph.values[use.value]
+            used = self.graph.is_used(use.value)
+            self.made[i].append(self._new((*use, device)) if used else None)
+            if used and value.root != value.index:
+                slots = zip(task.reads, self.reads[i], strict=True)
+                base = next(slot for read, slot in slots if self.graph.values[read.value].root == value.root)
+                group = self._sharing[base]
+                group.append(len(self.data) - 1)
+                self._sharing[len(self.data) - 1] = group
+
+    def _new(self, place: _Place, data: Any = None) -> int:
+        self._slot[place] = slot = len(self.data)
+        self._sharing[slot] = [slot]
+        self.data.append(data)
+        return slot
+
+
+def _flat(data: list[Any], fn: Callable[..., Any], slots: list[int], target: int) -> Step:
+    """Return ``data[target] = fn(*slots)`` as a step: the inner loop of all that small tasks do, so spelt out."""
+    first, second, gather = slots[0], slots[-1], itemgetter(*slots)
+
+    def one() -> None:
+        data[target] = fn(data[first])
+
+    def two() -> None:
+        data[target] = fn(data[first], data[second])
+
+    def more() -> None:
+        data[target] = fn(*gather(data))
+
+    return {1: one, 2: two}.get(len(slots), more)

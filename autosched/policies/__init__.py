@@ -1,0 +1,24 @@
+"""Policies: where each task runs, and in which order tasks are issued.
+
+A policy is a pure function ``(graph: Graph, machine: Machine, costs: Costs) -> Placement``. It returns no times,
+chooses no streams, makes no copies. Its answer passes ``placement.check`` and needs no copy between devices without
+a link; where nothing like that exists it raises ScheduleError naming the task, the devices and why.
+
+To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
+in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
+track of where tasks may still go, ``ranks`` measures tasks. A policy with parameters is a function that returns one,
+as ``single_on(device)`` does. Any function of this signature works as ``policy=`` without being in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autosched.policies.heft import heft
+from autosched.policies.problem import Policy
+from autosched.policies.round_robin import round_robin
+from autosched.policies.single import single, single_on
+
+__all__ = ["POLICIES", "Policy", "heft", "round_robin", "single", "single_on"]
+
+POLICIES: Mapping[str, Policy] = {"single": single, "round_robin": round_robin, "heft": heft}

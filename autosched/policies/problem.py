@@ -1,0 +1,144 @@
+"""Problem: graph, machine and costs as plain tables over numbers, which policies read many times.
+
+Decides nothing and knows no times but those of single tasks and copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autosched.costs import Costs
+from autosched.graph import Graph
+from autosched.machine import Device, Machine
+from autosched.placement import Placement, choices, home
+
+__all__ = ["Data", "Path", "Policy", "Problem"]
+
+Policy = Callable[[Graph, Machine, Costs], Placement]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What tasks read. A datum is a value in one version: ``maker`` is the task that leaves it, on its own device.
+
+    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning.
+    """
+
+    names: Sequence[str]
+    nbytes: Sequence[float]
+    maker: Sequence[int]
+    home: Sequence[int]
+
+
+class Path(NamedTuple):
+    """What a copy from one device to another takes: ``latency + nbytes / rate`` seconds; infinite where no link is.
+
+    ``holds_out`` and ``holds_in``: whether it occupies the copy-out stream of the one, the copy-in stream of the other.
+    """
+
+    latency: float
+    rate: float
+    holds_out: bool
+    holds_in: bool
+
+    @classmethod
+    def between(cls, machine: Machine, source: Device, destination: Device) -> Path:
+        """Return the path from one device to another, or to itself, which takes nothing."""
+        if source.name == destination.name:
+            return cls(0.0, math.inf, False, False)
+        link = machine.link(source.name, destination.name)
+        latency, rate = (link.latency, link.bytes_per_second) if link is not None else (math.inf, math.inf)
+        # A copy between a CPU and an accelerator is the work of the accelerator alone.
+        out, into = (source.kind != "cpu", destination.kind != "cpu")
+        return cls(latency, rate, machine.contention and (out or not into), machine.contention and (into or not out))
+
+    def seconds(self, nbytes: float) -> float:
+        """Return how long a copy takes."""
+        return self.latency + nbytes / self.rate
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tables. Tasks, devices and data are numbers, tasks in insertion order.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
+    >>> problem = Problem.of(graph, Machine.emulated(gpus=1), Costs())
+    >>> problem.seconds, problem.reads, problem.data.names
+    ([[inf, 2.0]], [[0]], ['x'])
+    """
+
+    tasks: Sequence[str]
+    devices: Sequence[str]
+    streams: Sequence[int]  # compute streams, by device
+    paths: Sequence[Sequence[Path]]  # [source][destination]
+    data: Data
+    seconds: Sequence[Sequence[float]]  # [task][device]
+    allowed: Sequence[Sequence[str]]  # devices, by task
+    group: Sequence[int]  # by task; those of one group share a device
+    before: Sequence[Sequence[int]]  # by task, those that must have ended
+    reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
+    returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
+
+    @classmethod
+    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
+        """Tabulate a graph on a machine. Raises ScheduleError for constraints that contradict each other."""
+        allowed = choices(graph, machine)
+        data, reads, returns = _data(graph, machine, costs)
+        return cls(
+            tasks=[task.name for task in graph.tasks],
+            devices=machine.names,
+            streams=[device.streams for device in machine.devices],
+            paths=[[Path.between(machine, q, p) for p in machine.devices] for q in machine.devices],
+            data=data,
+            seconds=[[costs.task_seconds(task, device) for device in machine.devices] for task in graph.tasks],
+            allowed=allowed.devices,
+            group=allowed.group,
+            before=[[dependency.task for dependency in task.dependencies] for task in graph.tasks],
+            reads=reads,
+            returns=returns,
+        )
+
+    def placement(self, device: Sequence[int], order: Iterable[int]) -> Placement:
+        """Return a placement by names: ``device`` by task, ``order`` of tasks."""
+        names = (self.devices[p] for p in device)
+        return Placement(dict(zip(self.tasks, names, strict=True)), tuple(self.tasks[task] for task in order))
+
+
+def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
+    """Number the data that tasks read, and those that go back to their home in the end."""
+    number = {name: p for p, name in enumerate(machine.names)}
+    known: dict[tuple[int, int], int] = {}
+    written: dict[tuple[int, int], int] = {}  # (root, version) -> the task that leaves it
+    names: list[str] = []
+    nbytes: list[float] = []
+    makers: list[int] = []
+    homes: list[int] = []
+
+    def datum(index: int, version: int) -> int:
+        found = known.get((index, version))
+        if found is None:
+            found = known[index, version] = len(names)
+            value = graph.values[index]
+            producer = -1 if value.producer is None else value.producer
+            maker = max(producer, written.get((value.root, version), -1))  # a view made after a write comes later
+            names.append(value.name)
+            nbytes.append(costs.value_nbytes(value))
+            makers.append(maker)
+            homes.append(number[home(graph, machine, value)] if maker < 0 else -1)
+        return found
+
+    reads: list[list[int]] = []
+    for task in graph.tasks:
+        reads.append([datum(index, version) for index, version in task.reads])
+        for index, version in task.writes:
+            written[graph.values[index].root, version + 1] = task.index
+    returns = [
+        (datum(value.index, graph.last_version(value.index)), number[home(graph, machine, value)])
+        for value in graph.sources
+        if graph.last_version(value.index)
+    ]
+    return Data(names, nbytes, makers, homes), reads, returns

@@ -1,0 +1,73 @@
+"""One device for all tasks: often the best there is, and what every other policy must beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autosched.costs import Costs
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.possible import Possible
+from autosched.policies.problem import Policy, Problem
+
+__all__ = ["single", "single_on"]
+
+
+def single(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Put all tasks on the one device where their seconds and the copies they need sum up to the least.
+
+    Tasks that must run elsewhere do. The order is that of insertion; ties go to the earlier device.
+    Raises ScheduleError where tasks cannot all be placed.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 3.0, "cuda:0": 2.0})
+    >>> single(graph, Machine.emulated(gpus=1), Costs()).device
+    {'y': 'cuda:0'}
+    """
+    problem = Problem.of(graph, machine, costs)
+    possible = Possible(problem)
+    candidates = [_gather(problem, possible.copy(), device) for device in range(len(problem.devices))]
+    return problem.placement(min(candidates, key=lambda placed: _total(problem, placed)), range(len(problem.tasks)))
+
+
+def single_on(device: str) -> Policy:
+    """Return the policy that puts all tasks on ``device``, but for those that must run elsewhere.
+
+    That policy raises MachineError if the machine lacks the device.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y")
+    >>> single_on("cuda:1")(graph, Machine.emulated(gpus=2), Costs()).device
+    {'y': 'cuda:1'}
+    """
+
+    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        wanted = machine.names.index(machine.device(device).name)
+        problem = Problem.of(graph, machine, costs)
+        return problem.placement(_gather(problem, Possible(problem), wanted), range(len(problem.tasks)))
+
+    return policy
+
+
+def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
+    """Return the device of each task: the wanted one where possible, else the one that takes the least seconds."""
+    placed = []
+    for task, seconds in enumerate(problem.seconds):
+        devices = possible.devices(task)
+        if wanted not in devices or not possible.choose(task, wanted):
+            possible.settle(task, sorted(possible.devices(task), key=seconds.__getitem__))
+        placed.append(possible.devices(task)[0])
+    return placed
+
+
+def _total(problem: Problem, placed: Sequence[int]) -> float:
+    """Return the seconds of all tasks and of all copies, one for each datum and device that needs it."""
+    data = problem.data
+    copies = {(datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads}
+    copies |= dict.fromkeys(problem.returns)
+    total = sum(seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True))
+    for datum, device in copies:
+        source = data.home[datum] if data.maker[datum] < 0 else placed[data.maker[datum]]
+        total += problem.paths[source][device].seconds(data.nbytes[datum])
+    return total

@@ -1,0 +1,227 @@
+"""Schedule: a graph, a machine, a placement and a program, made by ``schedule()``; what the user holds and calls.
+
+Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by simulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+from autosched.backends import Backend, make, suited
+from autosched.bounds import bounds
+from autosched.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.execute import Executor
+from autosched.graph import Graph
+from autosched.lowering import lower
+from autosched.machine import Device, Machine
+from autosched.placement import Placement
+from autosched.policies import POLICIES, Policy, single_on
+from autosched.program import Program
+from autosched.simulate import durations, simulate
+from autosched.timeline import Timeline
+from autosched.verify import verify
+
+__all__ = ["Schedule", "schedule"]
+
+
+def schedule(
+    graph: Graph,
+    machine: Machine | None = None,
+    *,
+    policy: str | Policy = "auto",
+    costs: Costs | None = None,
+    examples: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    backend: str | Backend | None = None,
+    check: bool = False,
+) -> Schedule:
+    """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
+
+    * ``machine``: default ``Machine.local()``.
+    * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
+      alone among them, and takes what is predicted to end first.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
+    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted. Default: inputs live on the
+      host, outputs stay where they are made.
+    * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``; default: what fits.
+    * ``check``: watch every run, not only the first, for writes and aliases that tasks did not declare.
+
+    Raises GraphError, MachineError or ScheduleError for what does not fit together.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> print(asc.schedule(graph, asc.Machine.emulated(gpus=2)))
+    input x on cpu
+    cpu/compute  run add
+    output y on cpu
+    """
+    machine = Machine.local() if machine is None else machine
+    pinned = graph.pinned(inputs)
+    for value in pinned.sources:
+        machine.device(value.device or machine.host)
+    if costs is None:
+        costs = _estimated(pinned, examples) if examples is not None else Costs()
+    costs.check(pinned)
+    plan = functools.partial(_plan, pinned, machine, costs, outputs or {}, backend or suited(machine), check)
+    made = _best(plan, pinned, machine) if policy == "auto" else plan(_policy(policy))
+    verify(made.program, pinned)
+    return made
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A verified program for a graph on a machine. Call it with the graph's inputs; ``print`` it to read it.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> with asc.schedule(graph, asc.Machine.emulated(gpus=0)) as schedule:
+    ...     schedule(x=41)
+    {'y': 42}
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    placement: Placement
+    program: Program
+    backend: str | Backend = "host"
+    check: bool = False
+
+    # ---- running
+
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        """Run and return the outputs by name. Raises TaskError where a task raises; it can be called again then."""
+        return self._executor(inputs)
+
+    def profile(self, **inputs: Any) -> Timeline:
+        """Run once and return what happened when."""
+        return self._executor.profile(inputs)[1]
+
+    def run_serial(self, **inputs: Any) -> dict[str, Any]:
+        """Run the tasks one by one in the order they were added: the reference. See ``Graph.run_serial``."""
+        return self.graph.run_serial(**inputs)
+
+    def close(self) -> None:
+        """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit."""
+        if "_executor" in self.__dict__:
+            self._executor.close()
+
+    def __enter__(self) -> Schedule:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def _executor(self) -> Executor:
+        backend = make(self.backend) if isinstance(self.backend, str) else self.backend
+        seconds = durations(self.program, self.graph, self.machine, self.costs)
+        return Executor(self.program, self.graph, self.machine, backend, seconds, self.check)
+
+    # ---- looking
+
+    def simulate(self) -> Timeline:
+        """Return the predicted timeline."""
+        return self._predicted
+
+    @cached_property
+    def _predicted(self) -> Timeline:
+        return simulate(self.program, self.graph, self.machine, self.costs)
+
+    def verify(self) -> None:
+        """Prove again that the program cannot race. Raises ProgramError if it can."""
+        verify(self.program, self.graph)
+
+    @property
+    def makespan(self) -> float:
+        """Predicted seconds from the first instruction to the last."""
+        return self._predicted.makespan
+
+    @cached_property
+    def serial_seconds(self) -> float:
+        """Predicted seconds of the same tasks and copies, one at a time."""
+        return sum(durations(self.program, self.graph, self.machine, self.costs))
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds below which no schedule of this graph on this machine can be."""
+        return max(bounds(self.graph, self.machine, self.costs).values(), default=0.0)
+
+    @property
+    def gap(self) -> float:
+        """Makespan over the best lower bound, minus 1; 0 is optimal."""
+        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
+            f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
+        )
+
+
+def _policy(policy: str | Policy) -> Policy:
+    if callable(policy):
+        return policy
+    if policy not in POLICIES:
+        known = ", ".join(map(repr, ["auto", *POLICIES]))
+        raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
+    return POLICIES[policy]
+
+
+def _plan(
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    outputs: Mapping[str, str],
+    backend: str | Backend,
+    check: bool,
+    policy: Policy,
+) -> Schedule:
+    """Place, lower and predict."""
+    placement = policy(graph, machine, costs)
+    if not isinstance(placement, Placement):
+        raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
+    program = lower(graph, machine, placement, outputs)
+    made = Schedule(graph, machine, costs, placement, program, backend, check)
+    made.simulate()  # raises for what the machine cannot do
+    return made
+
+
+def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine) -> Schedule:
+    """Plan with each policy, one device alone among them; return the first of those predicted to end first."""
+    pinned = {task.device for task in graph.tasks} | {value.device for value in graph.sources}
+    like: dict[Device, str] = {}  # of equal devices that nothing is pinned to, one is tried
+    for device in machine.devices:
+        anonymous = dataclasses.replace(device, name=device.kind, physical=None)
+        like.setdefault(device if device.name in pinned else anonymous, device.name)
+    plans: list[Schedule] = []
+    refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
+    for policy in (*map(single_on, like.values()), *POLICIES.values()):
+        try:
+            plans.append(plan(policy))
+        except ScheduleError as error:
+            refusal = error
+    if not plans:
+        raise refusal
+    return min(plans, key=lambda made: made.makespan)
+
+
+def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
+    from autosched.frontends.estimate import estimate
+
+    return estimate(graph, examples).costs

@@ -1,0 +1,65 @@
+"""Predict when everything in a program happens: one pass in issue order, since streams are in order.
+
+A run starts when its stream is free and what it waits for has happened; a copy when all streams that it occupies are.
+Reads costs and the machine, decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autosched.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.timeline import Span, Timeline, what
+
+__all__ = ["durations", "simulate"]
+
+
+def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
+    """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
+    >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
+    2.0
+    """
+    seconds = durations(program, graph, machine, costs)
+    free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
+    events: dict[int, float] = {}
+    spans: list[Span] = []
+    for i, instruction in enumerate(program.instructions):
+        match instruction:
+            case Record(stream, event):
+                events[event] = free[stream]
+            case Wait(stream, event):
+                free[stream] = max(free[stream], events[event])
+            case Run() | Copy():
+                streams = occupied(instruction)
+                start = max(free[stream] for stream in streams)
+                end = start + seconds[i]
+                free.update(dict.fromkeys(streams, end))
+                spans.append(Span(*what(instruction), streams, start, end, i))
+    return Timeline.of(spans, program.arrows)
+
+
+def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
+    """Return the modelled seconds of each instruction; records, waits and frees take none."""
+
+    def seconds(instruction: Instruction) -> float:
+        match instruction:
+            case Run(stream, task):
+                return costs.task_seconds(graph.task(task), machine.device(stream.device))
+            case Copy(_, value, _, source, destination):
+                return machine.copy_seconds(source, destination, costs.value_nbytes(graph.value(value)))
+        return 0.0
+
+    result = tuple(seconds(instruction) for instruction in program.instructions)
+    for instruction, time in zip(program.instructions, result, strict=True):
+        if math.isinf(time):
+            raise ScheduleError(f"{instruction.stream} cannot {instruction}: costs and links make it take for ever")
+    return result

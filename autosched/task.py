@@ -1,0 +1,71 @@
+"""Task: a call and what it depends on. Knows nothing of the graph that it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from autosched.tree import match
+
+__all__ = ["Dependency", "Kind", "Seconds", "Task", "Use"]
+
+Kind = Literal["data", "output", "anti", "order"]
+Seconds = float | Mapping[str, float]
+
+
+class Dependency(NamedTuple):
+    """``task`` (its index) must come first: data (it makes what is read), output, anti, or order."""
+
+    task: int
+    kind: Kind
+
+
+class Use(NamedTuple):
+    """A value (its index) in one of its versions."""
+
+    value: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call and what it depends on.
+
+    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place,
+    leaving ``version + 1``; ``outputs`` what its result becomes.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> x = graph.input("x")
+    >>> x += 1
+    >>> y = x * 2
+    >>> graph.task("mul").reads, graph.task("mul").dependencies
+    ((Use(value=0, version=1),), (Dependency(task=0, kind='data'),))
+    """
+
+    index: int
+    name: str
+    fn: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reads: tuple[Use, ...]
+    writes: tuple[Use, ...]
+    outputs: tuple[Use, ...]
+    result: Any  # the shape of what fn returns, with a Value for each leaf
+    dependencies: tuple[Dependency, ...]
+    device: str | None  # the constraint: where it must run
+    view: bool  # costs nothing and lives where its argument lives
+    seconds: Seconds | None  # what it costs, where the user knows
+    where: tuple[str, int]  # file and line of the user's code that added it
+
+    @property
+    def source(self) -> str:
+        """Where the user added it, as ``file:line``."""
+        return f"{self.where[0]}:{self.where[1]}"
+
+    def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
+        """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""
+        if not self.outputs:
+            return iter(())
+        return zip((use.value for use in self.outputs), match(self.result, returned), strict=True)

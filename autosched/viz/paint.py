@@ -1,0 +1,193 @@
+"""What the drawings share: colours, patterns, escaping, text that fits, times as text. Knows no graph and no program.
+
+Colours are from Okabe and Ito, "Color Universal Design" (2008), told apart with every kind of colour blindness; what
+moves between devices is hatched as well, so that drawings read without colour.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from autosched.timeline import Timeline
+
+__all__ = ["columns", "document", "duration", "escape", "legend", "number", "shorten", "summary", "text_width", "ticks"]
+
+FONT_SIZE, LABEL, TITLE = 12.0, 10.5, 17.0  # of text, of text in narrow boxes, of titles
+_EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
+
+# Class, how it looks in light, what differs in dark.
+_STYLES: Sequence[tuple[str, str, str]] = (
+    ("paper", "fill:#ffffff", "fill:#0d1117"),
+    ("ink", "fill:#1f2328", "fill:#e6edf3"),
+    ("muted", "fill:#59636e", "fill:#9198a1"),
+    ("track", "fill:#f3f5f8", "fill:#171c24"),
+    ("grid", "stroke:#d9dee4", "stroke:#2d343d"),
+    ("task", "fill:#0072b2;stroke:#ffffff", "fill:#56b4e9;stroke:#0d1117"),
+    ("view", "fill:#ffffff;stroke:#0072b2", "fill:#0d1117;stroke:#56b4e9"),
+    ("input", "fill:#ffffff;stroke:#59636e", "fill:#0d1117;stroke:#9198a1"),
+    ("copy", "fill:url(#autosched-hatch);stroke:#ffffff", "stroke:#0d1117"),
+    ("ground", "fill:#f3bf4f", "fill:#e69f00"),
+    ("stripe", "fill:#e69f00", "fill:#b87f00"),
+    ("thin", "stroke:none", "stroke:none"),
+    ("critical", "stroke:#1f2328;stroke-width:2", "stroke:#ffffff"),
+    ("critical.thin", "stroke:#1f2328;stroke-width:.6", "stroke:#ffffff"),
+    ("on-task", "fill:#ffffff", "fill:#0d1117"),
+    ("on-copy", "fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke", "fill:#0d1117;stroke:#e69f00"),
+    ("line", "fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head)", "stroke:#9198a1"),
+    ("wait", "stroke-width:1", ""),
+    ("order", "stroke-dasharray:4 3", ""),
+    ("move", "stroke:#e69f00;stroke-width:2.4;marker-end:url(#autosched-move)", "stroke:#e69f00"),
+    ("head", "fill:#59636e", "fill:#9198a1"),
+    ("head-move", "fill:#e69f00", ""),
+    ("strong", "font-weight:600", ""),
+    ("title", f"font-weight:600;font-size:{TITLE:g}px", ""),
+    ("middle", "text-anchor:middle", ""),
+    ("label", f"font-size:{LABEL:g}px", ""),
+)
+_FONT = f"font:{FONT_SIZE:g}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;pointer-events:none"
+
+
+def _rules(column: int) -> str:
+    return "\n".join(f".autosched .{style[0]}{{{style[column]}}}" for style in _STYLES if style[column])
+
+
+def _head(name: str, cls: str, size: float) -> str:
+    return (
+        f'<marker id="autosched-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="{size:g}" '
+        f'markerHeight="{size:g}" markerUnits="userSpaceOnUse" orient="auto">'
+        f'<path class="{cls}" d="M0 .5 8 4 0 7.5z"/></marker>'
+    )
+
+
+_PREAMBLE = f"""<style>
+.autosched{{max-width:100%;height:auto}}
+.autosched text{{{_FONT}}}
+{_rules(1)}
+@media (prefers-color-scheme:dark){{
+{_rules(2)}
+}}
+</style>
+<defs>
+<pattern id="autosched-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
+<rect class="ground" width="6" height="6"/><rect class="stripe" width="2.5" height="6"/></pattern>
+{_head("head", "head", 6)}
+{_head("move", "head-move", 9)}
+</defs>"""
+
+
+def document(width: float, height: float, label: str, body: Iterable[str]) -> str:
+    """Return an SVG document with the styles that the classes of ``body`` name; ``label`` is for screen readers."""
+    size = f"{number(width)} {number(height)}"
+    attributes = f'viewBox="0 0 {size}" width="{number(width)}" height="{number(height)}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" class="autosched" role="img" aria-label="{escape(label)}"'
+    paper = f'<rect class="paper" width="{number(width)}" height="{number(height)}" rx="6"/>'
+    return "\n".join([f"{opening} {attributes}>", _PREAMBLE, paper, *body, "</svg>"]) + "\n"
+
+
+def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Draw a line of (symbol, class, text) around height ``y``; a symbol is ``"box"``, ``"pill"`` or ``"line"``."""
+    drawn = []
+    for symbol, cls, text in entries:
+        if symbol == "line":
+            drawn.append(f'<path class="{cls}" d="M{number(x)} {number(y)}h22"/>')
+        else:
+            rx = 6 if symbol == "pill" else 2
+            drawn.append(f'<rect class="{cls}" x="{number(x)}" y="{number(y - 6)}" width="22" height="12" rx="{rx}"/>')
+        drawn.append(f'<text class="muted" x="{number(x + 28)}" y="{number(y + 4)}">{escape(text)}</text>')
+        x += 28 + text_width(text) + 18
+    return drawn
+
+
+def escape(text: str) -> str:
+    """Make any string fit for XML text and attributes; characters that XML 1.0 forbids become U+FFFD.
+
+    >>> escape("a<b & 'c'")
+    'a&lt;b &amp; &#39;c&#39;'
+    """
+    legal = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
+        legal = legal.replace(character, entity)
+    return legal
+
+
+def number(value: float) -> str:
+    """Return a coordinate to a hundredth of a pixel, without trailing zeros.
+
+    >>> number(12.0), number(0.123), number(-0.001)
+    ('12', '0.12', '0')
+    """
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def text_width(text: str, size: float = FONT_SIZE) -> float:
+    """Return about how many pixels wide a text is."""
+    return columns(text) * _EM * size
+
+
+def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text to what fits into ``width`` pixels, with an ellipsis; return "" where it would say too little.
+
+    >>> shorten("logits", 60), shorten("gradient_of_w1", 60), shorten("logits", 20)
+    ('logits', 'gradien…', '')
+    """
+    room = int(width / (_EM * size))
+    if columns(text) <= room:
+        return text
+    if room < 6:
+        return ""
+    kept = text[: room - 1]
+    while columns(kept) >= room:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it, to three digits.
+
+    >>> duration(0), duration(0.00125), duration(7.5e-6), duration(125)
+    ('0 us', '1.25 ms', '7.5 us', '125 s')
+    """
+    scale, unit = _unit(seconds)
+    value = seconds / scale
+    return f"{value:,.0f} {unit}" if abs(value) >= 99.95 else f"{value:.3g} {unit}"
+
+
+def ticks(end: float, most: int) -> list[tuple[float, str]]:
+    """Return at most ``most`` steps of round times from 0 to ``end`` seconds, each with its text.
+
+    >>> ticks(0.0021, 5)
+    [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1 ms'), (0.0015, '1.5 ms'), (0.002, '2 ms')]
+    """
+    if end < 1e-12:
+        return [(0.0, "0")]
+    least = end / max(most, 1)
+    power = math.floor(math.log10(least))
+    step = next(s for s in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if s >= least)
+    scale, unit = _unit(end)
+    times = (float(f"{i * step:.12g}") for i in range(math.floor(end / step + 1e-9) + 1))
+    return [(time, f"{time / scale:g} {unit}" if time else "0") for time in times]
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    return next((unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us"))
+
+
+def summary(timeline: Timeline) -> str:
+    """Say in one line how long it took and how much of the copies' time was hidden.
+
+    >>> summary(Timeline(()))
+    'makespan 0 us'
+    """
+    text = f"makespan {duration(timeline.makespan)}"
+    if any(span.kind == "copy" for span in timeline.spans):
+        text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
+    return text

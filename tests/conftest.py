@@ -1,0 +1,33 @@
+"""What holds for every test: one intra-op thread, the Hypothesis profiles, no leaked threads, skips that say why."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import settings
+
+# A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit" is our first law.
+# It also keeps the two test processes from fighting for two cores.
+torch.set_num_threads(1)
+
+# No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves; deep ones search.
+settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("deep", max_examples=5000, deadline=None, print_blob=True)
+settings.load_profile("quick")
+
+
+def pytest_runtest_setup(item):
+    """Skip what this computer cannot run."""
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    for marker, needed in (("cuda", 1), ("multigpu", 2)):
+        if item.get_closest_marker(marker) and count < needed:
+            pytest.skip(f"accelerators needed: {needed}, found: {count}; where they are, run: pytest -m {marker}")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leaks():
+    """Fail a test after which threads of ours are alive that were not there before it."""
+    before = set(threading.enumerate())
+    yield
+    leaked = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("autosched")]
+    assert not leaked, f"threads outlive the test: {leaked}; close() the schedule"

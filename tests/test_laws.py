@@ -1,0 +1,178 @@
+"""The laws, over every policy and every backend that runs without an accelerator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.policies import POLICIES
+from autosched.program import Copy, Free, Program, Record, Run, Wait
+from autosched.verify import verify
+from tests.strategies import DEVICES, graphs, inputs_for, machines
+
+ALL = ["auto", *POLICIES]
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+CPUS = ("cpu", "cpu:1")
+
+
+def equal(a: object, b: object) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b  # type: ignore[arg-type]
+
+
+def serial(graph: asc.Graph) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Run serially; return the outputs and what became of the inputs."""
+    torch.manual_seed(3)
+    inputs = inputs_for(graph)
+    return graph.run_serial(**inputs), inputs
+
+
+def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph) -> None:
+    expected, expected_inputs = serial(graph)
+    for _ in range(3):  # the first run is watched, later ones are not; nothing may be left behind by one
+        torch.manual_seed(3)
+        inputs = inputs_for(graph)
+        outputs = schedule(**inputs)
+        assert list(outputs) == list(expected)
+        assert all(torch.equal(outputs[label], expected[label]) for label in expected)
+        assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines())
+def test_law_1_a_scheduled_run_equals_the_serial_run_at_once(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="host") as schedule:
+        assert_equals_serial(schedule, graph)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines())
+def test_law_1_a_scheduled_run_equals_the_serial_run_emulated(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="emulated") as schedule:
+        assert_equals_serial(schedule, graph)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(CPUS), machine=machines(CPUS))
+def test_law_1_a_scheduled_run_equals_the_serial_run_on_threads(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="threads") as schedule:
+        assert_equals_serial(schedule, graph)
+
+
+@given(graph=graphs(), machine=machines(), data=st.data())
+def test_law_1_outputs_go_where_they_are_wanted(graph: asc.Graph, machine: asc.Machine, data: st.DataObject) -> None:
+    wanted = {label: data.draw(st.sampled_from(DEVICES)) for label in graph.outputs}
+    with asc.schedule(graph, machine, policy="heft", costs=COSTS, outputs=wanted, backend="host") as schedule:
+        assert dict(schedule.program.outputs) == wanted
+        assert_equals_serial(schedule, graph)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines())
+def test_law_2_nothing_can_be_left_out(policy: str, graph: asc.Graph, machine: asc.Machine) -> None:
+    program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
+    for i, instruction in enumerate(program.instructions):
+        assert isinstance(instruction, (Run, Copy, Record, Wait, Free))
+        shorter = replace(program, instructions=program.instructions[:i] + program.instructions[i + 1 :])
+        try:
+            verify(shorter, graph)
+        except asc.ProgramError:
+            continue
+        pytest.fail(f"accepted without line {i}, {instruction} on {instruction.stream}:\n{graph}\n{program}")
+
+
+@given(graph=graphs(), machine=machines())
+def test_law_3_no_makespan_is_below_a_bound_and_auto_is_not_worse_than_any(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
+    best = asc.schedule(graph, machine, costs=COSTS)
+    for policy in POLICIES:
+        schedule = asc.schedule(graph, machine, policy=policy, costs=COSTS)
+        assert best.makespan <= schedule.makespan
+        assert schedule.makespan >= schedule.lower_bound * (1 - 1e-9)
+        assert schedule.makespan <= schedule.serial_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines())
+def test_law_4_planning_twice_gives_the_same_and_text_reads_back(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
+    assert str(asc.schedule(graph, machine, policy=policy, costs=COSTS).program) == str(program)
+    assert Program.parse(str(program)) == program
+
+
+def test_law_4_the_order_of_sets_and_dicts_of_strings_does_not_matter() -> None:
+    code = """
+import autosched as asc, operator
+graph = asc.Graph()
+values = list(graph.inputs("a", "b", "c"))
+for i in range(60):
+    values.append(graph.add(operator.add, values[i // 2], values[-1 - i % 3]))
+graph.output(*values[-4:])
+devices = [asc.Device("cpu", streams=3), *(asc.Device(f"cuda:{i}", streams=3) for i in range(2))]
+machine = asc.Machine(devices, asc.Machine.emulated(gpus=2).links)
+for policy in ("auto", "heft", "round_robin", "single"):
+    print(asc.schedule(graph, machine, policy=policy).program)
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    assert "compute2" in runs[0].stdout
+
+
+class PlantedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+@given(graph=graphs(views=False), machine=machines(), data=st.data())
+def test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run(
+    backend: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(graph) - 1))
+    ran: list[int] = []
+    broken = [True]
+
+    def spied(i: int, fn: object) -> object:
+        def call(*args: object, **kwargs: object) -> object:
+            if broken and i == index:
+                raise PlantedError(f"task {i}")
+            ran.append(i)
+            return fn(*args, **kwargs)  # type: ignore[operator]
+
+        return call
+
+    spy = graph.pinned()
+    spy.tasks[:] = [replace(task, fn=spied(task.index, task.fn)) for task in graph.tasks]
+    behind = {index}
+    for task in spy.tasks:
+        if any(d.task in behind and d.kind in ("data", "order") for d in task.dependencies):
+            behind.add(task.index)
+    with asc.schedule(spy, machine, policy="heft", costs=COSTS, backend=backend) as schedule:
+        for _ in range(2):
+            ran.clear()
+            with pytest.raises(asc.TaskError, match=rf"task '{graph.tasks[index].name}' on ") as error:
+                schedule(**inputs_for(graph))
+            assert isinstance(error.value.__cause__, PlantedError)
+            assert graph.tasks[index].source in str(error.value)
+            assert not behind & set(ran)
+        broken.clear()
+        assert_equals_serial(schedule, graph)
