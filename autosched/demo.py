@@ -10,7 +10,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import getitem
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,38 +62,47 @@ def machine_of_two() -> tuple[asc.Machine, str]:
     return machine, f"emulated, {slow} times slower than the hardware it plays, so that this CPU can keep up"
 
 
-def mlp_step(gpus: tuple[str, str] = GPUS, batch: int = BATCH) -> asc.Graph:
+def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
     """Return one training step as a graph: forward, loss and backward op by op on each GPU, the update on the CPU."""
     graph = asc.Graph("two-layer MLP")
     x, y, w1, w2 = graph.inputs("x", "y", "w1", "w2")
+    weights = {"w1": w1, "w2": w2}
     gradients: dict[str, list[asc.Value]] = {"w1": [], "w2": []}
     losses, replicas = [], []
     for i, gpu in enumerate(gpus):
         half = slice(i * batch // 2, (i + 1) * batch // 2)
-        rows, labels = x[half], y[half]
+        rows = graph.add(getitem, x, half, name=f"x.{i}")
+        labels = graph.add(getitem, y, half, name=f"y.{i}")
         with graph.on(gpu):
             v1, v2 = graph.inputs(f"w1.{i}", f"w2.{i}")
             h = graph.add(torch.mm, rows, v1, name=f"h.{i}")
-            a = graph.add(torch.relu, h, name=f"relu.{i}")
+            a = graph.add(torch.relu, h, name=f"a.{i}")
             scores = graph.add(torch.mm, a, v2, name=f"scores.{i}")
             losses.append(graph.add(torch.nn.functional.cross_entropy, scores, labels, name=f"loss.{i}"))
             d_scores = graph.add(cross_entropy_gradient, scores, labels, name=f"d_scores.{i}")
-            gradients["w2"].append(graph.add(torch.mm, a.T, d_scores, name=f"d_w2.{i}"))
-            d_a = graph.add(torch.mm, d_scores, v2.T, name=f"d_relu.{i}")
+            gradients["w2"].append(graph.add(weight_gradient, a, d_scores, name=f"d_w2.{i}"))
+            d_a = graph.add(input_gradient, d_scores, v2, name=f"d_a.{i}")
             d_h = graph.add(relu_gradient, d_a, h, name=f"d_h.{i}")
-            gradients["w1"].append(graph.add(torch.mm, rows.T, d_h, name=f"d_w1.{i}"))
+            gradients["w1"].append(graph.add(weight_gradient, rows, d_h, name=f"d_w1.{i}"))
         replicas.append({"w1": v1, "w2": v2})
-    for name, w in (("w2", w2), ("w1", w1)):
+    for name in ("w2", "w1"):  # the last layer's gradient is the first to come
         with graph.on("cpu"):
             total = graph.add(torch.add, *gradients[name], name=f"sum_{name}")
-            graph.add(sgd_, w, total, RATE / 2, name=f"update_{name}", writes=[w], outputs=())
+            graph.add(sgd_, weights[name], total, RATE / 2, name=f"update_{name}", writes=weights[name], outputs=())
         for i, gpu in enumerate(gpus):
-            with graph.on(gpu):
-                v = replicas[i][name]
-                graph.add(Tensor.copy_, v, w, name=f"new_{name}.{i}", writes=[v], outputs=())
-    with graph.on("cpu"):
-        graph.output(loss=graph.add(mean, *losses, name="loss"))
+            graph.add(Tensor.copy_, replicas[i][name], weights[name], name=f"new_{name}.{i}", on=gpu)
+    graph.output(loss=graph.add(mean, *losses, name="loss", on="cpu"))
     return graph
+
+
+def weight_gradient(before: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient by the weight of ``before @ weight``."""
+    return before.T @ gradient
+
+
+def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient by what was multiplied with the weight."""
+    return gradient @ weight.T
 
 
 def cross_entropy_gradient(scores: Tensor, labels: Tensor) -> Tensor:
@@ -116,7 +126,7 @@ def mean(a: Tensor, b: Tensor) -> Tensor:
     return (a + b) / 2
 
 
-def weights(gpus: tuple[str, str], machine: asc.Machine) -> dict[str, Tensor]:
+def initial_weights(gpus: Sequence[str], machine: asc.Machine) -> dict[str, Tensor]:
     """Return fresh weights, the same always: the CPU's, and a replica on each GPU."""
     generator = torch.Generator().manual_seed(1)
     w1 = torch.randn(64, HIDDEN, generator=generator) / 8
@@ -132,9 +142,9 @@ def main(epochs: int = 12, folder: Path = Path()) -> int:
     """Train, compare with the serial run, and draw; return the exit code."""
     data = load_digits()
     machine, kind = machine_of_two()
-    gpus = tuple(device.name for device in machine.devices if device.kind != "cpu")[:2]
-    graph = mlp_step(gpus)  # type: ignore[arg-type]
-    state, reference = weights(gpus, machine), weights(gpus, machine)  # type: ignore[arg-type]
+    gpus = [device.name for device in machine.devices if device.kind != "cpu"]
+    graph = mlp_step(gpus)
+    state, reference = initial_weights(gpus, machine), initial_weights(gpus, machine)
     examples = {"x": data.x[:BATCH], "y": data.y[:BATCH], **state}
     print(f"machine: {kind}\n{_indented(str(machine))}\n")
     with asc.schedule(graph, machine, examples=examples) as schedule:

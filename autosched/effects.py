@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["function_name", "is_random", "is_view", "may_alias", "raw_name", "written_arguments"]
+__all__ = ["Effects", "effects_of", "function_name"]
 
 VIEWS = frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
@@ -31,6 +31,7 @@ IN_PLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
 ) | {"__setitem__", "setitem"}
 RANDOM = frozenset(
+    "AlphaDropout Dropout "
     "alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
     "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
@@ -39,22 +40,34 @@ RANDOM = frozenset(
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
 
 
-def is_view(name: str) -> bool:
-    """Whether the torch function ``name`` only looks at its first argument's memory in another way, at no cost."""
-    return name in VIEWS
+class Effects(NamedTuple):
+    """What a call does: the arguments it writes, the one whose memory its result may share, and more."""
+
+    writes: Sequence[Any] = ()
+    base: Any = None
+    view: bool = False  # only another look at the base's memory, at no cost
+    random: bool = False
+    in_place: bool = False  # returns what it wrote
 
 
-def may_alias(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the result of the torch function ``name`` may share memory with its first argument."""
-    return name in VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
+    """Return what ``fn`` does by torch's own conventions; of a function that is not torch's, nothing is known.
+
+    >>> import operator
+    >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
+    ['x']
+    """
+    home = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.value":
+        return Effects()
+    name = _raw_name(fn)
+    writes = _written(name, args, kwargs)
+    shares = name in VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+    base = args[0] if shares and args else None
+    return Effects(writes, base, name in VIEWS, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
 
 
-def is_random(name: str) -> bool:
-    """Whether the torch function ``name`` draws from a random generator."""
-    return name in RANDOM
-
-
-def written_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
 
     A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch norms.
@@ -76,14 +89,14 @@ def written_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     return written
 
 
-def raw_name(fn: Callable[..., Any]) -> str:
+def _raw_name(fn: Callable[..., Any]) -> str:
     """Return the name under which the tables know ``fn``; Python's ``operator.and_`` is not torch's in-place form."""
     if getattr(fn, "__module__", None) == "_operator":
         return f"__{fn.__name__.strip('_')}__"
     name = getattr(fn, "__name__", None) or type(fn).__name__
     if name == "__get__":  # a property of Tensor, such as T: the descriptor behind it has the name
-        return getattr(getattr(fn, "__self__", None), "__name__", name)
-    return str(name)
+        name = getattr(getattr(fn, "__self__", None), "__name__", name)
+    return str(name).partition(".")[0]  # an ATen overload is called mm.default
 
 
 def function_name(fn: Callable[..., Any] | None) -> str:
@@ -93,4 +106,4 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     >>> function_name(operator.matmul), function_name(lambda x: x)
     ('matmul', 'lambda')
     """
-    return (re.sub(r"\W", "", raw_name(fn)).strip("_") if fn is not None else "") or "task"
+    return (re.sub(r"\W", "", _raw_name(fn)).strip("_") if fn is not None else "") or "task"

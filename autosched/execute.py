@@ -21,7 +21,7 @@ from autosched.machine import Machine
 from autosched.memory import Memory
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.timeline import Span, Timeline, what
-from autosched.workers import Crew, Fault, Tape
+from autosched.workers import Fault, Tape, Team
 
 __all__ = ["Executor"]
 
@@ -53,7 +53,7 @@ class Executor:
         self.calls = [self._call(i) for i in range(len(program))]
         self.tape = self._compile()
         self.check, self.checked = check, False
-        self.crew = Crew([thread for thread in self.tape.steps if thread is not None], backend.prepare)
+        self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
         self.close = weakref.finalize(self, _close, self.crew, backend)
 
@@ -153,7 +153,7 @@ class Executor:
         return watched(call, self.graph, task, lambda: self.memory.arguments(i), lambda: self.memory.results(i))
 
     def _timed(self, i: int, step: Step, stamps: dict[int, tuple[Any, Any]]) -> Step:
-        stamp = self.backend.stamp(self.program.instructions[i].stream)
+        stamp = self.backend.stamp(occupied(self.program.instructions[i]))
 
         def timed() -> None:
             start = stamp()
@@ -180,7 +180,7 @@ class _Handshakes:
         for i in program:
             if isinstance(i, Wait):
                 key = (i.event, backend.thread(i.stream))
-                if key[1] != recorder[i.event] and key not in self.locks:
+                if i.event in recorder and key[1] != recorder[i.event] and key not in self.locks:
                     self.locks[key] = tape.lock()
                     self.waiting.setdefault(i.event, []).append(self.locks[key])
 
@@ -219,6 +219,6 @@ def _described(item: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-def _close(crew: Crew, backend: Backend) -> None:
+def _close(crew: Team, backend: Backend) -> None:
     crew.close()
     backend.close()

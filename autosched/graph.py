@@ -118,6 +118,7 @@ class Graph:
         * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or a tuple, list or
           dict (nested at will) of names. The same shape of Values is returned.
         * ``random``: whether it draws random numbers; such tasks keep their serial order.
+        * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones return what they write.
         * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
 
         Raises GraphError for values of another graph, names already taken, writes that are no argument.
@@ -125,28 +126,43 @@ class Graph:
         if not callable(fn):
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
             raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
-        written = [writes] if isinstance(writes, Value) else list(writes)
-        return self._add(
-            fn, args, kwargs, name=name, writes=written, aliases=aliases, after=_as_tuple(after), on=on,
+        return self.record(
+            fn, args, kwargs, name=name, writes=_as_tuple(writes), aliases=aliases, after=_as_tuple(after), on=on,
             outputs=outputs, random=random, seconds=seconds, nbytes=nbytes,
         )  # fmt: skip
 
-    def record(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Add a torch function as a task, with its writes and aliases by torch's own conventions (``effects``).
-
-        An in-place function returns the value it wrote.
-        """
-        raw = effects.raw_name(fn)
-        writes = [self._as_value(item) for item in effects.written_arguments(raw, args, kwargs)]
-        in_place = bool(writes) and raw not in effects.BATCH_NORMS
-        base = args[0] if args and isinstance(args[0], Value) and effects.may_alias(raw, kwargs) else None
+    def record(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        writes: Sequence[Value] = (),
+        aliases: Value | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        **facts: Any,
+    ) -> Any:
+        """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known."""
+        known = effects.effects_of(fn, args, kwargs)
+        returns_written = known.in_place and outputs is None
+        base = self._as_argument(known.base)
+        base = base if isinstance(base, Value) else None
         result = self._add(
-            fn, tuple(args), kwargs, writes=writes, aliases=base, outputs=() if in_place else None,
-            view=base is not None and effects.is_view(raw), random=effects.is_random(raw),
-        )  # fmt: skip
-        if not in_place:
+            fn,
+            tuple(args),
+            kwargs,
+            writes=writes or [self._as_value(item) for item in known.writes],
+            aliases=base if aliases is None else aliases,
+            outputs=() if returns_written else outputs,
+            random=random or known.random,
+            view=known.view and base is not None,
+            **facts,
+        )
+        if not returns_written:
             return result
-        return writes[0] if len(writes) == 1 else tuple(writes)
+        written = [self._as_value(item) for item in known.writes]
+        return written[0] if len(written) == 1 else tuple(written)
 
     def output(self, *values: Value, **named: Value) -> None:
         """Declare outputs: what a run returns, by name. An output shows the last version of its value."""
@@ -165,6 +181,9 @@ class Graph:
         for field, item in self.__dict__.items():
             if isinstance(item, (list, dict, set)):
                 setattr(twin, field, item.copy())
+        twin.users = [list(users) for users in self.users]
+        twin._views = {root: list(members) for root, members in self._views.items()}
+        twin._readers = {root: list(readers) for root, readers in self._readers.items()}
         for name, device in (inputs or {}).items():
             value = self.names.get(name)
             if not isinstance(value, Value) or value.producer is not None:
@@ -321,21 +340,25 @@ class Graph:
     ) -> Any:
         label = self._fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
-        reads = list({leaf.index: leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value)}.values())
+        found = {leaf.index: leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value)}
+        reads = list(found.values())
         for value in (*writes, *([aliases] if aliases is not None else [])):
-            if not any(value is read for read in reads):
+            if not isinstance(value, Value) or found.get(value.index) is not value:
                 raise GraphError(
                     f"task {label!r} declares {value!r} as written or aliased, which is not among its arguments "
                     f"{listed(read.name for read in reads)}"
                 )
+        names = self._result_names(label, outputs)
+        earlier = [self._task_of(item) for item in after]
+        device = None if view else check_device(on) if on is not None else self._device
+        # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
         seen = tuple(Use(v.index, self._versions[v.root]) for v in reads)
-        dependencies = self._depend(index, reads, writes, after, random)
+        dependencies = self._depend(index, reads, writes, earlier, random)
         changed = tuple(Use(v.index, self._versions[v.root] - 1) for v in writes)
         root = self.values[aliases.root] if aliases is not None else None
-        result = self._results(label, index, root, outputs, nbytes)
+        result = transform(lambda leaf: self._new_value(leaf, index, root=root, nbytes=nbytes), names)
         made = tuple(Use(v.index, self._versions[v.root]) for v in flatten(result))
-        device = None if view else check_device(on) if on is not None else self._device
         task = Task(
             index, label, fn, args, kwargs, seen, changed, made, result, dependencies, device, view, seconds, _caller()
         )  # fmt: skip
@@ -347,7 +370,7 @@ class Graph:
         return result
 
     def _depend(
-        self, index: int, reads: Sequence[Value], writes: Sequence[Value], after: Iterable[Any], random: bool
+        self, index: int, reads: Sequence[Value], writes: Sequence[Value], earlier: Iterable[int], random: bool
     ) -> tuple[Dependency, ...]:
         """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
         found: dict[int, Kind] = {}
@@ -366,27 +389,28 @@ class Graph:
         for value in reads:
             if self._writers.get(value.root) != index:
                 self._readers.setdefault(value.root, []).append(index)
-        for item in after:
-            found.setdefault(self._task_of(item), "order")
+        for task in earlier:
+            found.setdefault(task, "order")
         if random:
             if self._random is not None:
                 found.setdefault(self._random, "order")
             self._random = index
         return tuple(Dependency(task, kind) for task, kind in found.items())
 
-    def _results(self, label: str, producer: int, root: Value | None, outputs: Any, nbytes: int | None) -> Any:
-        """Make the values of a task's result, in the shape that ``outputs`` gives."""
+    def _result_names(self, label: str, outputs: Any) -> Any:
+        """Return the names of the values of a task's result, in the shape that ``outputs`` gives."""
         if outputs is None:
-            return self._new_value(label, producer, root=root, nbytes=nbytes)
+            return label
         if isinstance(outputs, int) and not isinstance(outputs, bool):
             outputs = tuple(f"{label}.{i}" for i in range(outputs))
-
-        def make(leaf: Any) -> Value:
+        taken: set[str] = set()
+        for leaf in flatten(outputs):
             if not isinstance(leaf, str):
                 raise GraphError(f"outputs= of task {label!r} must be a number or a tree of names, got {leaf!r} in it")
-            return self._new_value(self._claim(leaf), producer, root=root, nbytes=nbytes)
-
-        return transform(make, outputs)
+            if self._claim(leaf) in taken:
+                raise GraphError(f"outputs= of task {label!r} has the name {leaf!r} twice; names are unique")
+            taken.add(leaf)
+        return outputs
 
     def _new_value(
         self,

@@ -310,7 +310,8 @@ def _numbers(kind: type[Device] | type[Link], item: Mapping[str, Any]) -> dict[s
     for key in item:
         if key not in known:
             raise ValueError(f"{kind.__name__.lower()} has no field {key!r}")
-    return {key: math.inf if value == "inf" else value for key, value in item.items()}
+    texts = ("name", "physical", "source", "destination")
+    return {key: math.inf if value == "inf" and key not in texts else value for key, value in item.items()}
 
 
 def _positive(item: Device | Link, *names: str) -> None:

@@ -108,8 +108,18 @@ class Schedule:
         return self._executor.profile(inputs)[1]
 
     def run_serial(self, **inputs: Any) -> dict[str, Any]:
-        """Run the tasks one by one in the order they were added: the reference. See ``Graph.run_serial``."""
-        return self.graph.run_serial(**inputs)
+        """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
+        return self._serial(inputs)
+
+    @cached_property
+    def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        if self.backend != "accelerator":
+            return lambda inputs: self.graph.run_serial(**inputs)
+        from autosched.backends.accelerator import Accelerator
+
+        placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
+        program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
+        return Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
 
     def close(self) -> None:
         """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit."""

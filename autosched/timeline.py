@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,7 +106,8 @@ class Timeline:
             return ()
         before: dict[int, list[int]] = {}
         for a, b in self.arrows:
-            before.setdefault(b, []).append(a)
+            if a < b:  # clocks that disagree by a little may measure it the other way round
+                before.setdefault(b, []).append(a)
         last: dict[Stream, int] = {}
         for i, span in enumerate(self.spans):
             for stream in span.streams:
@@ -137,4 +140,7 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 
 
 def _covered(start: float, end: float, by: list[tuple[float, float]]) -> float:
-    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in by)
+    """Return how much of an interval lies in others, which are in order and apart."""
+    first = max(bisect.bisect(by, start, key=operator.itemgetter(0)) - 1, 0)
+    last = bisect.bisect(by, end, key=operator.itemgetter(0))
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in by[first:last])

@@ -1,6 +1,6 @@
 """Value: a variable of a graph. Torch functions, operators and methods on Values add tasks to their graph.
 
-Knows how Python and torch spell a call, and hands it to ``Graph.record``; it decides nothing itself and
+Knows how Python and torch spell a call, and hands it to its graph; it decides nothing itself and
 does not import torch (the ``__torch_function__`` protocol needs no import).
 """
 
@@ -32,14 +32,6 @@ def _binary(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
 def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
     def method(self: Any, other: Any) -> Value:
         return self.graph.record(fn, (other, self), {})  # type: ignore[no-any-return]
-
-    return method
-
-
-def _in_place(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
-    def method(self: Any, other: Any) -> Value:
-        self.graph.add(fn, self, other, writes=[self])
-        return self  # type: ignore[no-any-return]
 
     return method
 
@@ -90,6 +82,7 @@ class Value:
         return f"Value({self.name!r})"
 
     __hash__ = object.__hash__
+    __array_ufunc__ = None  # so that numpy numbers leave operators to us
 
     @classmethod
     def __torch_function__(cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,38 +138,38 @@ class Value:
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
 
-    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
-    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
-    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
+    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _binary(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _binary(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _binary(operator.imul)
     __matmul__, __rmatmul__, __imatmul__ = (
         _binary(operator.matmul),
         _reflected(operator.matmul),
-        _in_place(operator.imatmul),
+        _binary(operator.imatmul),
     )
     __truediv__, __rtruediv__, __itruediv__ = (
         _binary(operator.truediv),
         _reflected(operator.truediv),
-        _in_place(operator.itruediv),
+        _binary(operator.itruediv),
     )
     __floordiv__, __rfloordiv__, __ifloordiv__ = (
         _binary(operator.floordiv),
         _reflected(operator.floordiv),
-        _in_place(operator.ifloordiv),
+        _binary(operator.ifloordiv),
     )
-    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _in_place(operator.imod)
-    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _in_place(operator.ipow)
-    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _in_place(operator.iand)
-    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _in_place(operator.ior)
-    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _in_place(operator.ixor)
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _binary(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _binary(operator.ipow)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _binary(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _binary(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _binary(operator.ixor)
     __lshift__, __rlshift__, __ilshift__ = (
         _binary(operator.lshift),
         _reflected(operator.lshift),
-        _in_place(operator.ilshift),
+        _binary(operator.ilshift),
     )
     __rshift__, __rrshift__, __irshift__ = (
         _binary(operator.rshift),
         _reflected(operator.rshift),
-        _in_place(operator.irshift),
+        _binary(operator.irshift),
     )
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)

@@ -9,9 +9,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Crew", "Fault", "Step", "Tape"]
+__all__ = ["Choose", "Crew", "Fault", "Interleaver", "Step", "Tape", "Team"]
 
 Step = Callable[[], Any]
 
@@ -43,6 +43,18 @@ class Tape:
     def add(self, thread: str | None, position: int, *steps: Step | None) -> None:
         """Add steps to a thread; None is none."""
         self.steps.setdefault(thread, []).extend((position, step) for step in steps if step is not None)
+
+
+class Team(Protocol):
+    """What runs tapes."""
+
+    stopped: bool
+
+    def run(self, tape: Tape) -> Fault | None:
+        """Drain a tape; return the first fault, if any. When this returns or raises, nothing is at work any more."""
+
+    def close(self) -> None:
+        """End what there is to end."""
 
 
 class Crew:
@@ -116,6 +128,59 @@ class Crew:
         self.stop()
         for worker in self._workers:
             worker.close()
+
+
+Choose = Callable[[list[str]], str]  # of the threads that could go on, the one that does
+
+
+class Interleaver:
+    """Runs tapes in the calling thread, an instruction at a time, of whichever thread ``choose`` picks.
+
+    >>> tape, said = Tape(), []
+    >>> lock = tape.lock()
+    >>> tape.add("a", 0, lambda: said.append("first"), lock.release)
+    >>> tape.add("b", 1, lock.acquire, lambda: said.append("second"))
+    >>> Interleaver(max).run(tape), said
+    (None, ['first', 'second'])
+    """
+
+    def __init__(self, choose: Choose):
+        self.choose = choose
+        self.stopped = False
+
+    def run(self, tape: Tape) -> Fault | None:
+        """Drain a tape; return the fault of the step that raised, if one did."""
+        self.stopped = False
+        at = {name: 0 for name in tape.steps if name is not None}
+        fault = None
+        while fault is None and (ready := [name for name in at if _can_go_on(tape, name, at[name])]):
+            name = self.choose(ready)
+            position, _ = tape.steps[name][at[name]]
+            while fault is None and _can_go_on(tape, name, at[name]) and tape.steps[name][at[name]][0] == position:
+                try:
+                    tape.steps[name][at[name]][1]()
+                except BaseException as error:
+                    fault = Fault(position, error)
+                at[name] += 1
+        self.stopped = fault is not None
+        for lock in tape.locks:
+            lock.acquire(blocking=False)
+        return fault
+
+    def close(self) -> None:
+        """End nothing: there are no threads."""
+
+
+def _can_go_on(tape: Tape, name: str, at: int) -> bool:
+    """Whether a thread has a next step that would not wait for another thread."""
+    if at == len(tape.steps[name]):
+        return False
+    step = tape.steps[name][at][1]
+    lock = getattr(step, "__self__", None)
+    return not (isinstance(lock, _Lock) and step == lock.acquire and lock.locked())
+
+
+_Lock = type(threading.Lock())
 
 
 class _Worker:

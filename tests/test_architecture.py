@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "execute": [*DATA, "backends", "check", "memory", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # the outside world
-    "backends": ["errors", "machine", "program", "tree"],
+    "backends": ["errors", "machine", "program", "tree", "workers"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph
     "parallel": ["autosched"],  # the public API alone
     # putting it together

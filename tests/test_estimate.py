@@ -166,7 +166,7 @@ def test_constraints_and_devices_in_calls_do_not_matter():
     graph.output(z=z)
     found = estimate(graph, {"x": floats(3)})
     assert found.unknown == {}
-    assert found.costs.work["add_to_cuda0"] == Work(0, 0)
+    assert found.costs.work["to_cuda0"] == Work(0, 0)
     assert found.costs.nbytes["z"] == 12
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.backends.virtual import Virtual
 from autosched.policies import POLICIES
 from autosched.program import Copy, Free, Program, Record, Run, Wait
 from autosched.verify import verify
@@ -33,9 +34,9 @@ def serial(graph: asc.Graph) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
     return graph.run_serial(**inputs), inputs
 
 
-def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph) -> None:
+def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph, runs: int = 3) -> None:
     expected, expected_inputs = serial(graph)
-    for _ in range(3):  # the first run is watched, later ones are not; nothing may be left behind by one
+    for _ in range(runs):  # the first run is watched, later ones are not; nothing may be left behind by one
         torch.manual_seed(3)
         inputs = inputs_for(graph)
         outputs = schedule(**inputs)
@@ -60,6 +61,16 @@ def test_law_1_a_scheduled_run_equals_the_serial_run_emulated(
 ) -> None:
     with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="emulated") as schedule:
         assert_equals_serial(schedule, graph)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines(), data=st.data())
+def test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving(
+    policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
+    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=backend) as schedule:
+        assert_equals_serial(schedule, graph, runs=2)
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -136,6 +147,16 @@ for policy in ("auto", "heft", "round_robin", "single"):
     ]
     assert runs[0].stdout == runs[1].stdout
     assert "compute2" in runs[0].stdout
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines(), data=st.data())
+def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simulator(
+    policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
+    for choose in (None, lambda ready: data.draw(st.sampled_from(ready))):
+        with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=Virtual(choose)) as schedule:
+            assert schedule.profile(**inputs_for(graph)) == schedule.simulate()
 
 
 class PlantedError(Exception):

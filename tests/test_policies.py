@@ -335,6 +335,19 @@ def test_a_decision_does_not_lead_into_a_dead_end(name):
     assert set(placement.device.values()) <= {"cuda:1", "cuda:2"}
 
 
+@pytest.mark.parametrize("policy", [*POLICIES.values(), single_on("p2")])
+def test_a_choice_that_turns_out_impossible_is_taken_back(policy):
+    """On a ring, a on p2 would push b to p3 and c to p1, which are not linked, though each alone could be there."""
+    ring = Machine([Device(f"p{i}") for i in range(4)], [Link(f"p{i}", f"p{(i + 1) % 4}", 1) for i in range(4)])
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p0": 9, "p1": 9, "p2": 1})
+    b = graph.add(int, a, name="b", seconds={"p0": 9, "p3": 1})
+    graph.add(int, a, b, name="c", seconds={"p0": 9, "p1": 1})
+    placement = policy(graph, ring, COSTS)
+    assert placement.device["a"] != "p2"
+    assert not breaks_a_rule(graph, ring, dict(placement.device))
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_empty_graph(name):
     assert POLICIES[name](Graph(), processors(2), COSTS) == Placement({}, ())

@@ -3,6 +3,7 @@
     host          everything at once, in the calling thread, in issue order
     threads       a thread for each CPU stream
     emulated      any machine, played by CPU threads that take as long as the costs say
+    virtual       the same in virtual time and one thread, in any interleaving
     accelerator   torch streams and events: CUDA, XPU and their kin
 
 A backend is told about streams, events and memory, never about tasks, graphs or policies. Its methods are called once,
@@ -21,10 +22,10 @@ from typing import Any, Protocol
 from autosched.errors import ScheduleError
 from autosched.machine import Machine
 from autosched.program import Copy, Program, Stream
+from autosched.workers import Step, Team
 
 __all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
 
-Step = Callable[[], Any]
 Transfer = Callable[[Any, Any], Any]  # (what to copy, what to overwrite or None) -> the copy
 
 
@@ -40,8 +41,8 @@ class Backend(Protocol):
     def thread(self, stream: Stream) -> str | None:
         """Return which thread issues a stream, by any name; None for the thread that calls the schedule."""
 
-    def prepare(self) -> None:
-        """Set up a thread; called once in each, when it starts."""
+    def crew(self, threads: Sequence[str]) -> Team:
+        """Return what runs steps in these threads."""
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
         """Make streams current in their thread, so that what comes next is put on them."""
@@ -61,8 +62,8 @@ class Backend(Protocol):
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
         """Return what to do with memory that goes back, before its last reference is dropped."""
 
-    def stamp(self, stream: Stream) -> Callable[[], Any]:
-        """Return a function that marks a moment on a stream."""
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
+        """Return a function that marks a moment on streams that meet."""
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Start a run; ``stopped()`` says whether it has been given up meanwhile."""
@@ -81,6 +82,7 @@ BACKENDS = {
     "host": "autosched.backends.host:Host",
     "threads": "autosched.backends.threads:Threads",
     "emulated": "autosched.backends.emulated:Emulated",
+    "virtual": "autosched.backends.virtual:Virtual",
     "accelerator": "autosched.backends.accelerator:Accelerator",
 }
 

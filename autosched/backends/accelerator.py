@@ -39,10 +39,14 @@ _streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
 
 
 class Accelerator(Host):
-    """See ``autosched.backends``."""
+    """See ``autosched.backends``.
 
-    def __init__(self) -> None:
+    With ``serial`` one thing happens at a time, in issue order: the reference.
+    """
+
+    def __init__(self, serial: bool = False) -> None:
         super().__init__()
+        self.serial = serial
         self.devices: dict[str, torch.device] = {}
         self.streams: dict[Stream, torch.Stream] = {}
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
@@ -65,7 +69,7 @@ class Accelerator(Host):
                 stream = instruction.stream
                 gpu = stream in self.streams
                 self.events[instruction.event] = torch.Event(self.devices[stream.device]) if gpu else None
-        self.own_thread = _waiting_for_host(program, set(self.streams))
+        self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
         out = {i.stream for i in program if isinstance(i, Copy) and self.devices[i.destination].type == "cpu"}
         self.to_host = [stream for name, stream in self.streams.items() if name in out]
         self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
@@ -97,6 +101,8 @@ class Accelerator(Host):
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call; between two streams of one GPU, do by events what torch does between those of two."""
         real = [self.streams[stream] for stream in streams if stream in self.streams]
+        if self.serial:
+            return lambda: _synchronized(call, real)
         if len(real) < 2 or real[0].device != real[1].device:
             return call
         own, other = real
@@ -145,12 +151,12 @@ class Accelerator(Host):
         own = self.streams[stream]
         return lambda: own.wait_event(made)
 
-    def stamp(self, stream: Stream) -> Callable[[], Any]:
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Record a timing event, or read the host's clock."""
         self.timing = True
-        if stream not in self.streams:
+        if streams[0] not in self.streams:
             return time.perf_counter
-        on = self.streams[stream]
+        on = self.streams[streams[0]]
 
         def mark() -> torch.Event:
             event = torch.Event(on.device, enable_timing=True)
@@ -198,6 +204,12 @@ class Accelerator(Host):
             return stamp - self.begun
         stamp.synchronize()
         return float(self.zero[stamp.device].elapsed_time(stamp)) / 1e3
+
+
+def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
+    call()
+    for stream in streams:
+        stream.synchronize()
 
 
 def _real(name: str, physical: str | None) -> torch.device:

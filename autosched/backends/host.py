@@ -15,6 +15,7 @@ from autosched.backends import Step, Transfer
 from autosched.machine import Machine
 from autosched.program import Copy, Program, Stream
 from autosched.tree import transform
+from autosched.workers import Crew, Team
 
 __all__ = ["Host", "copy_in_host_memory"]
 
@@ -36,8 +37,12 @@ class Host:
         """Issue every stream from the calling thread."""
         return None
 
+    def crew(self, threads: Sequence[str]) -> Team:
+        """Give each thread a thread."""
+        return Crew(threads, self.prepare)
+
     def prepare(self) -> None:
-        """Need nothing."""
+        """Set up a thread of the crew: need nothing."""
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
         """Need nothing."""
@@ -63,7 +68,7 @@ class Host:
         """Leave it to the reference count."""
         return None
 
-    def stamp(self, stream: Stream) -> Callable[[], Any]:
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Read the clock."""
         return time.perf_counter
 

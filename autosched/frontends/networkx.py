@@ -21,13 +21,17 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
         dag.add_node(task.name, **{key: item for key, item in known.items() if item is not None})
         for dependency in task.dependencies:
             dag.add_edge(graph.tasks[dependency.task].name, task.name, kind=dependency.kind)
+        for value in (graph.values[use.value] for use in task.reads):
+            producer = graph.tasks[value.producer] if value.producer is not None else None
+            if producer is not None and producer.fn is None and value.index != producer.outputs[0].value:
+                dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
     return dag
 
 
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     """See ``Graph.from_networkx``."""
-    if not dag.is_directed() or not networkx.is_directed_acyclic_graph(dag):
-        raise GraphError(f"from_networkx needs a directed graph without cycles, got {dag}")
+    if not dag.is_directed() or dag.is_multigraph() or not networkx.is_directed_acyclic_graph(dag):
+        raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # what flows along an edge

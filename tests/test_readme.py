@@ -1,0 +1,34 @@
+"""The code in the READMEs runs, and prints what they say."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(path: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_code_of_the_readme_runs_and_prints_what_it_says():
+    printed = io.StringIO()
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(printed):
+        for block in blocks("README.md", "python"):
+            exec(block, names)
+    expected = blocks("README.md", "text")[0].removesuffix("...\n")
+    assert printed.getvalue().startswith(expected)
+
+
+@pytest.mark.parametrize("path", ["README.md", "autosched/README.md", "CONTRIBUTING.md"])
+def test_every_file_that_is_named_is_there(path: str):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    here = (ROOT / path).parent
+    linked = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    named = re.findall(r"`([\w/]+\.py)`", text) if path == "autosched/README.md" else []
+    for target in [*linked, *named]:
+        assert (here / target).exists() or (ROOT / target).exists(), target
