@@ -73,9 +73,9 @@ class Executor:
         return outputs, Timeline.of(spans, self.program.arrows)
 
     def _run(self, tape: Tape, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if not self.close.alive:
-            raise ScheduleError("the schedule is closed; make a new one")
         with self.busy, no_grad():
+            if not self.close.alive:
+                raise ScheduleError("the schedule is closed; make a new one")
             try:
                 self.memory.fill(inputs)
                 crew = self.crew
@@ -83,6 +83,8 @@ class Executor:
                 fault = crew.run(tape)
                 if fault is not None:
                     self._raise(fault)
+                if crew.stopped:
+                    raise ScheduleError("the schedule was closed while it ran")
                 self.backend.join()
                 return self.memory.outputs()
             finally:

@@ -78,7 +78,12 @@ class Graph:
         """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments."""
         found = self._constants.get(id(tensor))
         if found is None:
-            found = self._new_value(self._claim(name) if name else self._fresh("constant"), data=tensor)
+            device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
+            found = self._new_value(
+                self._claim(name) if name else self._fresh("constant"),
+                device=None if device == "cpu" else device,
+                data=tensor,
+            )
             self._constants[id(tensor)] = found
         return found
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from autosched.backends import Step, Transfer
-from autosched.errors import GraphError
+from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Task, Value
 from autosched.program import Copy, Free, Program, Run
 from autosched.tree import flatten, transform
@@ -37,6 +37,7 @@ class Memory:
         homes = [
             (name, self._slot[graph.value(name).index, 0, device], place(device)) for name, device in program.inputs
         ]
+        self._written = {name for name, _ in self._inputs if graph.last_version(graph.value(name).index)}
         self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
         self._blank = self.data.copy()
         self._outputs = [
@@ -52,12 +53,28 @@ class Memory:
             self.graph.bind(inputs)
         for name, slot in self._inputs:
             self.data[slot] = inputs[name]
+        if self._written:
+            self._check_apart()
         for name, slot, device in self._placed:
             for leaf in flatten(self.data[slot]):
                 if getattr(leaf, "device", device) != device:
                     raise GraphError(
                         f"input {name!r} is on {leaf.device}, and the schedule expects it on {device}; "
                         f"move it, or say where it lives: schedule(..., inputs={{{name!r}: ...}})"
+                    )
+
+    def _check_apart(self) -> None:
+        """Raise HazardError if an input that tasks write shares its memory with another."""
+        owner: dict[int, str] = {}
+        for name, slot in self._inputs:
+            for leaf in flatten(self.data[slot]):
+                address = leaf.untyped_storage().data_ptr() if hasattr(leaf, "untyped_storage") else 0
+                other = owner.setdefault(address, name) if address else name
+                if other != name and (name in self._written or other in self._written):
+                    written = name if name in self._written else other
+                    raise HazardError(
+                        f"inputs {other!r} and {name!r} share memory, and {written!r} is written in place; "
+                        f"pass a clone, or make one a view of the other in the graph"
                     )
 
     def outputs(self) -> dict[str, Any]:

@@ -111,9 +111,9 @@ class _Verifier:
     # ---- the laws, an instruction at a time
 
     def _inputs(self) -> None:
-        names = sorted(value.name for value in self.graph.sources)
-        if sorted(name for name, _ in self.program.inputs) != names:
-            self._fail("result", f"the program's inputs are {sorted(self.inputs)}, the graph's {names}")
+        found, names = sorted(name for name, _ in self.program.inputs), sorted(v.name for v in self.graph.sources)
+        if found != names:
+            self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
             self.home[name] = self._new(_Place(name, 0, device), (), _START)
             self.home[name].kept = True
@@ -192,10 +192,9 @@ class _Verifier:
         for task in self.graph.tasks:
             if task.index not in self.ran:
                 self._fail("single", f"task {task.name!r} never runs")
-        if sorted(label for label, _ in self.program.outputs) != sorted(self.graph.outputs):
-            self._fail(
-                "result", f"the program's outputs are {sorted(self.outputs)}, the graph's {sorted(self.graph.outputs)}"
-            )
+        found, labels = sorted(label for label, _ in self.program.outputs), sorted(self.graph.outputs)
+        if found != labels:
+            self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
         for label, index in self.graph.outputs.items():
             place = _Place(self.names[index], self.graph.last_version(index), self.outputs[label])
             self._final(place, f"output {label!r}").kept = True

@@ -70,7 +70,7 @@ class Crew:
     """
 
     def __init__(self, names: Sequence[str], prepare: Step):
-        self.stopped = False
+        self.stopped = self.closed = False
         self.fault: Fault | None = None
         self._guard = threading.Lock()
         self._tape = Tape()
@@ -79,28 +79,28 @@ class Crew:
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape, the calling thread's part too; return the first fault, if any.
 
-        When this returns or raises (KeyboardInterrupt), no thread is at work.
+        When this returns or raises (KeyboardInterrupt), no thread is at work; ``stopped`` says whether it was given up.
         """
-        self._tape, self.fault, self.stopped = tape, None, False
-        started: list[_Worker] = []
+        for worker in self._workers:  # one is at work still if the last run was interrupted, and the wait for it too
+            worker.done.wait()
+        with self._guard:
+            self._tape, self.stopped = tape, self.closed
         try:
-            for worker in self._workers:
-                started.append(worker)
-                worker.go.release()
+            for worker in self._workers if not self.stopped else ():
+                worker.start()
             self.drain(tape.steps.get(None, ()))
-            while started:
-                started[-1].done.acquire()
-                started.pop()
+            for worker in self._workers:
+                worker.done.wait()
+            return self.fault
         finally:
-            if started:
+            if not all(worker.done.is_set() for worker in self._workers):
                 self.stop()
-                for worker in started:
-                    worker.done.acquire()
+                for worker in self._workers:
+                    worker.done.wait()
             if self.stopped:
                 for lock in tape.locks:
                     lock.acquire(blocking=False)
-            self._tape = Tape()
-        return self.fault
+            self._tape, self.fault = Tape(), None  # an error holds on to all that its frames do
 
     def drain(self, steps: Sequence[tuple[int, Step]]) -> None:
         """Call steps one after another, until one raises or the run is given up."""
@@ -125,6 +125,7 @@ class Crew:
 
     def close(self) -> None:
         """End the threads, after the steps that they are in."""
+        self.closed = True
         self.stop()
         for worker in self._workers:
             worker.close()
@@ -187,17 +188,26 @@ class _Worker:
     def __init__(self, name: str, crew: Crew, prepare: Step):
         self.name = name
         self.open = True
-        self.go, self.done = threading.Lock(), threading.Lock()
+        self.go, self.done = threading.Lock(), threading.Event()
         self.go.acquire()
-        self.done.acquire()
         self.thread = threading.Thread(target=self._serve, args=(crew, prepare), name=f"autosched {name}", daemon=True)
         self.thread.start()
+        self.done.wait()
 
     def _serve(self, crew: Crew, prepare: Step) -> None:
         prepare()
+        self.done.set()
         while self.go.acquire() and self.open:
             crew.drain(crew._tape.steps.get(self.name, ()))
-            self.done.release()
+            self.done.set()
+        self.done.set()
+
+    def start(self) -> None:
+        try:
+            self.done.clear()
+        finally:  # also if interrupted: whoever waits for ``done`` waits for the thread to wake up
+            with contextlib.suppress(RuntimeError):
+                self.go.release()
 
     def close(self) -> None:
         self.open = False

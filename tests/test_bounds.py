@@ -36,10 +36,17 @@ def test_the_critical_path_stays_on_a_device_where_copies_cost_more():
 def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place():
     graph = Graph()
     w = graph.input("w")
-    graph.add(int, w, name="read", seconds=1, on="p2")
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=1, on="p2")
     graph.add(int, w, name="look", seconds=1, on="p3")
-    assert bounds(graph, processors(3), COSTS.override(nbytes={"w": 5}))["critical_path"] == 5 + 1 + 1 + 5 + 1
+    assert bounds(graph, processors(3), COSTS.override(nbytes={"w": 5}))["critical_path"] == 5 + 1 + 5 + 1
+
+
+def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
+    graph = Graph()
+    w = graph.input("w")
+    graph.add(int, w, name="read", seconds=7, on="p2")
+    graph.add(int, w, name="write", writes=[w], outputs=(), seconds=6, on="p1")
+    assert bounds(graph, processors(2), COSTS.override(nbytes={"w": 1}))["critical_path"] == 1 + 7
 
 
 def test_no_copy_within_a_group_or_for_order_alone():

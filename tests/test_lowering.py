@@ -276,7 +276,16 @@ def test_memory_is_freed_at_the_first_place_where_a_wait_that_is_there_anyway_al
     graph.output(graph.add(fn, there, meanwhile, name="back"))
     program = lowered(graph, h="cuda:0", there="cuda:1", meanwhile="cuda:0", back="cuda:0")
     own = [str(i) for i in program if str(i.stream) == "cuda:0/compute"]
-    assert own == ["run h", "record e0", "run meanwhile", "wait e3", "free h", "run back", "free meanwhile", "record e4"]
+    assert own == [
+        "run h",
+        "record e0",
+        "run meanwhile",
+        "wait e3",
+        "free h",
+        "run back",
+        "free meanwhile",
+        "record e4",
+    ]
 
 
 def test_an_order_edge_across_devices_is_one_wait_and_no_copy():
@@ -367,13 +376,23 @@ def test_one_value_may_be_shown_as_two_outputs_on_one_device():
     assert program.outputs == (("a", "cuda:0"), ("b", "cuda:0"))
 
 
+def test_one_value_may_be_wanted_on_two_devices():
+    graph = asc.Graph()
+    y = graph.add(fn, name="y")
+    graph.output(a=y, b=y, c=y)
+    program = lowered(graph, outputs={"a": "cpu", "b": "cuda:1"}, y="cuda:0")
+    assert program.outputs == (("a", "cpu"), ("b", "cuda:1"), ("c", "cuda:0"))
+
+
 def test_an_unknown_output_is_refused():
     with pytest.raises(asc.ScheduleError, match=r"outputs= names 'z', which is no output; outputs are \['y'\]"):
         lowered(figure(), outputs={"z": "cpu"})
 
 
 def test_a_device_that_no_link_leads_to_is_refused():
-    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")], [asc.Link("cpu", "cuda:0", 1)])
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")], [asc.Link("cpu", "cuda:0", 1)]
+    )
     with pytest.raises(asc.ScheduleError, match="value 'h' is on 'cuda:0' and needed on 'cuda:1', but no link joins"):
         lowered(figure(), machine, h="cuda:0", y="cuda:1")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autosched.costs import Costs
 from autosched.errors import MachineError, ScheduleError
-from autosched.graph import Graph
+from autosched.graph import Graph, Value
 from autosched.machine import Device, Link, Machine
 from autosched.placement import Placement, check, choices, home
 from autosched.policies import POLICIES, heft, round_robin, single, single_on
@@ -166,13 +166,73 @@ def test_heft_plans_copies_one_after_another_where_they_are():
     assert makespan(graph, real, aware) < makespan(graph, real, blind)
 
 
+def linked(*names: str) -> Machine:
+    """Devices with contention, all linked, at one byte per second."""
+    return Machine([Device(name) for name in names], [Link(a, b, 1) for a, b in itertools.combinations(names, 2)])
+
+
+def add_urgent(graph: Graph, value: Value, on: str, then_on: str) -> None:
+    """Add a reader of one second that ranks above all that are added later, for what comes after it is long."""
+    graph.add(int, value, name="urgent", seconds=1, on=on)
+    graph.add(int, name="long", seconds=1000, on=then_on, after="urgent")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("p1 p2 p3", "p2"), ("cpu cpu:1 cpu:2", "cpu:1"), ("cuda:0 cuda:1 cpu", "cpu")],
+    ids=["accelerators", "CPUs", "accelerators to a CPU, whose side holds nothing"],
+)
+def test_heft_lets_copies_into_a_device_follow_one_another(names, expected):
+    first, second, there = names.split()
+    graph = Graph()
+    a = graph.add(int, name="a", seconds=1, nbytes=10, on=first)
+    b = graph.add(int, name="b", seconds=1, nbytes=10, on=second)
+    add_urgent(graph, a, on=there, then_on=first)
+    graph.add(int, b, name="c", seconds={second: 15, there: 1})
+    assert heft(graph, linked(first, second, there), COSTS).device["c"] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("p1 p2 p3", "p1"), ("cpu cpu:1 cpu:2", "cpu"), ("cpu cuda:0 cuda:1", "cuda:1")],
+    ids=["accelerators", "CPUs", "a CPU, whose side holds nothing, to accelerators"],
+)
+def test_heft_lets_copies_out_of_a_device_follow_one_another(names, expected):
+    here, first, second = names.split()
+    graph = Graph()
+    a, b = graph.add(int, name="root", outputs=("a", "b"), seconds=1, nbytes=10, on=here)
+    add_urgent(graph, a, on=first, then_on=first)
+    graph.add(int, b, name="c", seconds={here: 15, second: 1})
+    assert heft(graph, linked(here, first, second), COSTS).device["c"] == expected
+
+
+def test_heft_lets_the_copies_of_one_task_follow_one_another():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds=1, nbytes=10, on="p1")
+    b = graph.add(int, name="b", seconds=1, nbytes=10, on="p2")
+    graph.add(int, a, b, name="c", seconds={"p1": 6, "p3": 1})
+    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p1"
+
+    graph = Graph()
+    a, b = graph.add(int, name="root", outputs=("a", "b"), seconds=1, nbytes=10, on="cuda:0")
+    graph.add(int, a, b, name="c", seconds={"cuda:0": 16, "cpu": 1})
+    assert heft(graph, linked("cpu", "cuda:0"), COSTS).device["c"] == "cuda:0"
+
+
+def test_heft_copies_first_what_exists_first():
+    graph = Graph()
+    late = graph.add(int, name="late", seconds=10, nbytes=5, on="p1")
+    early = graph.add(int, name="early", seconds=1, nbytes=5, on="p2")
+    graph.add(int, late, early, name="c", seconds={"p1": 8, "p3": 1})
+    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p3"
+
+
 def test_heft_copies_a_datum_to_a_device_once():
     graph = Graph()
     x = graph.add(int, name="x", seconds=1, nbytes=10, on="p1")
-    for i in range(5):
-        graph.add(int, x, name=f"leaf{i}", seconds=9)
-    placement = heft(graph, processors(2, contention=True), COSTS)
-    assert list(placement.device.values()) == ["p1", "p1", "p1", "p2", "p1", "p2"]
+    add_urgent(graph, x, on="p2", then_on="p3")
+    graph.add(int, x, name="c", seconds={"p1": 15, "p2": 2})
+    assert heft(graph, linked("p1", "p2", "p3"), COSTS).device["c"] == "p2"
 
 
 def test_heft_uses_all_streams_of_a_device():

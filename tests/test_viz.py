@@ -74,6 +74,23 @@ def test_the_text_chart_of_a_small_timeline():
     assert gantt_text(SMALL, width=60) == EXPECTED.strip("\n")
 
 
+def test_a_text_chart_shows_what_is_shorter_than_a_column_where_a_column_is_free():
+    brief = [Span("run", f"t{i}", (HOST,), i * 1e-5, (i + 1) * 1e-5, i) for i in range(3)]
+    chart = gantt_text(Timeline((*brief, Span("run", "sum", (HOST,), 3e-5, 1e-2, 3))), width=40)
+    assert chart.splitlines()[0] == "cpu  compute  ▌sum█████████████████████▌"
+
+
+def test_a_text_chart_counts_wide_characters_twice():
+    spans = Span("run", "矩阵", (HOST,), 0.0, 0.5, 0), Span("run", "b", (HOST,), 0.5, 1.0, 1)
+    assert gantt_text(Timeline(spans), width=34).splitlines()[0] == "cpu  compute  矩阵█████▌b████████▌"
+
+
+def test_rows_stand_by_the_names_of_devices_whatever_began_first():
+    timeline = Timeline.of((Span("run", "a", (Stream(f"cuda:{i}", "compute"),), 10 - i, 20, i) for i in (2, 9, 10)), [])
+    assert re.findall(r"cuda:\d+", gantt_text(timeline)) == ["cuda:2", "cuda:9", "cuda:10"]
+    assert [text for text in texts(gantt_svg(timeline)) if "cuda" in text] == ["cuda:2", "cuda:9", "cuda:10"]
+
+
 def test_boxes_stand_where_and_as_long_as_their_spans_ran():
     boxes = titled(gantt_svg(SMALL), "task", "copy")
     spans = [(span, stream) for span in SMALL.spans for stream in span.streams]
@@ -85,6 +102,16 @@ def test_boxes_stand_where_and_as_long_as_their_spans_ran():
         kind = "task" if span.kind == "run" else "copy"
         width = by_span[f"{kind} {span.name}", round(span.start, 4)]
         assert width / scale == pytest.approx(span.seconds / SMALL.makespan, abs=1e-4)
+
+
+def test_the_chart_is_as_wide_as_the_makespan_and_its_ticks_stand_at_their_times():
+    svg = gantt_svg(SMALL)
+    boxes = titled(svg, "task", "copy")
+    left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
+    assert right == 980
+    at = {"".join(t.itertext()): float(t.get("x", 0)) for t in elements(svg, "text") if t.get("x") != "50%"}
+    assert at["0"] == left
+    assert at["4 ms"] == pytest.approx(left + 0.4 * (right - left), abs=0.01)
 
 
 def test_a_copy_between_two_copy_streams_stands_in_the_rows_of_both():
@@ -292,6 +319,14 @@ def test_arrows_tell_data_copies_and_order_apart():
     assert edges(graph_svg(graph)) == {"order": 2, "data": 2}
 
 
+def test_after_a_write_in_place_data_comes_from_the_writer():
+    graph = Graph()
+    x = graph.input("x")
+    graph.add(first, x, writes=[x], name="a", on="cpu")
+    graph.add(first, x, name="b", on="cuda:0")
+    assert edges(graph_svg(graph)) == {"data": 1, "move": 1}
+
+
 def test_time_flows_downwards():
     rows = {name: y for name, _, y, *_ in titled(graph_svg(training_step()), "task", "view", "input")}
     graph = training_step()
@@ -322,7 +357,7 @@ def graphs(draw):
     values = [graph.input(names[0])]
     for name in names[1:]:
         used = draw(st.lists(st.sampled_from(values), max_size=3))
-        after = draw(st.lists(st.sampled_from([v for v in values[1:]]), max_size=2)) if len(values) > 1 else []
+        after = draw(st.lists(st.sampled_from(values[1:]), max_size=2)) if len(values) > 1 else []
         writes = draw(st.lists(st.sampled_from(used), max_size=1)) if used else []
         values.append(graph.add(first, *used, name=name, after=after, writes=writes, on=draw(places)))
     return graph
@@ -365,6 +400,34 @@ def test_edges_that_pass_ranks_meet_no_node_there(dag):
         for other in range(node):
             if found.rank[other] == found.rank[node]:
                 assert abs(found.x[other] - x) >= (width[node] + width[other]) / 2 + GAP - 1e-6
+
+
+@given(dags())
+def test_edges_of_two_nodes_do_not_run_on_each_other_between_columns(dag):
+    column, arrows = dag
+    found = layout(column, [50.0] * len(column), arrows)
+    passing = [
+        (route.passes, found.rank[a], found.rank[b], a)
+        for (a, b), route in zip(arrows, found.routes, strict=True)
+        if route.passes is not None and not any(left <= route.passes <= right for left, right in found.columns)
+    ]
+    for i, (x, start, end, source) in enumerate(passing):
+        for x2, start2, end2, source2 in passing[:i]:
+            assert x != x2 or source == source2 or end <= start2 or end2 <= start
+
+
+def test_edges_that_pass_the_same_ranks_beside_a_column_have_lanes_of_their_own():
+    chain = [(i, i + 1) for i in range(4)]
+    found = layout([0] * 5, [50.0] * 5, [*chain, (0, 3), (1, 4)])
+    one, other = (route.passes for route in found.routes[4:])
+    assert one is not None
+    assert other is not None
+    assert one != other
+
+
+def test_nodes_move_to_where_their_edges_do_not_cross():
+    found = layout([0] * 4, [50.0] * 4, [(0, 3), (1, 2)])
+    assert found.x[0] == found.x[3] < found.x[1] == found.x[2]
 
 
 def test_a_wide_rank_is_broken_so_that_the_drawing_stays_narrow():

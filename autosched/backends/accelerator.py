@@ -56,6 +56,7 @@ class Accelerator(Host):
         self.callers: dict[torch.device, torch.Stream] = {}
         self.caller_device = 0
         self.timing = False
+        self.stopped: Callable[[], bool] = bool
         self.zero: dict[torch.device, torch.Event] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
@@ -167,7 +168,9 @@ class Accelerator(Host):
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Let all streams wait for the caller's."""
-        self.caller_device = torch.accelerator.current_device_index()
+        self.stopped = stopped
+        if self.streams:
+            self.caller_device = torch.accelerator.current_device_index()
         devices = dict.fromkeys(stream.device for stream in self.streams.values())
         self.callers = {device: torch.accelerator.current_stream(device) for device in devices}
         for device, caller in self.callers.items():
@@ -188,15 +191,16 @@ class Accelerator(Host):
             self.zero[device].record(caller)
 
     def join(self) -> None:
-        """Let the caller's streams wait for ours, and the host for what was copied to it."""
+        """Let the caller's streams wait for ours, and the host for what was copied to it, or for all if given up."""
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
-        for stream in self.to_host:
+        for stream in self.streams.values() if self.stopped() else self.to_host:
             stream.synchronize()
         for caller in self.callers.values():
             torch.accelerator.set_stream(caller)
-        torch.accelerator.set_device_index(self.caller_device)
+        if self.streams:
+            torch.accelerator.set_device_index(self.caller_device)
 
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``, by the clock of host or device."""
@@ -216,7 +220,10 @@ def _real(name: str, physical: str | None) -> torch.device:
     """Return the torch device behind a name. Raises MachineError if it is not there."""
     if name.partition(":")[0] == "cpu":
         return torch.device("cpu")
-    device = torch.device(physical or name)
+    try:
+        device = torch.device(physical or name)
+    except RuntimeError:  # no name that torch knows
+        device = torch.device("meta")
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = torch.accelerator.device_count()
     if kind is None or device.type != kind.type or (device.index or 0) >= count:

@@ -5,12 +5,15 @@ Where several compute streams are in use they share out torch's intra-op threads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from autosched.backends.host import Host
 from autosched.errors import MachineError
 from autosched.machine import Machine
 from autosched.program import Program, Stream
+from autosched.workers import Team
 
 __all__ = ["Threads"]
 
@@ -39,8 +42,16 @@ class Threads(Host):
         """Give each stream a thread, unless there is but one."""
         return str(stream) if self.shared else None
 
+    def crew(self, threads: Sequence[str]) -> Team:
+        """Give each thread a thread; torch notes each one's share for the calling thread too, so put that right."""
+        before = torch.get_num_threads()
+        crew = super().crew(threads)
+        torch.set_num_threads(before)
+        return crew
+
     def prepare(self) -> None:
         """Take this thread's share of the intra-op threads, and leave autograd out."""
         torch.set_grad_enabled(False)
         if self.shared:
+            torch.get_num_threads()  # the first use in a thread takes the process's number, over what was set before
             torch.set_num_threads(self.intra_op_threads)

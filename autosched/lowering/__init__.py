@@ -33,11 +33,11 @@ def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping
     """
     check(placement, graph, machine)
     runs = assign_streams(graph, machine, placement)
-    instructions, kept = insert_copies(graph, machine, runs, outputs or {})
-    hazards = find_hazards(graph, machine, instructions, kept)
+    instructions, places = insert_copies(graph, machine, runs, outputs or {})
+    hazards = find_hazards(graph, machine, instructions, places)
     program = insert_frees(insert_events(instructions, hazards.after), hazards.blocks)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),
-        outputs=tuple((label, kept[graph.values[index].name]) for label, index in graph.outputs.items()),
+        outputs=tuple(places.items()),
     )

@@ -20,7 +20,7 @@ __all__ = ["copy_streams", "insert_copies"]
 def insert_copies(
     graph: Graph, machine: Machine, runs: Sequence[Run], outputs: Mapping[str, str]
 ) -> tuple[list[Run | Copy], dict[str, str]]:
-    """Return the runs with copies between them, and where each output value, and each input written, is at the end."""
+    """Return the runs with copies between them, and where each output is at the end, by its label."""
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
@@ -31,19 +31,19 @@ def insert_copies(
         for use in task.reads:
             travel.bring(use, run.stream.device)
         travel.made(i, run.stream.device, task.writes, task.outputs)
-    kept: dict[str, str] = {}
     for value in graph.sources:
-        if graph.last_version(value.index):
-            kept[value.name] = home(graph, machine, value)
-            travel.bring(Use(value.index, graph.last_version(value.index)), kept[value.name])
+        if last := graph.last_version(value.index):
+            travel.bring(Use(value.index, last), home(graph, machine, value))
+    places: dict[str, str] = {}
     for label, index in graph.outputs.items():
         value, use = graph.values[index], Use(index, graph.last_version(index))
-        kept[value.name] = outputs.get(label) or kept.get(value.name) or travel.origin[use]
-        travel.bring(use, kept[value.name])
+        made = home(graph, machine, value) if value.producer is None else travel.origin[use]
+        places[label] = outputs.get(label, made)
+        travel.bring(use, places[label])
     result: list[Run | Copy] = list(travel.copies.get(-1, ()))
     for i, run in enumerate(runs):
         result += [run, *travel.copies.get(i, ())]
-    return result, kept
+    return result, places
 
 
 class _Travel:

@@ -46,17 +46,17 @@ class _Place(NamedTuple):
 
 
 def find_hazards(
-    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy], kept: Mapping[str, str]
+    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy], outputs: Mapping[str, str]
 ) -> Hazards:
-    """Return the hazards of runs and copies in issue order; ``kept`` says where which value must be at the end."""
+    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end."""
     walk = _Walk(graph, machine)
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Run):
             walk.run(i, instruction, graph.task(instruction.task))
         else:
             walk.copy(i, instruction)
-    for name, device in kept.items():
-        value = graph.value(name).index
+    for label, device in outputs.items():
+        value = graph.outputs[label]
         walk.block[_Place(value, graph.last_version(value), device)].kept = True
     return Hazards(walk.after, [block for block in walk.blocks if not block.kept])
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from autosched.graph import Graph, Task, Value
 from autosched.viz.layers import Layout, Route, layout
-from autosched.viz.paint import TITLE, document, escape, legend, number, shorten, text_width
+from autosched.viz.paint import TITLE, document, escape, legend, natural, number, shorten, text_width
 
 __all__ = ["graph_svg"]
 
@@ -77,11 +76,7 @@ def _is_host(device: str) -> bool:
 
 def _columns(devices: Iterable[str]) -> list[str]:
     """Return the devices from left to right: hosts in the middle, the others around them by name."""
-
-    def natural(name: str) -> tuple[bool, list[str | int]]:
-        return name == NOWHERE, [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
-
-    ordered = sorted(devices, key=natural)
+    ordered = sorted(devices, key=lambda device: (device == NOWHERE, natural(device)))
     hosts = [device for device in ordered if _is_host(device)]
     others = [device for device in ordered if not _is_host(device)]
     half = (len(others) + 1) // 2

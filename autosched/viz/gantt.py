@@ -17,6 +17,7 @@ from autosched.viz.paint import (
     legend,
     number,
     shorten,
+    sorted_streams,
     summary,
     text_width,
     ticks,
@@ -58,7 +59,7 @@ def gantt_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
     (True, True)
     """
     charts = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    streams = Timeline(tuple(span for chart in charts.values() for span in chart.spans)).streams
+    streams = sorted_streams(Timeline(tuple(span for chart in charts.values() for span in chart.spans)))
     names = _widest(stream.device for stream in streams), _widest(stream.name for stream in streams)
     axis = _Axis(MARGIN + sum(names), max(chart.makespan for chart in charts.values()))
     body, y = [], MARGIN

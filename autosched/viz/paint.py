@@ -11,9 +11,23 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from autosched.program import Stream
 from autosched.timeline import Timeline
 
-__all__ = ["columns", "document", "duration", "escape", "legend", "number", "shorten", "summary", "text_width", "ticks"]
+__all__ = [
+    "columns",
+    "document",
+    "duration",
+    "escape",
+    "legend",
+    "natural",
+    "number",
+    "shorten",
+    "sorted_streams",
+    "summary",
+    "text_width",
+    "ticks",
+]
 
 FONT_SIZE, LABEL, TITLE = 12.0, 10.5, 17.0  # of text, of text in narrow boxes, of titles
 _EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
@@ -121,6 +135,20 @@ def number(value: float) -> str:
     """
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
+
+
+def natural(name: str) -> list[str | int]:
+    """Return a key that sorts names as people do.
+
+    >>> sorted(["cuda:10", "cuda:9", "cpu"], key=natural)
+    ['cpu', 'cuda:9', 'cuda:10']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def sorted_streams(timeline: Timeline) -> list[Stream]:
+    """Return the streams in the order in which charts show them, whatever began first: by the names of devices."""
+    return sorted(timeline.streams, key=lambda stream: natural(stream.device))
 
 
 def columns(text: str) -> int:

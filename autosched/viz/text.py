@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from autosched.program import Stream
 from autosched.timeline import Span, Timeline
-from autosched.viz.paint import columns, summary, ticks
+from autosched.viz.paint import columns, sorted_streams, summary, ticks
 
 __all__ = ["gantt_text"]
 
@@ -23,16 +23,17 @@ def gantt_text(timeline: Timeline, width: int = 80) -> str:
                   │0        │1 ms
     makespan 2 ms
     """
-    heads = _heads(timeline.streams)
+    streams = sorted_streams(timeline)
+    heads = _heads(streams)
     indent = max(map(columns, heads), default=0)
     cells = max(width - indent, LEAST)
-    rows: dict[Stream, list[Span]] = {stream: [] for stream in timeline.streams}
+    spans: dict[Stream, list[Span]] = {stream: [] for stream in streams}
     for span in timeline.spans:
         for stream in span.streams:
-            rows[stream].append(span)
-    scale = cells / timeline.makespan if timeline.makespan else 0.0
-    lines = [head + _row(spans, scale, cells) for head, spans in zip(heads, rows.values(), strict=True)]
-    axis = " " * indent + _axis(timeline.makespan, scale, cells)
+            spans[stream].append(span)
+    end = timeline.makespan
+    lines = [head + _row(mine, end, cells) for head, mine in zip(heads, spans.values(), strict=True)]
+    axis = " " * indent + _axis(end, cells)
     return "\n".join([*(line.rstrip() for line in (*lines, axis)), summary(timeline)])
 
 
@@ -48,12 +49,12 @@ def _heads(streams: Iterable[Stream]) -> list[str]:
     return heads
 
 
-def _row(spans: Iterable[Span], scale: float, cells: int) -> str:
+def _row(spans: Iterable[Span], end: float, cells: int) -> str:
     """Draw the boxes of one stream, each at least one column wide, but those whose columns are full already."""
     row, filled = "", 0
     for span in spans:
-        left = round(span.start * scale)
-        right = min(max(round(span.end * scale), left + 1), cells)
+        left = _column(span.start, end, cells)
+        right = min(max(_column(span.end, end, cells), left + 1), cells)
         left = max(left, filled)
         if left < right:
             row += " " * (left - filled) + _box(span, right - left)
@@ -69,13 +70,17 @@ def _box(span: Span, width: int) -> str:
     return name + fill * (width - 1 - columns(name)) + edge
 
 
-def _axis(end: float, scale: float, cells: int) -> str:
+def _axis(end: float, cells: int) -> str:
     line = ""
     for time, text in ticks(end, cells // TICK):
-        at = round(time * scale)
+        at = _column(time, end, cells)
         if at + 1 + len(text) <= cells:
             line += " " * (at - len(line)) + "│" + text
     return line
+
+
+def _column(time: float, end: float, cells: int) -> int:
+    return round(time / end * cells) if end else 0
 
 
 def _plain(name: str) -> str:

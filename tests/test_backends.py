@@ -1,0 +1,450 @@
+"""Backends: what each makes of streams, copies, frees and threads. Those that need an accelerator are marked."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.backends import BACKENDS, Backend, accelerator, make, suited
+from autosched.backends.accelerator import Accelerator, _waiting_for_host
+from autosched.backends.emulated import Emulated
+from autosched.backends.host import Host
+from autosched.backends.virtual import Virtual
+from autosched.execute import Executor
+from autosched.placement import home
+from autosched.program import Copy, Program, Stream, Wait
+from tests.strategies import graphs, inputs_for, noisy
+
+CPU = asc.Machine([asc.Device("cpu")])
+CPUS = asc.Machine([asc.Device("cpu", streams=2)])
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+CPU_TO_GPU = Copy(Stream("cuda:0", "copy-in"), "x", 0, "cpu", "cuda:0")
+
+
+def fork(fn=lambda: torch.get_num_threads(), count=2):
+    graph = asc.Graph("fork")
+    graph.output(*(graph.add(fn, name=f"t{i}") for i in range(count)))
+    return graph
+
+
+def chain(*fns):
+    graph = asc.Graph("chain")
+    value = graph.input("x")
+    for fn in fns:
+        value = graph.add(fn, value)
+    graph.output(y=value)
+    return graph
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_has_the_methods_of_the_protocol_with_the_same_arguments(name):
+    backend = make(name)
+    for method, function in inspect.getmembers(Backend, inspect.isfunction):
+        if not method.startswith("_"):
+            expected = list(inspect.signature(function).parameters)[1:]
+            assert list(inspect.signature(getattr(backend, method)).parameters) == expected, method
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(asc.ScheduleError, match="unknown backend 'gpu'; known are 'host', 'threads', 'emulated'"):
+        make("gpu")
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        (CPUS, "threads"),
+        (TWO_GPUS, "emulated"),
+        (asc.Machine.emulated(gpus=0), "emulated"),
+        (asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")]), "accelerator"),
+    ],
+)
+def test_the_backend_that_suits_a_machine(machine, name):
+    assert suited(machine) == name
+
+
+# ---- host
+
+
+@pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual()])
+def test_a_copy_shares_nothing_with_its_source(backend):
+    tensor, other = torch.ones(2), [1]
+    copied = backend.transfer(CPU_TO_GPU)({"a": [tensor, (other, 3)]}, None)
+    tensor.zero_()
+    other.append(2)
+    assert copied == {"a": [copied["a"][0], ([1], 3)]}
+    assert copied["a"][0].tolist() == [1, 1]
+
+
+def test_a_copy_back_overwrites_the_callers_tensor():
+    mine = torch.zeros(2)
+    assert Host().transfer(CPU_TO_GPU)(torch.ones(2), mine) is mine
+    assert mine.tolist() == [1, 1]
+
+
+def test_the_host_backend_needs_no_threads_whatever_the_machine():
+    ran = []
+    machine = asc.Machine([asc.Device("cpu", streams=4), *TWO_GPUS.devices[1:]], TWO_GPUS.links)
+    schedule = asc.schedule(fork(lambda: ran.append(threading.current_thread()), 4), machine, backend="host")
+    with schedule:
+        schedule()
+    assert ran == [threading.current_thread()] * 4
+
+
+# ---- threads
+
+
+def test_threads_run_no_gpu():
+    with (
+        asc.schedule(fork(), TWO_GPUS, policy="round_robin", backend="threads") as schedule,
+        pytest.raises(
+            asc.MachineError, match="the threads backend runs CPU streams, and 'cuda:0' is no CPU; backend='emu"
+        ),
+    ):
+        schedule()
+
+
+@pytest.fixture
+def four_intra_op_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
+def test_threads_share_out_the_intra_op_threads_and_leave_the_callers_alone():
+    with asc.schedule(fork(), CPUS, backend="threads") as schedule:
+        assert schedule() == {"t0": 2, "t1": 2}
+        assert torch.get_num_threads() == 4
+        assert schedule() == {"t0": 2, "t1": 2}
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
+def test_one_stream_runs_in_the_calling_thread_with_all_intra_op_threads():
+    with asc.schedule(
+        fork(lambda: (torch.get_num_threads(), threading.get_ident())), CPU, backend="threads"
+    ) as schedule:
+        assert schedule() == dict.fromkeys(["t0", "t1"], (4, threading.get_ident()))
+
+
+def test_a_stream_keeps_its_thread_from_run_to_run():
+    with asc.schedule(fork(threading.get_ident), CPUS, backend="threads") as schedule:
+        first = schedule()
+        assert first["t0"] != first["t1"]
+        assert schedule() == first
+
+
+# ---- emulated and virtual
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+def test_freed_memory_is_all_nan(dtype):
+    base = torch.ones(4, dtype=dtype)
+    Emulated().free(Stream("cuda:0", "compute"))({"part": [base[1:2]], "number": 3})
+    assert base.isnan().all()
+
+
+def test_what_is_not_freed_is_not_overwritten():
+    def keep(x):
+        return x * 2
+
+    with asc.schedule(chain(keep, keep, keep), TWO_GPUS, policy="round_robin") as schedule:
+        x = torch.ones(2)
+        kept = schedule(x=x)["y"]
+        schedule(x=torch.full((2,), 5.0))
+    assert (x.tolist(), kept.tolist()) == ([1, 1], [8, 8])
+
+
+def test_one_thing_at_a_time_takes_the_calling_thread_alone():
+    backend = Emulated(serial=True)
+    with asc.schedule(fork(threading.get_ident), TWO_GPUS, policy="round_robin", backend=backend) as schedule:
+        assert set(schedule().values()) == {threading.get_ident()}
+        timeline = schedule.profile()
+    assert all(a.end <= b.start for a, b in zip(timeline.spans, timeline.spans[1:], strict=False))
+
+
+def test_virtual_time_is_modelled_time_in_the_calling_thread():
+    costs = asc.Costs.table({"t0": 3.0, "t1": 5.0})
+    with asc.schedule(fork(threading.get_ident), CPUS, costs=costs, backend="virtual") as schedule:
+        assert set(schedule().values()) == {threading.get_ident()}
+        assert [(span.start, span.end) for span in schedule.profile().spans] == [(0, 3), (0, 5)]
+
+
+@pytest.mark.parametrize("choose", [min, max])
+def test_virtual_time_runs_streams_in_any_order_that_the_program_leaves_open(choose):
+    ran = []
+    graph = asc.Graph()
+    for name in ("a", "b"):
+        value = graph.add(lambda *_, name=name: ran.append(f"{name}0"), name=f"{name}0")
+        graph.add(lambda *_, name=name: ran.append(f"{name}1"), value, name=f"{name}1")
+    with asc.schedule(graph, CPUS, backend=Virtual(choose)) as schedule:
+        schedule()
+    assert ran == (["a0", "a1", "b0", "b1"] if choose is min else ["b0", "b1", "a0", "a1"])
+
+
+def test_modelled_time_passes_for_real_however_short_the_work():
+    """A task that takes 0.02 s and another behind it: what a profile measures cannot be less than the model says."""
+    costs = asc.Costs(default_seconds=0.02)
+    with asc.schedule(chain(torch.clone, torch.clone), TWO_GPUS, policy="single", costs=costs) as schedule:
+        assert schedule.profile(x=torch.ones(1)).makespan >= schedule.makespan == 0.04
+
+
+# ---- accelerator, without one
+
+
+def test_devices_that_are_not_there_are_named_with_what_would_do():
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("npu:7")], [asc.Link("cpu", "npu:7", 1e9)])
+    message = (
+        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can play it, and "
+        r"Machine.local\(gpus=n\) makes logical devices of those there are"
+    )
+    with asc.schedule(chain(torch.clone), machine) as schedule, pytest.raises(asc.MachineError, match=message):
+        schedule(x=torch.ones(1))
+
+
+def test_the_accelerator_backend_runs_cpu_streams_too():
+    with asc.schedule(fork(threading.get_ident), CPUS, backend="accelerator") as schedule:
+        assert len(set(schedule().values())) == 2
+        assert schedule.run_serial() == dict.fromkeys(["t0", "t1"], threading.get_ident())
+        assert [span.name for span in schedule.profile().spans] == ["t0", "t1"]
+
+
+HOST_BEFORE = """
+    cpu/compute      run a
+    cpu/compute      record e0
+    cuda:0/copy-in   wait e0
+    cuda:0/copy-in   copy a <- cpu
+    cuda:0/copy-in   record e1
+    cuda:0/compute   wait e1
+    cuda:0/compute   run b
+    cuda:1/compute   run c
+    cuda:1/compute   record e2
+    cuda:1/copy-out  wait e2
+    cuda:1/copy-out  copy c -> cpu
+"""
+HOST_AFTER = """
+    cuda:0/compute   run a
+    cuda:0/compute   record e0
+    cuda:0/copy-out  wait e0
+    cuda:0/copy-out  copy a -> cpu
+    cuda:0/copy-out  record e1
+    cpu/compute      wait e1
+    cpu/compute      run b
+"""
+MEETING = """
+    cpu/compute      run a
+    cpu/compute      record e0
+    cuda:0/copy-out  wait e0
+    cuda:0/copy-out  copy x -> cuda:1/copy-in
+    cuda:1/copy-in   record e1
+    cuda:2/compute   wait e1
+    cuda:2/compute   run b
+    cuda:1/compute   run c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        (HOST_BEFORE, ["cpu/compute", "cuda:0/compute", "cuda:0/copy-in"]),
+        (HOST_AFTER, ["cpu/compute"]),
+        (MEETING, ["cpu/compute", "cuda:0/copy-out", "cuda:1/copy-in", "cuda:2/compute"]),
+        ("cuda:0/compute run a", []),
+    ],
+    ids=["host before", "host after", "meeting", "no host"],
+)
+def test_streams_that_wait_for_the_host_however_indirectly_get_threads_of_their_own(text, own):
+    program = Program.parse(text)
+    gpu = {stream for stream in program.streams if stream.device != "cpu"}
+    assert sorted(map(str, _waiting_for_host(program, gpu))) == own
+
+
+def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
+    """The pool of torch would hand out its first stream again as the 33rd, and two names would silently be one."""
+    monkeypatch.setattr(accelerator, "_streams", {})
+    device = torch.device("cpu")
+    made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
+    assert accelerator._pooled(device, Stream("cuda:0", "s7")) is made[7]
+    with pytest.raises(asc.MachineError, match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32"):
+        accelerator._pooled(device, Stream("cuda:0", "s32"))
+
+
+# ---- accelerator, with one: two devices, which are one GPU in two parts if there is but one
+
+SLEEP = 50_000_000  # GPU clock cycles: some hundredths of a second, so that whoever does not wait comes too early
+
+
+def slow(x):
+    torch.cuda._sleep(SLEEP)
+    return x + 1
+
+
+def double(x):
+    return x * 2
+
+
+def there(machine, graph, inputs):
+    """Move inputs to where they must live."""
+    device = {name: machine.device(home(graph, machine, graph.value(name))) for name in inputs}
+    return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}
+
+
+def noisy_there(a):
+    return a * 0.5 + torch.rand_like(a) * 0.5
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("policy", ["round_robin", "heft"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_on_accelerators_a_scheduled_run_equals_the_serial_run(policy, data):
+    machine = asc.Machine.local(gpus=2)
+    streams = data.draw(st.integers(1, 3))
+    machine = replace(
+        machine, devices=[replace(device, streams=streams) for device in machine.devices], links=machine.links
+    )
+    graph = data.draw(graphs(machine.names)).pinned()
+    graph.tasks[:] = [replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks]
+    with asc.schedule(graph, machine, policy=policy) as schedule:
+        torch.manual_seed(3)
+        expected_inputs = there(machine, schedule.graph, inputs_for(graph))
+        expected = schedule.run_serial(**expected_inputs)
+        for _ in range(3):
+            torch.manual_seed(3)
+            inputs = there(machine, schedule.graph, inputs_for(graph))
+            outputs = schedule(**inputs)
+            assert all(torch.equal(outputs[label], expected[label]) for label in expected)
+            assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
+
+
+def across(machine):
+    """Return a program: slowly on the first GPU, then on the second, then on the CPU."""
+    graph = chain(slow, double, double)
+    _, first, second = machine.names
+    placement = asc.Placement({"slow": first, "double": second, "double_1": "cpu"}, ("slow", "double", "double_1"))
+    return asc.schedule(graph, machine, policy=lambda *_: placement)
+
+
+@pytest.mark.cuda
+def test_on_accelerators_readers_wait_for_slow_producers():
+    with across(asc.Machine.local(gpus=2)) as schedule:
+        for i in range(5):
+            assert schedule(x=torch.full((1000,), float(i)))["y"].tolist() == [4.0 * (i + 1)] * 1000
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dropped", [1, 2, 3])
+def test_on_accelerators_a_missing_wait_shows(dropped):
+    """Waits 0 to 4: compute for the input, copy-out, compute, copy-out, the CPU; those for what is slow matter."""
+    machine = asc.Machine.local(gpus=2)
+    with across(machine) as schedule:
+        schedule(x=torch.zeros(1000))  # so that memory is allocated, which would make all streams wait
+        program = schedule.program
+        waits = [i for i, instruction in enumerate(program) if isinstance(instruction, Wait)]
+        at = waits[dropped]
+        less = replace(program, instructions=program.instructions[:at] + program.instructions[at + 1 :])
+        with pytest.raises(asc.ProgramError):
+            asc.verify(less, schedule.graph)
+        executor = Executor(less, schedule.graph, machine, Accelerator(), [0.0] * len(less))
+        executor.checked = True
+        wrong = [
+            executor({"x": torch.full((1000,), float(i))})["y"].tolist() != [4.0 * (i + 1)] * 1000 for i in (1, 2, 3)
+        ]
+        torch.accelerator.synchronize()
+        executor.close()
+    assert any(wrong)
+
+
+@pytest.mark.cuda
+def test_on_accelerators_devices_run_at_once():
+    machine = asc.Machine.local(gpus=2)
+    graph = asc.Graph()
+    for i, name in enumerate(machine.names[1:]):
+        with graph.on(name):
+            graph.output(graph.add(slow, graph.input(f"x{i}"), name=f"slow{i}"))
+    inputs = there(machine, graph, {f"x{i}": torch.ones(1) for i in range(2)})
+    with asc.schedule(graph, machine) as schedule:
+        schedule(**inputs)
+        first, second = schedule.profile(**inputs).spans
+    assert first.start < second.end
+    assert second.start < first.end
+
+
+@pytest.mark.cuda
+def test_on_accelerators_cpu_tasks_and_gpu_tasks_do_not_hold_each_other_up():
+    """The CPU's first task ends when the GPU's first, issued behind it, has run; and so the other way round."""
+    quick_ran, last_ran = threading.Event(), threading.Event()
+    graph = asc.Graph()
+    gpu = asc.Machine.local(gpus=2).names[1]
+    graph.add(lambda: quick_ran.wait(30), name="late", on="cpu")
+    graph.add(lambda: quick_ran.set(), name="quick", on=gpu)
+    graph.add(lambda: last_ran.wait(30), name="early", on=gpu)
+    graph.add(lambda: last_ran.set(), name="last", on="cpu")
+    with asc.schedule(graph, asc.Machine.local(gpus=2), policy="heft") as schedule:
+        schedule()
+    assert quick_ran.is_set()
+    assert last_ran.is_set()
+
+
+@pytest.mark.cuda
+def test_on_accelerators_an_input_written_there_is_back_in_the_callers_memory_when_the_call_returns():
+    machine = asc.Machine.local(gpus=1)
+    graph = asc.Graph()
+    w = graph.input("w")
+
+    def slowly_add(w):
+        torch.cuda._sleep(SLEEP)
+        w.add_(1)
+
+    graph.add(slowly_add, w, writes=[w], outputs=(), on=machine.names[1])
+    with asc.schedule(graph, machine) as schedule:
+        mine = torch.zeros(1000)
+        for i in range(3):
+            schedule(w=mine)
+            assert mine.tolist() == [i + 1.0] * 1000
+
+
+@pytest.mark.cuda
+def test_on_accelerators_inputs_on_another_device_are_refused():
+    machine = asc.Machine.local(gpus=1)
+    with (
+        asc.schedule(chain(double), machine, inputs={"x": machine.names[1]}) as schedule,
+        pytest.raises(asc.GraphError, match=r"input 'x' is on cpu, and the schedule expects it on .*:0; move it"),
+    ):
+        schedule(x=torch.ones(1))
+
+
+@pytest.mark.cuda
+def test_on_accelerators_a_failing_task_is_named_and_the_next_run_is_right():
+    machine = asc.Machine.local(gpus=2)
+    graph = chain(slow, lambda x: x @ x if x.cpu()[0] else x)
+    with asc.schedule(graph, machine, policy="round_robin", outputs={"y": "cpu"}) as schedule:
+        for _ in range(3):
+            with pytest.raises(asc.TaskError, match=r"task 'lambda' on .* failed: RuntimeError"):
+                schedule(x=torch.ones(2, 3))
+            assert schedule(x=-torch.ones(2, 3))["y"].tolist() == [[0, 0, 0]] * 2
+
+
+@pytest.mark.cuda
+def test_on_accelerators_the_callers_stream_is_waited_for_and_made_to_wait():
+    machine = asc.Machine.local(gpus=1)
+    gpu = machine.names[1]
+    with asc.schedule(chain(slow), machine, inputs={"x": gpu}, outputs={"y": gpu}) as schedule:
+        for i in range(3):
+            x = torch.full((1000,), float(i), device=gpu)
+            torch.cuda._sleep(SLEEP)
+            x += 1
+            y = schedule(x=x)["y"] * 2
+            assert y.tolist() == [2.0 * (i + 2)] * 1000
