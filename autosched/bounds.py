@@ -62,18 +62,12 @@ class _Read(NamedTuple):
 def _reads(graph: Graph, machine: Machine, costs: Costs) -> list[_Read]:
     """Return what tasks read, in insertion order."""
     number = {name: p for p, name in enumerate(machine.names)}
-    written: dict[tuple[int, int], int] = {}  # (root, version) -> the task that leaves it
     found = []
     for task in graph.tasks:
-        for index, version in task.reads:
-            value = graph.values[index]
-            writer = written.get((value.root, version))
-            makers = [maker for maker in (value.producer, writer) if maker is not None]
-            maker = max(makers, default=None)  # a view made after a write comes later than the write
+        for use in task.reads:
+            value, maker = graph.values[use.value], graph.maker(use)
             where = number[home(graph, machine, value)] if maker is None else -1
-            found.append(_Read(task.index, index, version, maker, where, costs.value_nbytes(value)))
-        for index, version in task.writes:
-            written[graph.values[index].root, version + 1] = task.index
+            found.append(_Read(task.index, *use, maker, where, costs.value_nbytes(value)))
     return found
 
 

@@ -48,6 +48,7 @@ class Graph:
         self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
         self._versions: list[int] = []  # by root
         self._writers: dict[int, int] = {}  # by root, the task that wrote it last
+        self._left: dict[tuple[int, int], int] = {}  # by root and version, the task that left it by writing
         self._readers: dict[int, list[int]] = {}  # by root, the tasks that read it since
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
@@ -237,6 +238,12 @@ class Graph:
         """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
         return self._versions[self.values[value].root]
 
+    def maker(self, use: Use) -> int | None:
+        """Return the task (its index) that leaves a value in this version; None for what was there from the start."""
+        value = self.values[use.value]
+        left = self._left.get((value.root, use.version))  # a view made after a write comes later than the write
+        return max((task for task in (value.producer, left) if task is not None), default=None)
+
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
         return value in self._used
@@ -389,7 +396,7 @@ class Graph:
             for reader in self._readers.get(root, ()):
                 found.setdefault(reader, "anti")
             self._versions[root] += 1
-            self._writers[root] = index
+            self._writers[root] = self._left[root, self._versions[root]] = index
             self._readers[root] = []
         for value in reads:
             if self._writers.get(value.root) != index:

@@ -6,8 +6,6 @@ Runs on the GPUs that are there. Where there are none, this CPU plays two: each 
 wall clock, the seconds that a 4000x4000 one would (20 TFLOP/s, PCIe 4), and really works on a small matrix meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random
@@ -15,10 +13,8 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,163 +24,146 @@ from autosched.viz import gantt_svg, gantt_text
 
 SIZE = 4000  # of the chapter's matrices
 SMALL = 32  # of those that are multiplied where GPUs are played
-LIMIT = 1.1  # things done at once may take so many times what the longest of them takes
+LIMIT = 1.1  # things done at once may take so many times what the longest of them takes alone
+REAL = min(torch.accelerator.device_count(), 2)  # with one real GPU, the two are logical devices on it
 
-Calls = dict[str, Callable[[], Any]]
+
+def machine(gpus: int = 2) -> asc.Machine:
+    return asc.Machine.local(gpus=gpus) if REAL else asc.Machine.emulated(gpus=gpus, link="pcie4")
 
 
-@dataclass(frozen=True)
-class Lab:
-    """Where the experiments run, and how much of them."""
+_, GPU1, GPU2 = machine().names
 
-    gpus: int  # how many real ones there are; with one, it is two logical devices
-    quick: bool
-    folder: Path | None
 
-    def machine(self, gpus: int = 2) -> asc.Machine:
-        return asc.Machine.local(gpus=gpus) if self.gpus else asc.Machine.emulated(gpus=gpus, link="pcie4")
+def matrix(device: str = "cpu") -> Tensor:
+    if not REAL:
+        return torch.rand(SMALL, SMALL)
+    return torch.rand(SIZE, SIZE, device=machine().device(device).physical or device)
 
-    @property
-    def gpu_names(self) -> list[str]:
-        return [device.name for device in self.machine().devices if device.kind != "cpu"]
 
-    def matrix(self, device: str = "cpu") -> Tensor:
-        if not self.gpus:
-            return torch.rand(SMALL, SMALL)
-        return torch.rand(SIZE, SIZE, device=self.machine().device(device).physical or device)
+def schedule(graph: asc.Graph, gpus: int = 2, to_cpu: Iterable[str] = ()) -> asc.Schedule:
+    """Schedule with the costs of the chapter's matrices; the outputs named in ``to_cpu`` are wanted on the CPU."""
+    examples = dict.fromkeys(graph.input_names, torch.empty(SIZE, SIZE, device="meta"))
+    return asc.schedule(graph, machine(gpus), examples=examples, outputs=dict.fromkeys(to_cpu, "cpu"))
 
-    def schedule(self, graph: asc.Graph, gpus: int = 2, to_cpu: Iterable[str] = ()) -> asc.Schedule:
-        """Schedule with the costs of the chapter's matrices; outputs named in ``to_cpu`` are wanted on the CPU."""
-        examples = dict.fromkeys(graph.input_names, torch.empty(SIZE, SIZE, device="meta"))
-        return asc.schedule(graph, self.machine(gpus), examples=examples, outputs=dict.fromkeys(to_cpu, "cpu"))
 
-    def benchmark(self, calls: Calls) -> list[float]:
-        """Print and return the median seconds of calls, made in turn so that a busy computer slows them alike."""
-        rounds = [[self.seconds(call) for call in calls.values()] for _ in range(2 if self.quick else 6)]
-        medians = [statistics.median(seconds) for seconds in zip(*rounds[1:], strict=True)]  # the first warms up
-        for label, seconds in zip(calls, medians, strict=True):
-            print(f"{label}: {seconds:.4f} sec")
-        return medians
+def benchmark(quick: bool, *trials: tuple[str, asc.Schedule, Mapping[str, Tensor]]) -> list[float]:
+    """Print and return the median seconds of schedules, run in turn so that a busy computer slows them alike."""
+    seconds: dict[str, list[float]] = {label: [] for label, _, _ in trials}
+    for _ in range(2 if quick else 6):
+        for label, scheduled, inputs in trials:
+            start = time.perf_counter()
+            scheduled(**inputs)
+            for gpu in range(REAL):
+                torch.accelerator.synchronize(gpu)
+            seconds[label].append(time.perf_counter() - start)
+    medians = [statistics.median(taken[1:]) for taken in seconds.values()]  # the first run warms up
+    for label, median in zip(seconds, medians, strict=True):
+        print(f"{label}: {median:.4f} sec")
+    return medians
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        call()
-        for gpu in range(self.gpus):
-            torch.accelerator.synchronize(gpu)
-        return time.perf_counter() - start
 
-    def is_parallel(self, what: str, together: float, parts: Iterable[float]) -> bool:
-        ratio = together / max(parts)
-        verdict = "holds" if ratio <= LIMIT else "does NOT hold"
-        print(f"    {what}: {ratio:.3f} times the longest of them alone; at most {LIMIT}: {verdict}")
-        return ratio <= LIMIT or self.quick
+def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
+    ratio = together / max(parts)
+    verdict = "holds" if ratio <= LIMIT else "does NOT hold"
+    print(f"    {what} take {ratio:.3f} times what the longer one takes alone; at most {LIMIT}: {verdict}")
+    return ratio <= LIMIT
 
-    def draw(self, schedule: asc.Schedule, **inputs: Tensor) -> asc.Timeline:
-        """Run and return what happened when; draw it, where a folder was given."""
-        timeline = schedule.profile(**inputs)
-        if self.folder:
-            path = self.folder / f"{schedule.graph.name}.svg"
-            path.write_text(gantt_svg(schedule.simulate(), title=schedule.graph.name, measured=timeline))
-        return timeline
+
+def profile(scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None) -> asc.Timeline:
+    """Run thrice and return what happened when in the median run; draw it, where a folder is given."""
+    timeline = sorted((scheduled.profile(**inputs) for _ in range(3)), key=lambda timeline: timeline.makespan)[1]
+    name = scheduled.graph.name
+    if folder:
+        (folder / f"{name}.svg").write_text(gantt_svg(scheduled.simulate(), title=name, measured=timeline))
+    return timeline
 
 
 def run(x: asc.Value, products: int) -> list[asc.Value]:
     return [x.mm(x) for _ in range(products)]
 
 
-def computation_on_gpus(lab: Lab) -> bool:
+def computation_on_gpus(options: argparse.Namespace) -> bool:
     """Parallel computation on GPUs."""
 
-    def on(*gpus: str) -> Callable[[], Any]:
-        graph = asc.Graph("products")
+    def trial(label: str, *gpus: str) -> tuple[str, asc.Schedule, Mapping[str, Tensor]]:
+        graph = asc.Graph(label)
         for gpu in gpus:
             with graph.on(gpu):
-                run(graph.input(f"x_{gpu}"), 8 if lab.quick else 50)
-        schedule, inputs = lab.schedule(graph), {f"x_{gpu}": lab.matrix(gpu) for gpu in gpus}
-        return lambda: schedule(**inputs)
+                run(graph.input(f"x_{gpu}"), 8 if options.quick else 50)
+        return label, schedule(graph), {f"x_{gpu}": matrix(gpu) for gpu in gpus}
 
-    gpu1, gpu2 = lab.gpu_names
-    *parts, both = lab.benchmark({"GPU1 time": on(gpu1), "GPU2 time": on(gpu2), "GPU1 & GPU2": on(gpu1, gpu2)})
-    if lab.gpus == 1:
-        print("    both are one real GPU, so together they take what both take")
+    trials = trial("GPU1 time", GPU1), trial("GPU2 time", GPU2), trial("GPU1 & GPU2", GPU1, GPU2)
+    *parts, both = benchmark(options.quick, *trials)
+    if REAL == 1:
+        print("    both are one real GPU, and take what both take")
         return True
-    return lab.is_parallel("two GPUs at once", both, parts)
+    return at_once("two GPUs", both, parts) or options.quick
 
 
-def computation_and_communication(lab: Lab) -> bool:
+def computation_and_communication(options: argparse.Namespace) -> bool:
     """Parallel computation and communication."""
-    graph, copies = asc.Graph("run_and_copy"), asc.Graph("copies")
-    with graph.on(lab.gpu_names[0]):
-        graph.output(*run(graph.input("x"), 8 if lab.quick else 50))
-    with copies.on(lab.gpu_names[0]):
+    graph, copies = asc.Graph("run_and_copy"), asc.Graph("copy")
+    with graph.on(GPU1):
+        graph.output(*run(graph.input("x"), 8 if options.quick else 50))
+    with copies.on(GPU1):
         copies.output(*copies.inputs(*graph.outputs))
-    compute, both = lab.schedule(graph), lab.schedule(graph, to_cpu=graph.outputs)
-    copy = lab.schedule(copies, to_cpu=copies.outputs)
-    x = lab.matrix(lab.gpu_names[0])
-    y = compute(x=x)
-    calls: Calls = {"Run on GPU1": lambda: compute(x=x), "Copy to CPU": lambda: copy(**y)}
-    *parts, together = lab.benchmark(calls | {"Run on GPU1 and copy to CPU": lambda: both(x=x)})
-    lab.draw(both, x=x)
-    return lab.is_parallel("computing and copying at once", together, parts)
+    compute, copy = schedule(graph), schedule(copies, to_cpu=copies.outputs)
+    both = schedule(graph, to_cpu=graph.outputs)
+    x = {"x": matrix(GPU1)}
+    trials = ("Run on GPU1", compute, x), ("Copy to CPU", copy, compute(**x)), ("Run on GPU1 and copy to CPU", both, x)
+    *parts, together = benchmark(options.quick, *trials)
+    profile(both, x, options.folder)
+    return at_once("computing and copying", together, parts) or options.quick
 
 
-def eight_tasks(lab: Lab) -> bool:
+def eight_tasks(options: argparse.Namespace) -> bool:
     """Exercise: eight independent tasks, on devices that autosched chooses."""
-    graph, x = asc.Graph("eight_tasks"), lab.matrix()
+    graph, x = asc.Graph("eight_tasks"), {"x": matrix()}
     graph.output(*run(graph.input("x"), 8))
-    one, two = lab.schedule(graph, gpus=1), lab.schedule(graph, gpus=2)
-    before, after = lab.benchmark({"1 GPU": lambda: one(x=x), "2 GPUs": lambda: two(x=x)})
-    for schedule in (one, two):
-        places = ", ".join(f"{count} on {name}" for name, count in Counter(schedule.placement.device.values()).items())
-        print(f"    {places}: {schedule.makespan:.4f} sec predicted")
+    one, two = schedule(graph, gpus=1), schedule(graph, gpus=2)
+    before, after = benchmark(options.quick, ("1 GPU", one, x), ("2 GPUs", two, x))
+    for chosen in (one, two):
+        places = ", ".join(f"{count} on {name}" for name, count in Counter(chosen.placement.device.values()).items())
+        print(f"    {places}: {chosen.makespan:.4f} sec predicted")
     print(f"    speed-up {before / after:.2f}")
     return True
 
 
-def small_tasks_on_the_cpu(lab: Lab) -> bool:
-    """Exercise: tasks so small that torch gives each to one core; on the CPU alone they pay side by side."""
-    streams = torch.get_num_threads()
-    print(f"this computer has {os.cpu_count()} cores; torch uses {streams}")
-    for label, task, x, count in (
-        ("sorts of 10,000 numbers", torch.msort, torch.rand(10_000), 64),
-        ("products of 768x768, which torch shares out itself", lambda x: x.mm(x), torch.rand(768, 768), 4),
-    ):
-        graph = asc.Graph(label)
-        value = graph.input("x")
-        for _ in range(count):
-            task(value)
-        one, many = (asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=n)) for n in (1, streams))
-        before, after = lab.benchmark(
-            {f"{count} {label}, 1 stream": lambda: one(x=x), f"{streams} streams": lambda: many(x=x)}
-        )
-        print(f"    speed-up {before / after:.2f}")
+def small_tasks_on_the_cpu(options: argparse.Namespace) -> bool:
+    """Exercise: tasks too small to be shared out to cores; many at once pay on the CPU alone."""
+    streams, graph, x = torch.get_num_threads(), asc.Graph("sorts"), {"x": torch.rand(10_000)}
+    numbers = graph.input("x")
+    for _ in range(20 if options.quick else 200):
+        torch.msort(numbers)
+    one, many = (asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=n)) for n in (1, streams))
+    print(f"this computer has {os.cpu_count()} cores, torch uses {streams}; load {os.getloadavg()[0]:.1f}")
+    label = f"{len(graph)} sorts of 10,000 numbers on"
+    before, after = benchmark(options.quick, (f"{label} 1 stream", one, x), (f"{label} {streams} streams", many, x))
+    print(f"    speed-up {before / after:.2f}")
     return True
 
 
-def cpu_gpu_and_copies(lab: Lab) -> bool:
+def cpu_gpu_and_copies(options: argparse.Namespace) -> bool:
     """Exercise: CPU, GPU and copies at once. The CPU sums each product while the GPU makes the next."""
-    graph, x = asc.Graph("cpu_gpu_and_copies"), lab.matrix(lab.gpu_names[0])
-    with graph.on(lab.gpu_names[0]):
+    graph, x = asc.Graph("cpu_gpu_and_copies"), {"x": matrix(GPU1)}
+    with graph.on(GPU1):
         products = run(graph.input("x"), 8)
     with graph.on("cpu"):
         graph.output(*(product.sum() for product in products))
-    schedule = lab.schedule(graph)
-    schedule(x=x)
-    timeline = lab.draw(schedule, x=x)
+    scheduled = schedule(graph)
+    timeline, predicted = profile(scheduled, x, options.folder), scheduled.simulate()
     print(gantt_text(timeline))
-    hidden, expected = timeline.overlap().copies_hidden, schedule.simulate().overlap().copies_hidden
+    hidden, expected = timeline.overlap().copies_hidden, predicted.overlap().copies_hidden
     print(f"    {hidden:.0%} of the copies' time is hidden behind compute; predicted {expected:.0%}")
     return True
 
 
-def tangled_dependencies(lab: Lab) -> bool:
-    """Exercise: writes in place, views, order and several devices, checked against the serial run.
-
-    The numbers are whole, so that every device computes the same bits.
-    """
-    graph, draw = asc.Graph("tangled"), random.Random(0)
-    devices, x, values = ("cpu", *lab.gpu_names), graph.input("x"), []
-    for i, device in enumerate(devices * 2):
+def tangled_dependencies(options: argparse.Namespace) -> bool:
+    """Exercise: writes in place, views, order and three devices, checked against the serial run."""
+    graph, draw, numbers = asc.Graph("tangled"), random.Random(0), torch.arange(64)  # whole: the same bits everywhere
+    x, values = graph.input("x"), []
+    for i, device in enumerate(2 * machine().names):
         with graph.on(device):
             values.append(x + i)
     for _ in range(100):
@@ -197,42 +176,37 @@ def tangled_dependencies(lab: Lab) -> bool:
             case 2:
                 graph.add(Tensor.mul_, a, 3, writes=[a], outputs=(), after=draw.choice(graph.tasks))
             case 3:
-                values.append(graph.add(torch.maximum, a, b, on=draw.choice(devices)))
+                values.append(graph.add(torch.maximum, a, b, on=draw.choice(machine().names)))
     graph.output(*values)
-    numbers = torch.arange(64)
     serial = graph.run_serial(x=numbers)
-    with lab.schedule(graph, to_cpu=graph.outputs) as schedule:
-        runs = [schedule(x=numbers) for _ in range(3 if lab.quick else 50)]
+    scheduled = asc.schedule(graph, machine(), outputs=dict.fromkeys(graph.outputs, "cpu"))
+    runs = [scheduled(x=numbers) for _ in range(3 if options.quick else 50)]
     kinds = Counter(dependency.kind for task in graph.tasks for dependency in task.dependencies)
-    print(f"{len(graph)} tasks, {len(schedule.program.streams)} streams; dependencies:", dict(kinds))
+    print(f"{len(graph)} tasks; dependencies:", ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
+    print(f"{Counter(type(i).__name__ for i in scheduled.program)}")
     equal = all(torch.equal(outputs[name], serial[name]) for outputs in runs for name in serial)
-    print(f"    {len(runs)} runs {'equal to serial: bit for bit' if equal else 'NOT equal to serial'}")
+    print(f"    {len(runs)} runs: {'equal to serial, bit for bit' if equal else 'NOT equal to serial'}")
     return equal
 
 
-SECTIONS = (
-    computation_on_gpus,
-    computation_and_communication,
-    eight_tasks,
-    small_tasks_on_the_cpu,
-    cpu_gpu_and_copies,
-    tangled_dependencies,
-)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description="The chapter's experiments and exercises, with autosched.")
     parser.add_argument("--quick", action="store_true", help="do less of everything, and do not judge times")
     parser.add_argument("--folder", type=Path, help="where to draw what happened when (default: nowhere)")
-    arguments = parser.parse_args()
-    gpus = min(torch.accelerator.device_count(), 2)
-    lab = Lab(gpus, arguments.quick, arguments.folder)
-    kind = ("two emulated GPUs", "two logical devices on one real GPU", "two real GPUs")[gpus]
-    print(f"{kind}\n{lab.machine()}")
+    options = parser.parse_args()
+    kind = ("two emulated GPUs", "two logical devices on one real GPU", "two real GPUs")[REAL]
+    print(f"machine: {kind}\n{machine()}")
     held = []
-    for section in SECTIONS:
-        print(f"\n{(section.__doc__ or '').splitlines()[0]}")
-        held.append(section(lab))
+    for section in (
+        computation_on_gpus,
+        computation_and_communication,
+        eight_tasks,
+        small_tasks_on_the_cpu,
+        cpu_gpu_and_copies,
+        tangled_dependencies,
+    ):
+        print(f"\n{section.__doc__}", flush=True)
+        held.append(section(options))
     return 0 if all(held) else 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 import pytest
 

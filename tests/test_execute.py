@@ -526,6 +526,19 @@ def test_results_that_share_memory_with_each_other_are_found_out():
         schedule(x=torch.ones(2))
 
 
+def test_an_input_that_is_written_shares_no_memory_with_another():
+    graph = asc.Graph()
+    w, x = graph.inputs("w", "x")
+    graph.add(torch.Tensor.add_, w, x, writes=[w], outputs=())
+    base = torch.ones(3)
+    with placed(graph) as schedule:
+        for _ in range(2):
+            with pytest.raises(asc.HazardError, match=r"inputs 'w' and 'x' share memory, and 'w' is written in place"):
+                schedule(w=base[:1], x=base[1:2])
+        assert schedule(w=base[:1], x=base[1:2].clone()) == {}
+    assert base.tolist() == [2, 1, 1]
+
+
 def test_declared_writes_and_aliases_are_fine():
     graph = asc.Graph()
     x = graph.input("x")

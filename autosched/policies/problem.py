@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autosched.costs import Costs
-from autosched.graph import Graph
+from autosched.graph import Graph, Use
 from autosched.machine import Device, Machine
 from autosched.placement import Placement, choices, home
 
@@ -112,7 +112,6 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     """Number the data that tasks read, and those that go back to their home in the end."""
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[tuple[int, int], int] = {}
-    written: dict[tuple[int, int], int] = {}  # (root, version) -> the task that leaves it
     names: list[str] = []
     nbytes: list[float] = []
     makers: list[int] = []
@@ -123,19 +122,14 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         if found is None:
             found = known[index, version] = len(names)
             value = graph.values[index]
-            producer = -1 if value.producer is None else value.producer
-            maker = max(producer, written.get((value.root, version), -1))  # a view made after a write comes later
+            maker = graph.maker(Use(index, version))
             names.append(value.name)
             nbytes.append(costs.value_nbytes(value))
-            makers.append(maker)
-            homes.append(number[home(graph, machine, value)] if maker < 0 else -1)
+            makers.append(-1 if maker is None else maker)
+            homes.append(number[home(graph, machine, value)] if maker is None else -1)
         return found
 
-    reads: list[list[int]] = []
-    for task in graph.tasks:
-        reads.append([datum(index, version) for index, version in task.reads])
-        for index, version in task.writes:
-            written[graph.values[index].root, version + 1] = task.index
+    reads = [[datum(index, version) for index, version in task.reads] for task in graph.tasks]
     returns = [
         (datum(value.index, graph.last_version(value.index)), number[home(graph, machine, value)])
         for value in graph.sources
