@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Task, Value
@@ -99,5 +100,5 @@ class Costs:
 
 
 def _check(number: float, what: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number >= 0:
+    if isinstance(number, bool) or not isinstance(number, Real) or not number >= 0:
         raise ScheduleError(f"{what} must be a number, 0 or more, got {number!r}")

@@ -64,7 +64,15 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     writes = _written(name, args, kwargs)
     shares = name in VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
     base = args[0] if shares and args else None
-    return Effects(writes, base, name in VIEWS, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
+    view = name in VIEWS and all(_is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
+    return Effects(writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
+
+
+def _is_basic(key: Any) -> bool:
+    """Whether an index makes a view; masks and tensors of numbers make a copy."""
+    if isinstance(key, tuple):
+        return all(map(_is_basic, key))
+    return key is None or key is ... or isinstance(key, (int, slice))
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -257,7 +257,10 @@ class Graph:
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}"]
-        lines += [f"  input {v.name}" + (f" on {v.device}" if v.device else "") for v in self.sources]
+        lines += [
+            f"  {'input' if v.data is None else 'constant'} {v.name}" + (f" on {v.device}" if v.device else "")
+            for v in self.sources
+        ]
         lines += [f"  {self._line(task)}" for task in self.tasks]
         lines += [f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()]
         return "\n".join(lines)

@@ -10,12 +10,15 @@ from autosched.tree import match
 
 __all__ = ["Dependency", "Kind", "Seconds", "Task", "Use"]
 
-Kind = Literal["data", "output", "anti", "order"]
+Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
 
 
 class Dependency(NamedTuple):
-    """``task`` (its index) must come first: data (it makes what is read), output, anti, or order."""
+    """``task`` (its index) must come first: data (it left what is read), anti (it reads what is written), or order.
+
+    An in-place write reads what it changes, so a write after a write is a data dependency too.
+    """
 
     task: int
     kind: Kind

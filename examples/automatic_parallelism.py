@@ -23,19 +23,21 @@ import autosched as asc
 from autosched.viz import gantt_svg, gantt_text
 
 SIZE = 4000  # of the chapter's matrices
-SMALL = 32  # of those that are multiplied where GPUs are played
+SMALL = 16  # of those that are really multiplied where GPUs are played: torch gives them to one core
 LIMIT = 1.1  # things done at once may take so many times what the longest of them takes alone
 REAL = min(torch.accelerator.device_count(), 2)  # with one real GPU, the two are logical devices on it
+
+Trial = tuple[str, asc.Schedule, Mapping[str, Tensor]]
 
 
 def machine(gpus: int = 2) -> asc.Machine:
     return asc.Machine.local(gpus=gpus) if REAL else asc.Machine.emulated(gpus=gpus, link="pcie4")
 
 
-_, GPU1, GPU2 = machine().names
+CPU, GPU1, GPU2 = machine().names
 
 
-def matrix(device: str = "cpu") -> Tensor:
+def matrix(device: str) -> Tensor:
     if not REAL:
         return torch.rand(SMALL, SMALL)
     return torch.rand(SIZE, SIZE, device=machine().device(device).physical or device)
@@ -44,23 +46,24 @@ def matrix(device: str = "cpu") -> Tensor:
 def schedule(graph: asc.Graph, gpus: int = 2, to_cpu: Iterable[str] = ()) -> asc.Schedule:
     """Schedule with the costs of the chapter's matrices; the outputs named in ``to_cpu`` are wanted on the CPU."""
     examples = dict.fromkeys(graph.input_names, torch.empty(SIZE, SIZE, device="meta"))
-    return asc.schedule(graph, machine(gpus), examples=examples, outputs=dict.fromkeys(to_cpu, "cpu"))
+    return asc.schedule(graph, machine(gpus), examples=examples, outputs=dict.fromkeys(to_cpu, CPU))
 
 
-def benchmark(quick: bool, *trials: tuple[str, asc.Schedule, Mapping[str, Tensor]]) -> list[float]:
+def benchmark(quick: bool, *trials: Trial) -> list[float]:
     """Print and return the median seconds of schedules, run in turn so that a busy computer slows them alike."""
-    seconds: dict[str, list[float]] = {label: [] for label, _, _ in trials}
-    for _ in range(2 if quick else 6):
-        for label, scheduled, inputs in trials:
-            start = time.perf_counter()
-            scheduled(**inputs)
-            for gpu in range(REAL):
-                torch.accelerator.synchronize(gpu)
-            seconds[label].append(time.perf_counter() - start)
-    medians = [statistics.median(taken[1:]) for taken in seconds.values()]  # the first run warms up
-    for label, median in zip(seconds, medians, strict=True):
+    rounds = [[seconds(scheduled, inputs) for _, scheduled, inputs in trials] for _ in range(2 if quick else 6)]
+    medians = [statistics.median(taken) for taken in zip(*rounds[1:], strict=True)]  # the first round warms up
+    for (label, _, _), median in zip(trials, medians, strict=True):
         print(f"{label}: {median:.4f} sec")
     return medians
+
+
+def seconds(scheduled: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
+    start = time.perf_counter()
+    scheduled(**inputs)
+    for gpu in range(REAL):
+        torch.accelerator.synchronize(gpu)
+    return time.perf_counter() - start
 
 
 def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
@@ -71,12 +74,16 @@ def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
 
 
 def profile(scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None) -> asc.Timeline:
-    """Run thrice and return what happened when in the median run; draw it, where a folder is given."""
+    """Return what happened when, in the median of three runs; draw it, where a folder is given."""
     timeline = sorted((scheduled.profile(**inputs) for _ in range(3)), key=lambda timeline: timeline.makespan)[1]
     name = scheduled.graph.name
     if folder:
         (folder / f"{name}.svg").write_text(gantt_svg(scheduled.simulate(), title=name, measured=timeline))
     return timeline
+
+
+def counted(items: Iterable[str]) -> str:
+    return ", ".join(f"{count} {item}" for item, count in Counter(items).items())
 
 
 def run(x: asc.Value, products: int) -> list[asc.Value]:
@@ -86,58 +93,56 @@ def run(x: asc.Value, products: int) -> list[asc.Value]:
 def computation_on_gpus(options: argparse.Namespace) -> bool:
     """Parallel computation on GPUs."""
 
-    def trial(label: str, *gpus: str) -> tuple[str, asc.Schedule, Mapping[str, Tensor]]:
+    def trial(label: str, *gpus: str) -> Trial:
         graph = asc.Graph(label)
         for gpu in gpus:
             with graph.on(gpu):
-                run(graph.input(f"x_{gpu}"), 8 if options.quick else 50)
+                run(graph.input(f"x_{gpu}"), options.products)
         return label, schedule(graph), {f"x_{gpu}": matrix(gpu) for gpu in gpus}
 
     trials = trial("GPU1 time", GPU1), trial("GPU2 time", GPU2), trial("GPU1 & GPU2", GPU1, GPU2)
-    *parts, both = benchmark(options.quick, *trials)
+    *alone, both = benchmark(options.quick, *trials)
     if REAL == 1:
-        print("    both are one real GPU, and take what both take")
+        print("    both are one real GPU, so together they take what both take")
         return True
-    return at_once("two GPUs", both, parts) or options.quick
+    return at_once("two GPUs", both, alone) or options.quick
 
 
 def computation_and_communication(options: argparse.Namespace) -> bool:
     """Parallel computation and communication."""
     graph, copies = asc.Graph("run_and_copy"), asc.Graph("copy")
-    with graph.on(GPU1):
-        graph.output(*run(graph.input("x"), 8 if options.quick else 50))
-    with copies.on(GPU1):
+    with graph.on(GPU1), copies.on(GPU1):
+        graph.output(*run(graph.input("x"), options.products))
         copies.output(*copies.inputs(*graph.outputs))
-    compute, copy = schedule(graph), schedule(copies, to_cpu=copies.outputs)
-    both = schedule(graph, to_cpu=graph.outputs)
-    x = {"x": matrix(GPU1)}
+    compute, both = schedule(graph), schedule(graph, to_cpu=graph.outputs)
+    copy, x = schedule(copies, to_cpu=copies.outputs), {"x": matrix(GPU1)}
     trials = ("Run on GPU1", compute, x), ("Copy to CPU", copy, compute(**x)), ("Run on GPU1 and copy to CPU", both, x)
-    *parts, together = benchmark(options.quick, *trials)
+    *alone, together = benchmark(options.quick, *trials)
     profile(both, x, options.folder)
-    return at_once("computing and copying", together, parts) or options.quick
+    return at_once("computing and copying", together, alone) or options.quick
 
 
 def eight_tasks(options: argparse.Namespace) -> bool:
     """Exercise: eight independent tasks, on devices that autosched chooses."""
-    graph, x = asc.Graph("eight_tasks"), {"x": matrix()}
+    graph, x = asc.Graph("eight_tasks"), {"x": matrix(CPU)}
     graph.output(*run(graph.input("x"), 8))
     one, two = schedule(graph, gpus=1), schedule(graph, gpus=2)
     before, after = benchmark(options.quick, ("1 GPU", one, x), ("2 GPUs", two, x))
     for chosen in (one, two):
-        places = ", ".join(f"{count} on {name}" for name, count in Counter(chosen.placement.device.values()).items())
+        places = counted(f"on {device}" for device in chosen.placement.device.values())
         print(f"    {places}: {chosen.makespan:.4f} sec predicted")
     print(f"    speed-up {before / after:.2f}")
     return True
 
 
 def small_tasks_on_the_cpu(options: argparse.Namespace) -> bool:
-    """Exercise: tasks too small to be shared out to cores; many at once pay on the CPU alone."""
-    streams, graph, x = torch.get_num_threads(), asc.Graph("sorts"), {"x": torch.rand(10_000)}
+    """Exercise: tasks so small that torch gives each to one core; on the CPU alone, many at once pay."""
+    streams, graph, x = max(2, torch.get_num_threads()), asc.Graph("sorts"), {"x": torch.rand(10_000)}
     numbers = graph.input("x")
-    for _ in range(20 if options.quick else 200):
-        torch.msort(numbers)
+    for _ in range(4 * options.products):
+        graph.add(torch.msort, numbers)
     one, many = (asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=n)) for n in (1, streams))
-    print(f"this computer has {os.cpu_count()} cores, torch uses {streams}; load {os.getloadavg()[0]:.1f}")
+    print(f"this computer has {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} of them busy (load average)")
     label = f"{len(graph)} sorts of 10,000 numbers on"
     before, after = benchmark(options.quick, (f"{label} 1 stream", one, x), (f"{label} {streams} streams", many, x))
     print(f"    speed-up {before / after:.2f}")
@@ -145,17 +150,16 @@ def small_tasks_on_the_cpu(options: argparse.Namespace) -> bool:
 
 
 def cpu_gpu_and_copies(options: argparse.Namespace) -> bool:
-    """Exercise: CPU, GPU and copies at once. The CPU sums each product while the GPU makes the next."""
+    """Exercise: CPU, GPU and copies at once; the CPU sums each product while the GPU makes the next."""
     graph, x = asc.Graph("cpu_gpu_and_copies"), {"x": matrix(GPU1)}
     with graph.on(GPU1):
         products = run(graph.input("x"), 8)
-    with graph.on("cpu"):
+    with graph.on(CPU):
         graph.output(*(product.sum() for product in products))
     scheduled = schedule(graph)
-    timeline, predicted = profile(scheduled, x, options.folder), scheduled.simulate()
-    print(gantt_text(timeline))
-    hidden, expected = timeline.overlap().copies_hidden, predicted.overlap().copies_hidden
-    print(f"    {hidden:.0%} of the copies' time is hidden behind compute; predicted {expected:.0%}")
+    print(gantt_text(profile(scheduled, x, options.folder)))
+    predicted = scheduled.simulate()
+    print(f"    predicted: {predicted.makespan * 1e3:.1f} ms, {predicted.overlap().copies_hidden:.0%} hidden")
     return True
 
 
@@ -178,33 +182,30 @@ def tangled_dependencies(options: argparse.Namespace) -> bool:
             case 3:
                 values.append(graph.add(torch.maximum, a, b, on=draw.choice(machine().names)))
     graph.output(*values)
+    with asc.schedule(graph, machine(), outputs=dict.fromkeys(graph.outputs, CPU)) as scheduled:
+        runs = [scheduled(x=numbers) for _ in range(options.products)]
+    print("dependencies:", counted(dependency.kind for task in graph.tasks for dependency in task.dependencies))
+    print("instructions:", counted(type(instruction).__name__.lower() for instruction in scheduled.program))
     serial = graph.run_serial(x=numbers)
-    scheduled = asc.schedule(graph, machine(), outputs=dict.fromkeys(graph.outputs, "cpu"))
-    runs = [scheduled(x=numbers) for _ in range(3 if options.quick else 50)]
-    kinds = Counter(dependency.kind for task in graph.tasks for dependency in task.dependencies)
-    print(f"{len(graph)} tasks; dependencies:", ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
-    print(f"{Counter(type(i).__name__ for i in scheduled.program)}")
     equal = all(torch.equal(outputs[name], serial[name]) for outputs in runs for name in serial)
     print(f"    {len(runs)} runs: {'equal to serial, bit for bit' if equal else 'NOT equal to serial'}")
     return equal
 
 
+EXPERIMENTS = computation_on_gpus, computation_and_communication
+EXERCISES = eight_tasks, small_tasks_on_the_cpu, cpu_gpu_and_copies, tangled_dependencies
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="The chapter's experiments and exercises, with autosched.")
     parser.add_argument("--quick", action="store_true", help="do less of everything, and do not judge times")
-    parser.add_argument("--folder", type=Path, help="where to draw what happened when (default: nowhere)")
+    parser.add_argument("--folder", type=Path, help="an existing folder, to draw what happened when (default: none)")
     options = parser.parse_args()
+    options.products = 8 if options.quick else 50
     kind = ("two emulated GPUs", "two logical devices on one real GPU", "two real GPUs")[REAL]
     print(f"machine: {kind}\n{machine()}")
     held = []
-    for section in (
-        computation_on_gpus,
-        computation_and_communication,
-        eight_tasks,
-        small_tasks_on_the_cpu,
-        cpu_gpu_and_copies,
-        tangled_dependencies,
-    ):
+    for section in EXPERIMENTS + EXERCISES:
         print(f"\n{section.__doc__}", flush=True)
         held.append(section(options))
     return 0 if all(held) else 1

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from textwrap import dedent
 
@@ -435,6 +436,26 @@ def test_an_interrupt_in_a_task_passes_as_it_is_and_the_schedule_works_on():
                 schedule(x=1)
             interrupting.clear()
             assert schedule(x=1) == {"y": 1}
+
+
+def test_waits_hold_again_in_the_run_after_one_that_failed():
+    """A failing run lets everyone who waits go; the next one once found the doors still open."""
+    moods = []
+
+    def moody(x):
+        if moods.pop() == "fails":
+            raise ValueError("planted")
+        time.sleep(0.02)  # so that whoever does not wait reads too early
+        return x + 1
+
+    with placed(chain(moody, torch.clone), clone="cuda:0") as schedule:
+        for mood in ("fine", "fails", "fine", "fails", "fine"):
+            moods.append(mood)
+            if mood == "fails":
+                with pytest.raises(asc.TaskError, match="task 'moody' on cpu failed: ValueError: planted"):
+                    schedule(x=torch.ones(1))
+            else:
+                assert schedule(x=torch.ones(1)) == {"y": 2}
 
 
 def test_control_c_while_threads_work_waits_for_them_and_leaves_the_schedule_usable():

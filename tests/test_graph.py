@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import autosched as asc
 from autosched.errors import GraphError
 from autosched.graph import Dependency, Graph, Use
 from autosched.tree import flatten, match, transform
@@ -758,3 +759,17 @@ def test_match_finds_each_leaf_where_the_shape_has_one(tree):
 def test_match_says_what_differs(shape, tree, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         list(match(shape, tree))
+
+
+def test_an_index_by_a_mask_makes_a_copy_and_one_by_a_slice_a_view():
+    graph = Graph()
+    x, mask = graph.inputs("x", "mask")
+    kinds = [
+        graph.tasks[value.producer].view
+        for value in (x[1:], x[0, ..., None], x[mask], x[torch.tensor([0, 2])], x[[0, 2]])
+    ]
+    assert kinds == [True, True, False, False, False]
+    graph.output(y=x[mask] + 1)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=1)) as schedule:
+        y = schedule(x=torch.tensor([1.0, 2.0, 3.0]), mask=torch.tensor([True, False, True]))["y"]
+    assert y.tolist() == [2.0, 4.0]

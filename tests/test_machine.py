@@ -270,7 +270,7 @@ def test_a_link_to_itself():
 @pytest.mark.parametrize("second", [Link("a", "b", 2.0), Link("b", "a", 1.0)])
 def test_two_links_between_the_same_devices(second):
     with refused("devices 'a' and 'b' have two links; one works both ways"):
-        Machine([Device("a"), Device("b")], [Link("a", "b", 1.0), second])
+        Machine([Device("a"), Device("b"), Device("c")], [Link("a", "c", 1.0), Link("a", "b", 1.0), second])
 
 
 def test_an_unknown_link():

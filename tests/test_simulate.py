@@ -129,7 +129,7 @@ def test_copies_to_different_devices_do_not_disturb_each_other():
     assert spans == [("x", 0, 2), ("y", 0, 4), ("a", 2, 3), ("b", 4, 5)]
 
 
-def test_copies_that_share_a_stream_follow_each_other_even_if_only_one_end_is_shared():
+def test_copies_that_leave_one_device_follow_each_other_though_they_enter_two():
     machine = asc.Machine(
         [asc.Device(f"cuda:{i}") for i in range(3)], [asc.Link("cuda:2", f"cuda:{i}", 1, 0.5) for i in range(2)]
     )
@@ -143,6 +143,31 @@ def test_copies_that_share_a_stream_follow_each_other_even_if_only_one_end_is_sh
     spans, found = timeline(graph, text, costs, machine)
     assert spans == [("x", 0, 2), ("y", 2, 6), ("a", 2, 3), ("b", 6, 7)]
     assert found.overlap().together_seconds == 1
+
+
+def test_copies_that_enter_one_device_follow_each_other_though_they_leave_two():
+    machine = asc.Machine(
+        [asc.Device(f"cuda:{i}") for i in range(3)], [asc.Link(f"cuda:{i}", "cuda:2", 1, 0.5) for i in range(2)]
+    )
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    graph.output(graph.add(int, [x, y], name="a", seconds=1))
+    text = """
+        input x on cuda:0
+        input y on cuda:1
+        cuda:0/copy-out copy x -> cuda:2/copy-in
+        cuda:1/copy-out copy y -> cuda:2/copy-in
+        cuda:2/copy-in record e0
+        cuda:2/compute wait e0
+        cuda:2/compute run a
+        cuda:2/compute record e1
+        cuda:2/copy-in wait e1
+        cuda:2/copy-in free x
+        cuda:2/copy-in free y
+        output a on cuda:2
+    """
+    spans, _ = timeline(graph, text, asc.Costs.table({}, nbytes={"x": 1.5, "y": 3.5}), machine)
+    assert spans == [("x", 0, 2), ("y", 2, 6), ("a", 6, 7)]
 
 
 def test_durations_are_of_runs_and_copies_alone():
