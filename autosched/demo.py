@@ -140,9 +140,10 @@ def initial_weights(gpus: Sequence[str], machine: asc.Machine) -> dict[str, Tens
 
 def main(epochs: int = 12, folder: Path = Path()) -> int:
     """Train, compare with the serial run, and draw; return the exit code."""
+    torch.set_num_threads(1)  # the products are small; threads that share them would fight with those of the streams
     data = load_digits()
     machine, kind = machine_of_two()
-    gpus = [device.name for device in machine.devices if device.kind != "cpu"]
+    gpus = machine.accelerators
     graph = mlp_step(gpus)
     state, reference = initial_weights(gpus, machine), initial_weights(gpus, machine)
     examples = {"x": data.x[:BATCH], "y": data.y[:BATCH], **state}

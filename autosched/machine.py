@@ -178,6 +178,11 @@ class Machine:
         """Where inputs and constants live unless told otherwise: the first CPU, or else the first device."""
         return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
 
+    @cached_property
+    def accelerators(self) -> tuple[str, ...]:
+        """The names of the devices that are no CPU."""
+        return tuple(device.name for device in self.devices if device.kind != "cpu")
+
     def device(self, name: str) -> Device:
         """Return a device by name. Raises MachineError if there is none."""
         found = self._by_name.get(name)

@@ -38,8 +38,8 @@ def schedule(
     policy: str | Policy = "auto",
     costs: Costs | None = None,
     examples: Mapping[str, Any] | None = None,
-    inputs: Mapping[str, str] | None = None,
-    outputs: Mapping[str, str] | None = None,
+    inputs: str | Mapping[str, str] | None = None,
+    outputs: str | Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
     check: bool = False,
 ) -> Schedule:
@@ -49,8 +49,8 @@ def schedule(
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
       alone among them, and takes what is predicted to end first.
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
-    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted. Default: inputs live on the
-      host, outputs stay where they are made.
+    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
+      inputs live on the host, outputs stay where they are made.
     * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``; default: what fits.
     * ``check``: watch every run, not only the first, for writes and aliases that tasks did not declare.
 
@@ -65,13 +65,14 @@ def schedule(
     output y on cpu
     """
     machine = Machine.local() if machine is None else machine
-    pinned = graph.pinned(inputs)
+    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
+    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     for value in pinned.sources:
         machine.device(value.device or machine.host)
     if costs is None:
         costs = _estimated(pinned, examples) if examples is not None else Costs()
     costs.check(pinned)
-    plan = functools.partial(_plan, pinned, machine, costs, outputs or {}, backend or suited(machine), check)
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend or suited(machine), check)
     made = _best(plan, pinned, machine) if policy == "auto" else plan(_policy(policy))
     verify(made.program, pinned)
     return made

@@ -182,7 +182,7 @@ def tangled_dependencies(options: argparse.Namespace) -> bool:
             case 3:
                 values.append(graph.add(torch.maximum, a, b, on=draw.choice(machine().names)))
     graph.output(*values)
-    with asc.schedule(graph, machine(), outputs=dict.fromkeys(graph.outputs, CPU)) as scheduled:
+    with asc.schedule(graph, machine(), outputs=CPU) as scheduled:
         runs = [scheduled(x=numbers) for _ in range(options.products)]
     print("dependencies:", counted(dependency.kind for task in graph.tasks for dependency in task.dependencies))
     print("instructions:", counted(type(instruction).__name__.lower() for instruction in scheduled.program))
@@ -199,8 +199,10 @@ EXERCISES = eight_tasks, small_tasks_on_the_cpu, cpu_gpu_and_copies, tangled_dep
 def main() -> int:
     parser = argparse.ArgumentParser(description="The chapter's experiments and exercises, with autosched.")
     parser.add_argument("--quick", action="store_true", help="do less of everything, and do not judge times")
-    parser.add_argument("--folder", type=Path, help="an existing folder, to draw what happened when (default: none)")
+    parser.add_argument("--folder", type=Path, help="where to draw what happened when (default: nowhere)")
     options = parser.parse_args()
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
     options.products = 8 if options.quick else 50
     kind = ("two emulated GPUs", "two logical devices on one real GPU", "two real GPUs")[REAL]
     print(f"machine: {kind}\n{machine()}")

@@ -429,7 +429,7 @@ def test_on_accelerators_inputs_on_another_device_are_refused():
 @pytest.mark.cuda
 def test_on_accelerators_a_failing_task_is_named_and_the_next_run_is_right():
     machine = asc.Machine.local(gpus=2)
-    graph = chain(slow, lambda x: x @ x if x.cpu()[0] else x)
+    graph = chain(slow, lambda x: x @ x if x.cpu()[0, 0] else x * 1)
     with asc.schedule(graph, machine, policy="round_robin", outputs={"y": "cpu"}) as schedule:
         for _ in range(3):
             with pytest.raises(asc.TaskError, match=r"task 'lambda' on .* failed: RuntimeError"):
