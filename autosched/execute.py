@@ -11,7 +11,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from autosched.backends import Backend, Step
 from autosched.check import watched
@@ -26,6 +26,7 @@ from autosched.workers import Fault, Tape, Team
 __all__ = ["Executor"]
 
 Wrap = Callable[[int, Step], Step]
+Read = TypeVar("Read")
 
 
 class Executor:
@@ -60,19 +61,23 @@ class Executor:
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises."""
         if self.checked and not self.check:
-            return self._run(self.tape, inputs)
-        outputs = self._run(self._compile(call=self._watch), inputs)
+            return self._run(self.tape, inputs, self.memory.outputs)
+        outputs = self._run(self._compile(call=self._watch), inputs, self.memory.outputs)
         self.checked = True
         return outputs
 
     def profile(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
         """Run once; return the outputs, and when what happened."""
         stamps: dict[int, tuple[Any, Any]] = {}
-        outputs = self._run(self._compile(launched=lambda i, step: self._timed(i, step, stamps)), inputs)
-        spans = [self._span(i, *pair) for i, pair in sorted(stamps.items())]
-        return outputs, Timeline.of(spans, self.program.arrows)
 
-    def _run(self, tape: Tape, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def read() -> tuple[dict[str, Any], Timeline]:
+            spans = [self._span(i, *pair) for i, pair in sorted(stamps.items())]
+            return self.memory.outputs(), Timeline.of(spans, self.program.arrows)
+
+        return self._run(self._compile(launched=lambda i, step: self._timed(i, step, stamps)), inputs, read)
+
+    def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read]) -> Read:
+        """Drain a tape once, and return what ``read`` finds at its end."""
         with self.busy, no_grad():
             if not self.close.alive:
                 raise ScheduleError("the schedule is closed; make a new one")
@@ -86,7 +91,7 @@ class Executor:
                 if crew.stopped:
                     raise ScheduleError("the schedule was closed while it ran")
                 self.backend.join()
-                return self.memory.outputs()
+                return read()
             finally:
                 if self.crew.stopped:  # devices finish what was issued before its memory goes
                     with contextlib.suppress(Exception):
@@ -95,9 +100,7 @@ class Executor:
 
     def _raise(self, fault: Fault) -> NoReturn:
         instruction, error = self.program.instructions[fault.position], fault.error
-        if isinstance(error, AutoschedError) or not isinstance(
-            error, Exception
-        ):  # KeyboardInterrupt is no task's fault
+        if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
             raise error
         what = f"{type(error).__name__}: {error}"
         if not isinstance(instruction, Run):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,8 @@ from autosched.timeline import Timeline
 from autosched.verify import verify
 
 __all__ = ["Schedule", "schedule"]
+
+_MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
 
 
 def schedule(
@@ -124,8 +127,10 @@ class Schedule:
 
     def close(self) -> None:
         """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit."""
-        if "_executor" in self.__dict__:
-            self._executor.close()
+        with _MAKING:
+            self.__dict__["_closed"] = True
+            if "_made" in self.__dict__:
+                self._executor.close()
 
     def __enter__(self) -> Schedule:
         return self
@@ -135,8 +140,17 @@ class Schedule:
     ) -> None:
         self.close()
 
-    @cached_property
+    @property
     def _executor(self) -> Executor:
+        made: Executor | None = self.__dict__.get("_made")
+        if made is None:
+            with _MAKING:
+                made = self.__dict__.get("_made") or self.__dict__.setdefault("_made", self._make())
+        return made
+
+    def _make(self) -> Executor:
+        if "_closed" in self.__dict__:
+            raise ScheduleError("the schedule is closed; make a new one")
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
         return Executor(self.program, self.graph, self.machine, backend, seconds, self.check)
