@@ -11,6 +11,7 @@ r"""autosched: a step of tensor work, written once in serial order, scheduled fo
 Write a ``Graph``, choose a ``Machine``, and call what ``schedule(graph, machine)`` returns.
 """
 
+from autosched import viz as viz
 from autosched.bounds import bounds
 from autosched.costs import Costs
 from autosched.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from autosched.errors import HazardError
 from autosched.graph import Graph, Task
-from autosched.tree import flatten
+from autosched.tree import addresses, flatten
 
 __all__ = ["watched"]
 
@@ -43,9 +43,9 @@ def watched(
                     f"graph.add(..., writes=[{name}])\n    added at {task.source}"
                 )
         given = zip(names, roots, arguments(), strict=True)
-        seen = {address: (name, root) for name, root, item in given for address in _addresses(item)}
+        seen = {address: (name, root) for name, root, item in given for address in addresses(item)}
         for value, item in zip(made, results(), strict=True):
-            for address in _addresses(item):
+            for address in addresses(item):
                 name, root = seen.setdefault(address, (value.name, value.root))
                 if root != value.root:
                     raise HazardError(
@@ -58,8 +58,3 @@ def watched(
 
 def _versions(item: Any) -> list[int]:
     return [leaf._version for leaf in flatten(item) if hasattr(leaf, "_version") and not leaf.is_inference()]
-
-
-def _addresses(item: Any) -> list[int]:
-    found = (leaf.untyped_storage().data_ptr() for leaf in flatten(item) if hasattr(leaf, "untyped_storage"))
-    return [address for address in found if address]

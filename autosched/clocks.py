@@ -1,7 +1,8 @@
 """Vector clocks over the streams of a program (Fidge, Mattern, 1988): what has surely happened when.
 
-``clock[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. Knows streams and
-events; what must be ordered is for others to say.
+``behind[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. That a stream is
+behind all of itself goes without saying, and is not kept there. Knows streams and events; what must be ordered is for
+others to say.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ __all__ = ["Clocks", "Stamp"]
 
 
 class Stamp(NamedTuple):
-    """A moment: the end of the ``position``-th run or copy of a stream (by its index)."""
+    """A moment: the end of the ``position``-th run or copy of a stream (by its index), and what that was behind."""
 
     stream: int
     position: int
+    behind: list[int]
 
 
 class Clocks:
@@ -35,40 +37,45 @@ class Clocks:
 
     def __init__(self, streams: Iterable[Stream]):
         self.index = {stream: i for i, stream in enumerate(streams)}
-        self.clock = [[0] * len(self.index) for _ in self.index]
-        self.events: dict[int, list[int]] = {}
+        self.count = [0] * len(self.index)  # of each stream, its runs and copies so far
+        self.behind = [[0] * len(self.index)] * len(self.index)  # a row is replaced, never changed: stamps hold it
+        self.events: dict[int, Stamp] = {}
 
     def advance(self, instruction: Run | Copy) -> Stamp:
         """Let a run or copy take place; one that occupies two streams orders each behind the other."""
         own = self.index[instruction.stream]
-        for stream in occupied(instruction)[1:]:
-            self.clock[own] = self.clock[self.index[stream]] = joined(self.clock[own], self.clock[self.index[stream]])
-        clock = self.clock[own]
-        clock[own] += 1
-        for stream in occupied(instruction)[1:]:
-            self.clock[self.index[stream]] = clock.copy()
-        return Stamp(own, clock[own])
+        self.count[own] += 1
+        if isinstance(instruction, Copy) and instruction.also is not None:
+            also = self.index[instruction.also]
+            both = joined(self.behind[own], self.behind[also])
+            both[own], both[also] = self.count[own], self.count[also]
+            self.behind[own] = self.behind[also] = both
+        return Stamp(own, self.count[own], self.behind[own])
+
+    def now(self, stream: Stream) -> Stamp:
+        """Return the moment behind all that was issued on a stream so far."""
+        own = self.index[stream]
+        return Stamp(own, self.count[own], self.behind[own])
 
     def record(self, instruction: Record) -> None:
         """Let an event remember what is behind it."""
-        self.events[instruction.event] = self.snapshot(instruction.stream)
+        self.events[instruction.event] = self.now(instruction.stream)
 
     def wait(self, instruction: Wait) -> None:
         """Order what comes next on the stream behind the event. The event must have been recorded."""
         self.catch_up(instruction.stream, self.events[instruction.event])
 
-    def snapshot(self, stream: Stream) -> list[int]:
-        """Return a copy of a stream's clock."""
-        return self.clock[self.index[stream]].copy()
-
-    def catch_up(self, stream: Stream, snapshot: list[int]) -> None:
-        """Order what comes next on the stream behind all that the snapshot has seen."""
+    def catch_up(self, stream: Stream, stamp: Stamp) -> None:
+        """Order what comes next on a stream behind a moment, and all that this was behind."""
         own = self.index[stream]
-        self.clock[own] = joined(self.clock[own], snapshot)
+        behind = joined(self.behind[own], stamp.behind)
+        behind[stamp.stream] = max(behind[stamp.stream], stamp.position)
+        self.behind[own] = behind
 
     def passed(self, stamp: Stamp, stream: Stream) -> bool:
         """Whether all that comes next on ``stream`` is ordered behind ``stamp``."""
-        return self.clock[self.index[stream]][stamp.stream] >= stamp.position
+        own = self.index[stream]
+        return own == stamp.stream or self.behind[own][stamp.stream] >= stamp.position
 
     def seen(self, stamp: Stamp, instruction: Instruction) -> bool:
         """Whether an instruction, on whichever streams it occupies, comes behind ``stamp``."""

@@ -6,11 +6,13 @@ fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument: trea
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-__all__ = ["Effects", "effects_of", "function_name"]
+__all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
 VIEWS = frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
@@ -19,20 +21,21 @@ VIEWS = frozenset(
 )
 MAY_ALIAS = frozenset(
     "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int long bool cpu cuda "
-    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj".split()
+    "__pos__ to_dense "
+    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj conj_physical "
+    "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten Unflatten".split()
 )
 
-# Functions that write arguments no name gives away: name -> positions (and keywords) written when training.
-BATCH_NORMS: Mapping[str, tuple[tuple[int, str], ...]] = {
-    "batch_norm": ((1, "running_mean"), (2, "running_var")),
-    "instance_norm": ((1, "running_mean"), (2, "running_var")),
-}
+# Functions that write arguments no name gives away: the running statistics, when training.
+BATCH_NORMS = frozenset(("batch_norm", "instance_norm", "native_batch_norm"))
 IN_PLACE_OPERATORS = frozenset(
     f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
 ) | {"__setitem__", "setitem"}
 RANDOM = frozenset(
-    "AlphaDropout Dropout "
-    "alpha_dropout bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
+    "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU "
+    "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ xavier_uniform_ "
+    "alpha_dropout alpha_dropout_ dropout_ feature_alpha_dropout_ feature_dropout_ binomial native_dropout "
+    "bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
     "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
@@ -61,10 +64,11 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.value":
         return Effects()
     name = _raw_name(fn)
-    writes = _written(name, args, kwargs)
-    shares = name in VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
-    base = args[0] if shares and args else None
-    view = name in VIEWS and all(_is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
+    writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
+    looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
+    shares = looks or (name in MAY_ALIAS and not kwargs.get("copy", False)) or _is_idle_dropout(fn, name, args, kwargs)
+    base = _first(args, kwargs) if shares else None
+    view = looks and all(_is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
     return Effects(writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
 
 
@@ -75,26 +79,43 @@ def _is_basic(key: Any) -> bool:
     return key is None or key is ... or isinstance(key, (int, slice))
 
 
-def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
     """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
 
     A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch norms.
     """
     written: list[Any] = []
     in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
-    if (in_place or kwargs.get("inplace") is True) and args:
-        written.append(args[0])
+    if in_place or kwargs.get("inplace") is True:
+        first = _first(args, kwargs)
+        written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
     out = kwargs.get("out")
     if out is not None:
         written.extend(out if isinstance(out, (tuple, list)) else [out])
-    for position, keyword in BATCH_NORMS.get(name, ()):
-        training = kwargs.get("training", kwargs.get("use_input_stats", True))
-        if len(args) > _TRAINING_ARGUMENT:
-            training = args[_TRAINING_ARGUMENT]
-        value = args[position] if len(args) > position else kwargs.get(keyword)
-        if training and value is not None:
-            written.append(value)
-    return written
+    return written + (_statistics(args, kwargs, bare) if name in BATCH_NORMS else [])
+
+
+def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
+    """Return the running statistics that a batch norm writes: torch's bare ones have them behind weight and bias."""
+    training = kwargs.get("training", kwargs.get("use_input_stats", True))
+    if len(args) > _TRAINING_ARGUMENT:
+        training = args[_TRAINING_ARGUMENT]
+    position = 3 if bare else 1
+    found = [*args[position : position + 2]]
+    found += [kwargs.get(name) for name in ("running_mean", "running_var")[len(found) :]]
+    return [value for value in found if training and value is not None]
+
+
+def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this is a dropout that drops nothing: it returns its argument."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    training = given.get("training", given.get("train", getattr(fn, "training", True)))
+    return "dropout" in name.lower() and (not training or given.get("p", getattr(fn, "p", 0.5)) == 0)
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument, which torch's functions call ``input``."""
+    return args[0] if args else kwargs.get("input")
 
 
 def _raw_name(fn: Callable[..., Any]) -> str:
@@ -115,3 +136,34 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     ('matmul', 'lambda')
     """
     return (re.sub(r"\W", "", _raw_name(fn)).strip("_") if fn is not None else "") or "task"
+
+
+def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
+    """Return the modules and optimizers that a task reaches: as its function, in its closure, as globals, as arguments.
+
+    Running one, even under ``functional_call``, may change it, so tasks that share one must not run at the same time.
+
+    >>> shared_state(abs, [1.0])
+    []
+    """
+    found: dict[int, Any] = {}
+    pending = [fn, *args]
+    while pending:
+        item = pending.pop()
+        if _is_state(item):
+            parts = item.modules() if hasattr(item, "modules") else [item]
+            found.update((id(part), part) for part in parts)
+        elif isinstance(item, functools.partial):
+            pending += [item.func, *item.args, *item.keywords.values()]
+        elif isinstance(item, MethodType):
+            pending += [item.__self__, item.__func__]
+        elif isinstance(item, FunctionType) and not str(item.__module__).startswith("torch."):
+            names = item.__code__.co_names
+            pending += [cell.cell_contents for cell in item.__closure__ or () if cell != CellType()]
+            pending += [item.__globals__[name] for name in names if _is_state(item.__globals__.get(name))]
+    return list(found.values())
+
+
+def _is_state(item: Any) -> bool:
+    """Whether it is a module or an optimizer, by its class: an instance may answer to any name."""
+    return hasattr(type(item), "named_parameters") or hasattr(type(item), "add_param_group")

@@ -21,7 +21,7 @@ from autosched.machine import Machine
 from autosched.memory import Memory
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.timeline import Span, Timeline, what
-from autosched.workers import Fault, Tape, Team
+from autosched.workers import Fault, Stretch, Tape, Team
 
 __all__ = ["Executor"]
 
@@ -56,6 +56,7 @@ class Executor:
         self.check, self.checked = check, False
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
+        self.caller = 0  # the thread that holds it
         self.close = weakref.finalize(self, _close, self.crew, backend)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +79,13 @@ class Executor:
 
     def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read]) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
+        if threading.get_ident() in (self.caller, *self.crew.threads):
+            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
         with self.busy, no_grad():
             if not self.close.alive:
                 raise ScheduleError("the schedule is closed; make a new one")
             try:
+                self.caller = threading.get_ident()
                 self.memory.fill(inputs)
                 crew = self.crew
                 self.backend.begin(lambda: crew.stopped)
@@ -97,6 +101,7 @@ class Executor:
                     with contextlib.suppress(Exception):
                         self.backend.join()
                 self.memory.clear()
+                self.caller = 0
 
     def _raise(self, fault: Fault) -> NoReturn:
         instruction, error = self.program.instructions[fault.position], fault.error
@@ -118,12 +123,22 @@ class Executor:
         """Return what an instruction does to memory; a record or a wait does nothing to it."""
         match self.program.instructions[i]:
             case Run(_, name):
-                return self.memory.run(i, self.graph.task(name))
+                task, dropped = self.graph.task(name), self._dropped(i)
+                call = self.memory.call(i, task, dropped)
+                return Stretch(self.memory.data, [call]) if call else self.memory.run(i, task, dropped)
             case Copy() as copy:
                 return self.memory.copy(i, copy, self.backend.transfer(copy))
             case Free(stream):
                 return self.memory.free(i, self.backend.free(stream))
         return _nothing
+
+    def _dropped(self, i: int) -> int:
+        """Return the slot that goes right behind a run and could as well go with it, which saves a step; 0 if none."""
+        match self.program.instructions[i : i + 2]:
+            case (Run(stream), Free(owner)) if stream == owner and self.backend.free(owner) is None:
+                slots = self.memory.freed[i + 1]
+                return slots[0] if len(slots) == 1 else 0
+        return 0
 
     def _compile(self, call: Wrap | None = None, launched: Wrap | None = None) -> Tape:
         """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
@@ -138,7 +153,7 @@ class Executor:
                     tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
                 case Wait(stream, event):
                     tape.add(thread, i, *handshakes.wait(event, thread), backend.wait(stream, event))
-                case Free():
+                case Free() if not self._dropped(i - 1):
                     tape.add(thread, i, self.calls[i])
                 case Run() | Copy():
                     if current.get(thread) != streams:
@@ -154,8 +169,16 @@ class Executor:
         instruction = self.program.instructions[i]
         if not isinstance(instruction, Run):
             return call
+        arguments: list[Any] = []  # the call may drop them
         task = self.graph.task(instruction.task)
-        return watched(call, self.graph, task, lambda: self.memory.arguments(i), lambda: self.memory.results(i))
+        watch = watched(call, self.graph, task, lambda: arguments, lambda: self.memory.results(i))
+
+        def step() -> None:
+            arguments[:] = self.memory.arguments(i)
+            watch()
+            arguments.clear()
+
+        return step
 
     def _timed(self, i: int, step: Step, stamps: dict[int, tuple[Any, Any]]) -> Step:
         stamp = self.backend.stamp(occupied(self.program.instructions[i]))

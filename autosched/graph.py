@@ -54,7 +54,8 @@ class Graph:
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
         self._device: str | None = None
-        self._random: int | None = None  # the task that last drew a random number
+        self._last: dict[int, int] = {}  # by the id of what tasks share beside values, the task that used it last
+        self._shared: list[Any] = []  # kept, so that ids stay theirs
 
     # ---- building
 
@@ -64,7 +65,7 @@ class Graph:
         Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or
         it lives on the host.
         """
-        return self._new_value(self._claim(name), device=self._device)
+        return self._new_value(self._claim(name), home=self._device)
 
     def inputs(self, *names: str) -> tuple[Value, ...]:
         """Declare several inputs.
@@ -82,8 +83,8 @@ class Graph:
             device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
             found = self._new_value(
                 self._claim(name) if name else self._fresh("constant"),
-                device=None if device == "cpu" else device,
-                data=tensor,
+                home=None if device == "cpu" else device,
+                tensor=tensor,
             )
             self._constants[id(tensor)] = found
         return found
@@ -115,6 +116,7 @@ class Graph:
     ) -> Any:
         """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
 
+        Autograd is off in tasks: a function that computes gradients does so under ``torch.enable_grad()``.
         Arguments may be Values, tuples, lists and dicts of them, tensors (which become constants) and anything else.
 
         * ``writes``: the arguments that ``fn`` changes in place; later tasks see their new version.
@@ -123,7 +125,8 @@ class Graph:
         * ``on``: the device it must run on; default: that of the enclosing ``with graph.on(device)``, if any.
         * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or a tuple, list or
           dict (nested at will) of names. The same shape of Values is returned.
-        * ``random``: whether it draws random numbers; such tasks keep their serial order.
+        * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do those that share
+          a module or an optimizer. Other things that functions share, tasks must not change.
         * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones return what they write.
         * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
 
@@ -195,7 +198,7 @@ class Graph:
             if not isinstance(value, Value) or value.producer is not None:
                 raise GraphError(f"inputs= names {name!r}, which is no input; inputs are {listed(self.input_names)}")
             moved = copy.copy(value)
-            moved.device = check_device(device)
+            moved.home = check_device(device)
             twin.values[value.index] = twin.names[name] = moved
         return twin
 
@@ -209,7 +212,7 @@ class Graph:
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names that a run must be given."""
-        return tuple(v.name for v in self.sources if v.data is None)
+        return tuple(v.name for v in self.sources if v.tensor is None)
 
     def task(self, name: str) -> Task:
         """Return a task by its name. Raises GraphError if there is none."""
@@ -258,7 +261,7 @@ class Graph:
     def __str__(self) -> str:
         lines = [f"graph {self.name}"]
         lines += [
-            f"  {'input' if v.data is None else 'constant'} {v.name}" + (f" on {v.device}" if v.device else "")
+            f"  {'input' if v.tensor is None else 'constant'} {v.name}" + (f" on {v.home}" if v.home else "")
             for v in self.sources
         ]
         lines += [f"  {self._line(task)}" for task in self.tasks]
@@ -274,7 +277,7 @@ class Graph:
 
     # ---- running: the reference
 
-    def run_serial(self, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
 
         Autograd does not record across tasks. Inputs that tasks write are changed, as in plain PyTorch.
@@ -298,11 +301,11 @@ class Graph:
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
         """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
         sources = self.sources
-        names = {v.name for v in sources if v.data is None}
+        names = {v.name for v in sources if v.tensor is None}
         for name in names ^ inputs.keys() and sorted(names ^ inputs.keys()):
             what = f"misses input {name!r}" if name in names else f"was given {name!r}, which is no input"
             raise GraphError(f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}")
-        return {v.index: inputs[v.name] if v.data is None else v.data for v in sources}
+        return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
 
     # ---- networkx
 
@@ -364,12 +367,13 @@ class Graph:
                     f"{listed(read.name for read in reads)}"
                 )
         names = self._result_names(label, outputs)
-        earlier = [self._task_of(item) for item in after]
+        state = effects.shared_state(fn, flatten((args, kwargs))) + ([_RANDOM] if random else [])
+        earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         device = None if view else check_device(on) if on is not None else self._device
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
         seen = tuple(Use(v.index, self._versions[v.root]) for v in reads)
-        dependencies = self._depend(index, reads, writes, earlier, random)
+        dependencies = self._depend(index, reads, writes, earlier)
         changed = tuple(Use(v.index, self._versions[v.root] - 1) for v in writes)
         root = self.values[aliases.root] if aliases is not None else None
         result = transform(lambda leaf: self._new_value(leaf, index, root=root, nbytes=nbytes), names)
@@ -379,13 +383,15 @@ class Graph:
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
+        self._last.update((id(shared), index) for shared in state)
+        self._shared += state
         for dependency in dependencies:
             self.users[dependency.task].append(index)
         self.names.setdefault(label, task)
         return result
 
     def _depend(
-        self, index: int, reads: Sequence[Value], writes: Sequence[Value], earlier: Iterable[int], random: bool
+        self, index: int, reads: Sequence[Value], writes: Sequence[Value], earlier: Iterable[int]
     ) -> tuple[Dependency, ...]:
         """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
         found: dict[int, Kind] = {}
@@ -405,11 +411,8 @@ class Graph:
             if self._writers.get(value.root) != index:
                 self._readers.setdefault(value.root, []).append(index)
         for task in earlier:
-            found.setdefault(task, "order")
-        if random:
-            if self._random is not None:
-                found.setdefault(self._random, "order")
-            self._random = index
+            if found.get(task) != "data":  # an anti dependency is between memory blocks, and does not order the tasks
+                found[task] = "order"
         return tuple(Dependency(task, kind) for task, kind in found.items())
 
     def _result_names(self, label: str, outputs: Any) -> Any:
@@ -433,12 +436,12 @@ class Graph:
         producer: int | None = None,
         *,
         root: Value | None = None,
-        device: str | None = None,
-        data: Any = None,
+        home: str | None = None,
+        tensor: Any = None,
         nbytes: int | None = None,
     ) -> Value:
         index = len(self.values)
-        value = Value(self, index, name, producer, index if root is None else root.index, device, data, nbytes)
+        value = Value(self, index, name, producer, index if root is None else root.index, home, tensor, nbytes)
         self.values.append(value)
         self._versions.append(0)
         self.names[name] = value
@@ -489,6 +492,9 @@ class Graph:
             name = f"{base}_{count}"
         self._counts[base] = count + 1
         return name
+
+
+_RANDOM = object()  # stands for the generators of random numbers among what tasks share
 
 
 def check_device(device: Any) -> str:

@@ -31,7 +31,8 @@ LINKS: Mapping[str, tuple[float, float]] = {
 class Device:
     """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``.
 
-    ``streams`` is how many compute streams it may use; the rates are what one stream reaches.
+    ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
+    reaches. ``nbytes`` of memory is for the reader: it limits nothing yet.
     ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
 
     >>> Device("cuda:1").kind
@@ -136,12 +137,13 @@ class Machine:
     ) -> Machine:
         """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
 
+        Where the real work of a task takes longer here than on the GPU, so does the task: see ``slower``.
         ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
         ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown
         names.
         """
-        if gpus < 0:
-            raise MachineError(f"gpus must be 0 or more, got {gpus}")
+        if not isinstance(gpus, int) or gpus < 0:
+            raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
         names = [f"cuda:{i}" for i in range(gpus)]
         links = _links(names, link or "pcie4", bytes_per_second, latency)
         devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(_GPU, name=name) for name in names)]

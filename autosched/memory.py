@@ -14,11 +14,12 @@ from autosched.backends import Step, Transfer
 from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Task, Value
 from autosched.program import Copy, Free, Program, Run
-from autosched.tree import flatten, transform
+from autosched.tree import addresses, flatten, transform
 
 __all__ = ["Memory"]
 
 _Place = tuple[int, int, str]  # value, version, device
+_Call = tuple[int, Callable[..., Any], int, int, int, int]  # see autosched.workers.Call
 
 
 class Memory:
@@ -26,7 +27,7 @@ class Memory:
 
     def __init__(self, program: Program, graph: Graph, place: Callable[[str], Any]):
         self.program, self.graph = program, graph
-        self.data: list[Any] = []
+        self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
         self.freed: dict[int, list[int]] = {}
@@ -37,7 +38,8 @@ class Memory:
         homes = [
             (name, self._slot[graph.value(name).index, 0, device], place(device)) for name, device in program.inputs
         ]
-        self._written = {name for name, _ in self._inputs if graph.last_version(graph.value(name).index)}
+        self._given = [(name, slot) for name, slot, _ in homes]
+        self._written = {name for name, _ in self._given if graph.last_version(graph.value(name).index)}
         self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
         self._blank = self.data.copy()
         self._outputs = [
@@ -64,16 +66,15 @@ class Memory:
                     )
 
     def _check_apart(self) -> None:
-        """Raise HazardError if an input that tasks write shares its memory with another."""
+        """Raise HazardError if an input or constant that tasks write shares its memory with another."""
         owner: dict[int, str] = {}
-        for name, slot in self._inputs:
-            for leaf in flatten(self.data[slot]):
-                address = leaf.untyped_storage().data_ptr() if hasattr(leaf, "untyped_storage") else 0
-                other = owner.setdefault(address, name) if address else name
+        for name, slot in self._given:
+            for address in addresses(self.data[slot]):
+                other = owner.setdefault(address, name)
                 if other != name and (name in self._written or other in self._written):
                     written = name if name in self._written else other
                     raise HazardError(
-                        f"inputs {other!r} and {name!r} share memory, and {written!r} is written in place; "
+                        f"{other!r} and {name!r} share memory, and {written!r} is written in place; "
                         f"pass a clone, or make one a view of the other in the graph"
                     )
 
@@ -87,13 +88,29 @@ class Memory:
 
     # ---- steps
 
-    def run(self, i: int, task: Task) -> Step:
-        """Return the call of a task as a step."""
-        data, fn, made = self.data, task.fn, self.made[i]
+    def call(self, i: int, task: Task, dropped: int) -> _Call | None:
+        """Return the call of a task with one or two plain arguments and one result; None for any other.
+
+        It lets go of slot ``dropped`` at its end.
+        """
+        target = self._target(i, task)
+        if target is None or task.fn is None or len(task.args) > 2:
+            return None
+        first, second = ([self._argument(i, task, arg) for arg in task.args] + [-1])[:2]
+        return i, task.fn, target, first, second, dropped
+
+    def run(self, i: int, task: Task, dropped: int) -> Step:
+        """Return the call of any task as a step, which lets go of slot ``dropped`` at its end."""
+        data, fn, made, target = self.data, task.fn, self.made[i], self._target(i, task)
         assert fn is not None
-        nested = task.kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in task.args)
-        if made and made[0] is not None and task.args and not nested and isinstance(task.result, Value):
-            return _flat(data, fn, [self._argument(i, task, arg) for arg in task.args], made[0])
+        if target is not None:
+            gather = itemgetter(*[self._argument(i, task, arg) for arg in task.args])
+
+            def plain() -> None:
+                data[target] = fn(*gather(data))
+                data[dropped] = None
+
+            return plain
         where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
 
         def step() -> None:
@@ -104,8 +121,14 @@ class Memory:
             for slot, (_, item) in zip(made, results, strict=True):
                 if slot is not None:
                     data[slot] = item
+            data[dropped] = None
 
         return step
+
+    def _target(self, i: int, task: Task) -> int | None:
+        """Return the slot of a task's result, if it is no more than ``fn(*args)``."""
+        nested = task.kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in task.args)
+        return self.made[i][0] if task.args and not nested and isinstance(task.result, Value) else None
 
     def _argument(self, i: int, task: Task, arg: Any) -> int:
         """Return the slot of an argument; what is no Value gets one of its own, for good."""
@@ -157,8 +180,8 @@ class Memory:
     def _assign(self) -> None:
         homes = dict(self.program.inputs)
         for value in self.graph.sources:
-            slot = self._new((value.index, 0, homes[value.name]), value.data)
-            if value.data is None:
+            slot = self._new((value.index, 0, homes[value.name]), value.tensor)
+            if value.tensor is None:
                 self._inputs.append((value.name, slot))
         for i, instruction in enumerate(self.program.instructions):
             match instruction:
@@ -198,19 +221,3 @@ class Memory:
         self._sharing[slot] = [slot]
         self.data.append(data)
         return slot
-
-
-def _flat(data: list[Any], fn: Callable[..., Any], slots: list[int], target: int) -> Step:
-    """Return ``data[target] = fn(*slots)`` as a step: the inner loop of all that small tasks do, so spelt out."""
-    first, second, gather = slots[0], slots[-1], itemgetter(*slots)
-
-    def one() -> None:
-        data[target] = fn(data[first])
-
-    def two() -> None:
-        data[target] = fn(data[first], data[second])
-
-    def more() -> None:
-        data[target] = fn(*gather(data))
-
-    return {1: one, 2: two}.get(len(slots), more)

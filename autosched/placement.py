@@ -29,7 +29,7 @@ class Placement:
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:
     """Return where an input or constant lives: its own device, or the host."""
-    return value.device or machine.host
+    return value.home or machine.host
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _bases(graph: Graph, task: Task) -> list[Value]:
             roots[graph.values[use.value].root] = None
     for use in task.outputs:
         root = graph.values[use.value].root
-        if root != use.value and (task.view or graph.last_version(root)):
+        many = sum(graph.values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
+        if root != use.value and (task.view or many or graph.last_version(root)):
             roots[root] = None
     return [graph.values[root] for root in roots]
 

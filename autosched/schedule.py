@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from autosched.backends import Backend, make, suited
+from autosched.backends import Backend, check_name, make, suited
 from autosched.bounds import bounds
 from autosched.costs import Costs
-from autosched.errors import ScheduleError
+from autosched.errors import MachineError, ScheduleError, listed
 from autosched.execute import Executor
 from autosched.graph import Graph
 from autosched.lowering import lower
@@ -68,16 +69,22 @@ def schedule(
     output y on cpu
     """
     machine = Machine.local() if machine is None else machine
+    if not isinstance(machine, Machine):
+        raise MachineError(
+            f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
+        )
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     for value in pinned.sources:
-        machine.device(value.device or machine.host)
+        machine.device(value.home or machine.host)
     if costs is None:
         costs = _estimated(pinned, examples) if examples is not None else Costs()
     costs.check(pinned)
+    if isinstance(backend, str):
+        check_name(backend)
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend or suited(machine), check)
     made = _best(plan, pinned, machine) if policy == "auto" else plan(_policy(policy))
-    verify(made.program, pinned)
+    made.verify()
     return made
 
 
@@ -103,15 +110,15 @@ class Schedule:
 
     # ---- running
 
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, /, **inputs: Any) -> dict[str, Any]:
         """Run and return the outputs by name. Raises TaskError where a task raises; it can be called again then."""
         return self._executor(inputs)
 
-    def profile(self, **inputs: Any) -> Timeline:
+    def profile(self, /, **inputs: Any) -> Timeline:
         """Run once and return what happened when."""
         return self._executor.profile(inputs)[1]
 
-    def run_serial(self, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
         return self._serial(inputs)
 
@@ -151,6 +158,8 @@ class Schedule:
     def _make(self) -> Executor:
         if "_closed" in self.__dict__:
             raise ScheduleError("the schedule is closed; make a new one")
+        if "_proved" not in self.__dict__:  # made by dataclasses.replace, with another program perhaps
+            self.verify()
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
         return Executor(self.program, self.graph, self.machine, backend, seconds, self.check)
@@ -168,6 +177,7 @@ class Schedule:
     def verify(self) -> None:
         """Prove again that the program cannot race. Raises ProgramError if it can."""
         verify(self.program, self.graph)
+        self.__dict__["_proved"] = True
 
     @property
     def makespan(self) -> float:
@@ -229,7 +239,7 @@ def _plan(
 
 def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine) -> Schedule:
     """Plan with each policy, one device alone among them; return the first of those predicted to end first."""
-    pinned = {task.device for task in graph.tasks} | {value.device for value in graph.sources}
+    pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
     like: dict[Device, str] = {}  # of equal devices that nothing is pinned to, one is tried
     for device in machine.devices:
         anonymous = dataclasses.replace(device, name=device.kind, physical=None)
@@ -249,4 +259,12 @@ def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine) ->
 def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
     from autosched.frontends.estimate import estimate
 
-    return estimate(graph, examples).costs
+    found = estimate(graph, examples)
+    if found.unknown:
+        guess = f"{found.costs.default_seconds * 1e6:.0f} us"
+        reason = next(iter(found.unknown.values()))
+        warnings.warn(
+            f"no estimate for {listed(found.unknown)}, taken to cost {guess} each ({reason}); give seconds=",
+            stacklevel=3,
+        )
+    return found.costs

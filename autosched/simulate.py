@@ -40,9 +40,10 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
                 free[stream] = max(free[stream], events[event])
             case Run() | Copy():
                 streams = occupied(instruction)
-                start = max(free[stream] for stream in streams)
+                start = max([free[stream] for stream in streams])
                 end = start + seconds[i]
-                free.update(dict.fromkeys(streams, end))
+                for stream in streams:
+                    free[stream] = end
                 spans.append(Span(*what(instruction), streams, start, end, i))
     return Timeline.of(spans, program.arrows)
 
@@ -51,15 +52,15 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
     """Return the modelled seconds of each instruction; records, waits and frees take none."""
 
     def seconds(instruction: Instruction) -> float:
-        match instruction:
-            case Run(stream, task):
-                return costs.task_seconds(graph.task(task), machine.device(stream.device))
-            case Copy(_, value, _, source, destination):
-                return machine.copy_seconds(source, destination, costs.value_nbytes(graph.value(value)))
-        return 0.0
-
-    result = tuple(seconds(instruction) for instruction in program.instructions)
-    for instruction, time in zip(program.instructions, result, strict=True):
+        if isinstance(instruction, Run):
+            time = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
+        elif isinstance(instruction, Copy):
+            nbytes = costs.value_nbytes(graph.value(instruction.value))
+            time = machine.copy_seconds(instruction.source, instruction.destination, nbytes)
+        else:
+            return 0.0
         if math.isinf(time):
             raise ScheduleError(f"{instruction.stream} cannot {instruction}: costs and links make it take for ever")
-    return result
+        return time
+
+    return tuple([seconds(instruction) for instruction in program.instructions])

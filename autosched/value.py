@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Value"]
 
+_ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
+_AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
 _UNKNOWN = frozenset(
     "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize nbytes".split()
 )
@@ -34,6 +36,23 @@ def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
         return self.graph.record(fn, (other, self), {})  # type: ignore[no-any-return]
 
     return method
+
+
+class _InPlace:
+    """Do an in-place operator, and insist that it was: ``n += 1`` makes a new object of a Python number."""
+
+    def __init__(self, fn: Callable[[Any, Any], Any]):
+        self.__name__ = f"__{fn.__name__}__"
+        self.fn = fn
+
+    def __call__(self, value: Any, other: Any) -> Any:
+        if self.fn(value, other) is not value:
+            raise TypeError(f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place")
+        return value
+
+
+def _in_place(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Value]:
+    return _binary(_InPlace(fn))
 
 
 def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
@@ -56,7 +75,7 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = ("data", "device", "graph", "index", "name", "nbytes", "producer", "root")
+    __slots__ = ("graph", "home", "index", "name", "nbytes", "producer", "root", "tensor")
 
     def __init__(
         self,
@@ -65,8 +84,8 @@ class Value:
         name: str,
         producer: int | None,
         root: int,
-        device: str | None,
-        data: Any,
+        home: str | None,
+        tensor: Any,
         nbytes: int | None,
     ):
         self.graph = graph
@@ -74,8 +93,8 @@ class Value:
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
         self.root = root  # index of the value whose memory it shares; its own where it shares none
-        self.device = device  # where an input must live; None where schedule() may choose
-        self.data = data  # the tensor of a constant
+        self.home = home  # the device where an input must live; None where schedule() may say
+        self.tensor = tensor  # of a constant
         self.nbytes = nbytes  # its size, where the user said
 
     def __repr__(self) -> str:
@@ -95,8 +114,15 @@ class Value:
                 f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
                 f"as one task: graph.add(fn, {self.name})"
             )
+        if name in _AUTOGRAD:
+            raise GraphError(
+                f"autograd does not record across tasks, so value {self.name!r} has no {name}; compute gradients "
+                f"inside a task, under torch.enable_grad(), or by tasks of their own"
+            )
         if name.startswith("_"):
             raise AttributeError(f"Value has no attribute {name!r}")
+        if name in _ATTRIBUTES:
+            return self.graph.record(_Attribute(name), (self,), {})
         return _Recorder(self, name)
 
     def to(self, *args: Any, **kwargs: Any) -> Value:
@@ -105,15 +131,13 @@ class Value:
             return self.graph.add(_On(args[0]), self, on=args[0], aliases=self)  # type: ignore[no-any-return]
         return self.graph.record(_Method("to"), (self, *args), kwargs)  # type: ignore[no-any-return]
 
-    @property
-    def T(self) -> Value:  # noqa: N802, torch's name
-        """Return the transpose, a view."""
-        return self.graph.record(_Attribute("T"), (self,), {})  # type: ignore[no-any-return]
+    def cpu(self) -> Value:
+        """Return this value on the CPU, as ``to("cpu")`` does."""
+        return self.to("cpu")
 
-    @property
-    def mT(self) -> Value:  # noqa: N802, torch's name
-        """Return the transpose of the last two dimensions, a view."""
-        return self.graph.record(_Attribute("mT"), (self,), {})  # type: ignore[no-any-return]
+    def cuda(self, index: int = 0) -> Value:
+        """Return this value on a GPU, as ``to("cuda:0")`` does."""
+        return self.to(f"cuda:{index}")
 
     def __getitem__(self, key: Any) -> Value:
         return self.graph.record(operator.getitem, (self, key), {})  # type: ignore[no-any-return]
@@ -138,38 +162,38 @@ class Value:
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
 
-    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _binary(operator.iadd)
-    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _binary(operator.isub)
-    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _binary(operator.imul)
+    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
     __matmul__, __rmatmul__, __imatmul__ = (
         _binary(operator.matmul),
         _reflected(operator.matmul),
-        _binary(operator.imatmul),
+        _in_place(operator.imatmul),
     )
     __truediv__, __rtruediv__, __itruediv__ = (
         _binary(operator.truediv),
         _reflected(operator.truediv),
-        _binary(operator.itruediv),
+        _in_place(operator.itruediv),
     )
     __floordiv__, __rfloordiv__, __ifloordiv__ = (
         _binary(operator.floordiv),
         _reflected(operator.floordiv),
-        _binary(operator.ifloordiv),
+        _in_place(operator.ifloordiv),
     )
-    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _binary(operator.imod)
-    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _binary(operator.ipow)
-    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _binary(operator.iand)
-    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _binary(operator.ior)
-    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _binary(operator.ixor)
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _in_place(operator.ipow)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _in_place(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _in_place(operator.ixor)
     __lshift__, __rlshift__, __ilshift__ = (
         _binary(operator.lshift),
         _reflected(operator.lshift),
-        _binary(operator.ilshift),
+        _in_place(operator.ilshift),
     )
     __rshift__, __rrshift__, __irshift__ = (
         _binary(operator.rshift),
         _reflected(operator.rshift),
-        _binary(operator.irshift),
+        _in_place(operator.irshift),
     )
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)
@@ -221,6 +245,9 @@ class _Recorder:
     def __init__(self, value: Value, name: str):
         self.value = value
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value.graph.record(_Method(self.name), (self.value, *args), kwargs)

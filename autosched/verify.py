@@ -14,48 +14,33 @@ grows with instructions times streams.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from autosched.clocks import Clocks, Stamp
 from autosched.errors import GraphError, ProgramError
-from autosched.graph import Graph, Task
+from autosched.graph import Graph, Task, Use
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
 
 __all__ = ["verify"]
 
 
-class _Place(NamedTuple):
-    """A version of a value on a device."""
-
-    value: str
-    version: int
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.value!r}{f' (version {self.version})' if self.version else ''} on {self.device}"
+_Place = tuple[str, int, str]  # a version of a value on a device
+_GIVEN = -1  # the position of what put there what was there from the start
 
 
-class _Access(NamedTuple):
-    stamp: Stamp
-    position: int  # in the program; -1 for what was there from the start
-    verb: str
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Memory:
-    """A block: who wrote it last, who read it since, who may free it."""
+    """A block: who wrote it last, who read it since, who may free it. Accesses are positions in the program."""
 
     owners: tuple[Stream, ...]  # empty where any stream of the device may free it
     version: int
-    write: _Access
-    reads: list[_Access] = field(default_factory=list)
-    uses: dict[int, _Access] = field(default_factory=dict)  # the last of each stream
-    freed: int | None = None
+    write: int
+    reads: list[int] = field(default_factory=list)
+    uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream
+    freed: bool = False
     kept: bool = False  # inputs, constants and outputs stay
-
-
-_START = _Access(Stamp(0, 0), -1, "given")
 
 
 def verify(program: Program, graph: Graph) -> None:
@@ -82,10 +67,11 @@ class _Verifier:
         self.outputs = dict(program.outputs)
         self.at = -1
         self.memory: dict[_Place, _Memory] = {}
-        self.maker: dict[_Place, _Access] = {}  # what put the value there: of a view, not who wrote its memory
+        self.maker: dict[_Place, int] = {}  # what put the value there: of a view, not who wrote its memory
         self.blocks: dict[_Place, _Memory] = {}  # under the name with which each was made
         self.home: dict[str, _Memory] = {}
-        self.ran: dict[int, _Access] = {}
+        self.ran: dict[int, int] = {}  # by task, where in the program
+        self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
     def run(self) -> None:
         self._inputs()
@@ -115,77 +101,83 @@ class _Verifier:
         if found != names:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
-            self.home[name] = self._new(_Place(name, 0, device), (), _START)
-            self.home[name].kept = True
+            self.home[name] = block = self._new((name, 0, device), (), _GIVEN)
+            block.kept = True
 
     def _run(self, run: Run) -> None:
         task = self._task(run)
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
-        done = _Access(self.clocks.advance(run), self.at, f"task {task.name!r}")
+        self.stamps[self.at] = self.clocks.advance(run)
         for dependency in task.dependencies:
-            before = self.graph.tasks[dependency.task]
             if dependency.kind == "order":
-                self._ordered(
-                    run, self.ran.get(before.index), f"task {before.name!r}, after which {task.name!r} must run,"
-                )
+                self._follow(run, task, self.graph.tasks[dependency.task])
         device = run.stream.device
-        read = {use: self._use(run, done, _Place(self.names[use.value], use.version, device)) for use in task.reads}
+        read = {use: self._use(run, (self.names[use.value], use.version, device)) for use in task.reads}
         written = {id(read[use]): read[use] for use in task.writes}
         for block in read.values():
             if id(block) not in written:
-                block.reads.append(done)
+                block.reads.append(self.at)
         for block in written.values():
-            self._write(run, done, block, f"task {task.name!r} writes")
+            self._write(run, block)
         for use in task.writes:
             for member in self.graph.members(use.value):
-                self._carry(_Place(self.names[member], use.version, device))
+                self._carry(self.names[member], use.version, device)
         for use in task.outputs:
-            value, place = self.graph.values[use.value], _Place(self.names[use.value], use.version, device)
-            bases = [read[use] for use in task.reads if self.graph.values[use.value].root == value.root]
-            if not self.graph.is_used(value.index):
-                continue
-            if value.root == value.index:
-                self._new(place, (run.stream,), done).uses[done.stamp.stream] = done
-            else:
-                self.memory[place], self.maker[place] = bases[0], done
-        self.ran[task.index] = done
+            if self.graph.is_used(use.value):
+                self._make(run, task, use, read)
+        self.ran[task.index] = self.at
+
+    def _follow(self, run: Run, task: Task, before: Task) -> None:
+        what = f"task {before.name!r}, after which {task.name!r} must run,"
+        if before.index not in self.ran:
+            self._fail("order", f"{what} has not run")
+        if not self._behind(run, self.ran[before.index]):
+            self._race(what, self.ran[before.index])
+
+    def _make(self, run: Run, task: Task, use: Use, read: Mapping[Use, _Memory]) -> None:
+        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+        value, place = self.graph.values[use.value], (self.names[use.value], use.version, run.stream.device)
+        if value.root == value.index:
+            self._new(place, (run.stream,), self.at).uses[run.stream] = self.at
+        else:
+            base = next(use for use in task.reads if self.graph.values[use.value].root == value.root)
+            self.memory[place], self.maker[place] = read[base], self.at
 
     def _copy(self, copy: Copy) -> None:
-        source = _Place(copy.value, copy.version, copy.source)
-        target = _Place(copy.value, copy.version, copy.destination)
+        target = (copy.value, copy.version, copy.destination)
         if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
-        done = _Access(self.clocks.advance(copy), self.at, f"the copy of {copy.value!r} to {copy.destination}")
-        self._use(copy, done, source).reads.append(done)
+        self.stamps[self.at] = self.clocks.advance(copy)
+        self._use(copy, (copy.value, copy.version, copy.source)).reads.append(self.at)
         if target in self.memory:
-            self._fail("single", f"{target} is there already")
+            self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
                 self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
-            self._write(copy, done, block, "the copy overwrites")
-            self.memory[target], self.maker[target], block.version = block, done, copy.version
-            block.uses[done.stamp.stream] = done
-            return
-        owner = next((s for s in (copy.stream, copy.also) if s is not None and s.device == copy.destination), None)
-        self._new(target, (owner,) if owner else (), done).uses[done.stamp.stream] = done
+            self._write(copy, block)
+            self.memory[target], self.maker[target], block.version = block, self.at, copy.version
+        else:
+            streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
+            block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]), self.at)
+        block.uses[copy.stream] = self.at
 
     def _free(self, free: Free) -> None:
-        place = _Place(free.value, free.version, free.stream.device)
+        place = (free.value, free.version, free.stream.device)
         block = self.memory.get(place)
-        if block is None or block.version != place.version:
-            self._fail("free", f"{place} is not there to be freed")
-        if block.freed is not None:
-            self._fail("free", f"{place} is freed twice")
+        if block is None or block.version != free.version:
+            self._fail("free", f"{_named(place)} is not there to be freed")
+        if block.freed:
+            self._fail("free", f"{_named(place)} is freed twice")
         if block.kept:
-            self._fail("free", f"{place} belongs to the caller and is not to be freed")
+            self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
         if block.owners and free.stream not in block.owners:
-            self._fail("free", f"{place} was allocated on {block.owners[0]}, and only that stream may free it")
-        for access in block.uses.values():
-            if not self.clocks.passed(access.stamp, free.stream):
-                self._fail("free", f"{place} is freed while {access.verb} may still use it", access)
-        block.freed = self.at
+            self._fail("free", f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it")
+        for use in block.uses.values():
+            if not self._behind(free, use):
+                self._fail("free", f"{_named(place)} is freed while {self._verb(use)} may still use it", use)
+        block.freed = True
 
     def _end(self) -> None:
         self.at = len(self.program)
@@ -196,65 +188,66 @@ class _Verifier:
         if found != labels:
             self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
         for label, index in self.graph.outputs.items():
-            place = _Place(self.names[index], self.graph.last_version(index), self.outputs[label])
+            place = (self.names[index], self.graph.last_version(index), self.outputs[label])
             self._final(place, f"output {label!r}").kept = True
         for value in self.graph.sources:
-            place = _Place(value.name, self.graph.last_version(value.index), self.inputs[value.name])
+            place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
-                self._fail("result", f"{place} is not in the caller's memory at the end")
+                self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
         for place, block in self.blocks.items():
-            if block.freed is None and not block.kept:
-                self._fail("free", f"{place} is never freed")
+            if not block.freed and not block.kept:
+                self._fail("free", f"{_named(place)} is never freed")
 
     def _final(self, place: _Place, what: str) -> _Memory:
         block = self.memory.get(place)
         if block is None:
-            self._fail("result", f"{what}, {place}, is not there at the end")
-        if block.freed is not None:
-            self._fail("result", f"{what}, {place}, is freed")
+            self._fail("result", f"{what}, {_named(place)}, is not there at the end")
+        if block.freed:
+            self._fail("result", f"{what}, {_named(place)}, is freed")
         return block
 
     # ---- memory
 
-    def _new(self, place: _Place, owners: tuple[Stream, ...], made: _Access) -> _Memory:
-        self.memory[place] = self.blocks[place] = block = _Memory(owners, place.version, made)
-        self.maker[place] = made
+    def _new(self, place: _Place, owners: tuple[Stream, ...], maker: int) -> _Memory:
+        self.memory[place] = self.blocks[place] = block = _Memory(owners, place[1], maker)
+        self.maker[place] = maker
         return block
 
-    def _use(self, instruction: Run | Copy, access: _Access, place: _Place) -> _Memory:
+    def _use(self, instruction: Run | Copy, place: _Place) -> _Memory:
         """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
         block = self.memory.get(place)
         if block is None:
-            elsewhere = [p.device for p in self.memory if (p.value, p.version) == (place.value, place.version)]
+            elsewhere = [device for *version, device in self.memory if version == [*place[:2]]]
             hint = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
-            self._fail("presence", f"{place} is read but not there; {hint}")
-        if block.freed is not None:
-            self._fail("presence", f"{place} is read after it was freed")
-        if block.version != place.version:
-            self._fail("presence", f"{place} is read but was overwritten by version {block.version}")
-        self._ordered(instruction, block.write, f"{place} is made by {block.write.verb}, which")
-        self._ordered(instruction, self.maker[place], f"{place} is made by {self.maker[place].verb}, which")
-        block.uses[access.stamp.stream] = access
+            self._fail("presence", f"{_named(place)} is read but not there; {hint}")
+        if block.freed:
+            self._fail("presence", f"{_named(place)} is read after it was freed")
+        if block.version != place[1]:
+            self._fail("presence", f"{_named(place)} is read but was overwritten by version {block.version}")
+        for before in (block.write, self.maker[place]):
+            if not self._behind(instruction, before):
+                self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
+        block.uses[instruction.stream] = self.at
         return block
 
-    def _write(self, instruction: Run | Copy, access: _Access, block: _Memory, what: str) -> None:
-        self._ordered(instruction, block.write, f"{what} memory that {block.write.verb} wrote, which")
+    def _write(self, instruction: Run | Copy, block: _Memory) -> None:
+        what = f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
+        if not self._behind(instruction, block.write):
+            self._race(f"{what} memory that {self._verb(block.write)} wrote, which", block.write)
         for read in block.reads:
-            self._ordered(instruction, read, f"{what} memory that {read.verb} reads, which")
-        block.write, block.reads, block.version = access, [], block.version + 1
+            if not self._behind(instruction, read):
+                self._race(f"{what} memory that {self._verb(read)} reads, which", read)
+        block.write, block.reads, block.version = self.at, [], block.version + 1
 
-    def _carry(self, place: _Place) -> None:
+    def _carry(self, value: str, version: int, device: str) -> None:
         """Let a value that shares written memory go on as its next version."""
+        place, later = (value, version, device), (value, version + 1, device)
         if place in self.memory:
-            later = place._replace(version=place.version + 1)
             self.memory[later], self.maker[later] = self.memory.pop(place), self.maker.pop(place)
 
-    def _ordered(self, instruction: Run | Copy, before: _Access | None, what: str) -> None:
-        """Require that an earlier access has surely ended. The clocks already contain the instruction itself."""
-        if before is None:
-            self._fail("order", f"{what} has not run")
-        if before.position >= 0 and not self.clocks.seen(before.stamp, instruction):
-            self._fail("order", f"{what} is not waited for", before)
+    def _behind(self, instruction: Instruction, before: int) -> bool:
+        """Whether an earlier access has surely ended. The clocks already contain the instruction itself."""
+        return before == _GIVEN or self.clocks.passed(self.stamps[before], instruction.stream)
 
     # ---- telling
 
@@ -264,8 +257,24 @@ class _Verifier:
         except GraphError as error:
             self._fail("single", str(error))
 
-    def _fail(self, law: str, what: str, other: _Access | None = None) -> NoReturn:
-        raise ProgramError(_shown(self.program, self.at, law, what, other.position if other else None))
+    def _verb(self, at: int) -> str:
+        """Return what messages call a run or copy."""
+        instruction = self.program.instructions[at]
+        if isinstance(instruction, Run):
+            return f"task {instruction.task!r}"
+        assert isinstance(instruction, Copy)
+        return f"the copy of {instruction.value!r} to {instruction.destination}"
+
+    def _race(self, what: str, other: int) -> NoReturn:
+        self._fail("order", f"{what} is not waited for", other)
+
+    def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
+        raise ProgramError(_shown(self.program, self.at, law, what, other))
+
+
+def _named(place: _Place) -> str:
+    value, version, device = place
+    return f"{value!r}{f' (version {version})' if version else ''} on {device}"
 
 
 def _shown(program: Program, at: int, law: str, what: str, other: int | None, around: int = 3) -> str:

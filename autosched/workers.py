@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Choose", "Crew", "Fault", "Interleaver", "Step", "Tape", "Team"]
+__all__ = ["Choose", "Crew", "Fault", "Interleaver", "Step", "Stretch", "Tape", "Team"]
 
 Step = Callable[[], Any]
 
@@ -21,6 +21,28 @@ class Fault(NamedTuple):
 
     position: int
     error: BaseException
+
+
+# Position, function, and slots: of the result, of one or two arguments (-1: no second), of what is dropped then.
+Call = tuple[int, Callable[..., Any], int, int, int, int]
+
+
+@dataclass
+class Stretch:
+    """Calls one after another, on slots of ``data``, as one step.
+
+    A small task costs less as a tuple here than as a function of its own: less memory has to be fetched for it.
+    """
+
+    data: list[Any]
+    calls: list[Call]
+
+    def __call__(self) -> None:
+        """Do them all."""
+        data = self.data
+        for _, fn, target, first, second, dropped in self.calls:
+            data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
+            data[dropped] = None
 
 
 @dataclass
@@ -41,14 +63,24 @@ class Tape:
         return lock
 
     def add(self, thread: str | None, position: int, *steps: Step | None) -> None:
-        """Add steps to a thread; None is none."""
-        self.steps.setdefault(thread, []).extend((position, step) for step in steps if step is not None)
+        """Add steps to a thread; None is none. Stretches that meet become one."""
+        line = self.steps.setdefault(thread, [])
+        for step in steps:
+            last = line[-1][1] if line else None
+            if isinstance(step, Stretch):
+                if isinstance(last, Stretch) and last.data is step.data:
+                    last.calls.extend(step.calls)
+                else:
+                    line.append((position, Stretch(step.data, step.calls.copy())))
+            elif step is not None:
+                line.append((position, step))
 
 
 class Team(Protocol):
     """What runs tapes."""
 
     stopped: bool
+    threads: frozenset[int]  # the identities of its own
 
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape; return the first fault, if any. When this returns or raises, nothing is at work any more."""
@@ -75,6 +107,7 @@ class Crew:
         self._guard = threading.Lock()
         self._tape = Tape()
         self._workers = [_Worker(name, self, prepare) for name in names]
+        self.threads = frozenset(worker.thread.ident or 0 for worker in self._workers)
 
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape, the calling thread's part too; return the first fault, if any.
@@ -106,10 +139,18 @@ class Crew:
         """Call steps one after another, until one raises or the run is given up."""
         position = -1
         try:
-            for position, step in steps:  # noqa: B007, the except clause uses it
+            for position, step in steps:
                 if self.stopped:
                     return
-                step()
+                if not isinstance(step, Stretch):
+                    step()
+                    continue
+                data = step.data
+                for position, fn, target, first, second, dropped in step.calls:  # noqa: B007, PLW2901
+                    if self.stopped:
+                        return
+                    data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
+                    data[dropped] = None
         except BaseException as error:
             if not self.stopped:  # else it is the echo of another fault: a lock that was let go
                 self.stop(Fault(position, error))
@@ -148,6 +189,7 @@ class Interleaver:
     def __init__(self, choose: Choose):
         self.choose = choose
         self.stopped = False
+        self.threads: frozenset[int] = frozenset()
 
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape; return the fault of the step that raised, if one did."""

@@ -1,5 +1,6 @@
 """Graphs: names, versions and dependencies as text, what torch and Python spell as tasks, and every error message."""
 
+import functools
 import inspect
 import operator
 import re
@@ -181,7 +182,7 @@ def test_a_view_of_a_plain_tensor_shares_the_versions_of_its_constant():
     graph = Graph()
     tensor, index = torch.ones(2, 2), graph.input("index")
     view = tensor[index]
-    assert graph.values[view.root].data is tensor
+    assert graph.values[view.root].tensor is tensor
 
 
 def test_an_item_of_a_plain_list_is_no_view():
@@ -397,7 +398,7 @@ def test_constraints_nest_and_hold_for_inputs_and_tasks():
         b = x + 2
         c = graph.add(identity, x, on="cpu")
     d = x + 3
-    assert x.device == "cuda:0"
+    assert x.home == "cuda:0"
     assert [graph.task(v.name).device for v in (a, b, c, d)] == ["cuda:1", "cuda:0", "cpu", None]
     assert str(graph).splitlines()[1] == "  input x on cuda:0"
 
@@ -434,8 +435,8 @@ def test_a_pinned_copy_stays_as_it_is():
     graph.output(y)
     assert (str(pinned), pinned.users, pinned.members(y.index)) == before
     assert (pinned.last_version(y.index), pinned.is_used(y.index)) == (0, False)
-    assert pinned.value("x").device == "cuda:1"
-    assert x.device is None
+    assert pinned.value("x").home == "cuda:1"
+    assert x.home is None
 
 
 def test_what_no_task_reads_is_unused():
@@ -773,3 +774,56 @@ def test_an_index_by_a_mask_makes_a_copy_and_one_by_a_slice_a_view():
     with asc.schedule(graph, asc.Machine.emulated(gpus=1)) as schedule:
         y = schedule(x=torch.tensor([1.0, 2.0, 3.0]), mask=torch.tensor([True, False, True]))["y"]
     assert y.tolist() == [2.0, 4.0]
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+SHARED = Shared()
+
+
+def test_tasks_that_share_a_module_keep_their_order_however_they_reach_it():
+    graph = Graph()
+    x = graph.input("x")
+    closed_over = SHARED
+
+    def by_closure(x):
+        return torch.func.functional_call(closed_over, {}, (x,))
+
+    def by_name(x):
+        return SHARED(x)
+
+    for fn in (SHARED, SHARED.forward, SHARED.inner, functools.partial(by_name), by_closure):
+        graph.add(fn, x)
+    graph.add(nn.Linear(2, 2), x)
+    graph.add(lambda module, x: module(x), SHARED, x)
+    orders = [[d.task for d in task.dependencies if d.kind == "order"] for task in graph.tasks]
+    assert [max(found, default=None) for found in orders] == [None, 0, 1, 2, 3, None, 4]
+
+
+def test_autograd_on_a_value_is_refused_with_what_to_do():
+    x = Graph().input("x")
+    with pytest.raises(
+        GraphError, match=r"value 'x' has no backward; compute gradients inside a task, under torch.enable_grad"
+    ):
+        x.backward()
+
+
+def test_a_value_moves_as_a_tensor_does_and_shows_its_parts():
+    graph = Graph()
+    x = graph.input("x")
+    assert [graph.tasks[v.producer].device for v in (x.cuda(), x.cuda(1), x.cpu(), x.to("cuda:2"))] == [
+        "cuda:0", "cuda:1", "cpu", "cuda:2"
+    ]  # fmt: skip
+    graph.output(low=torch.max(x, 0).values)
+    assert graph.run_serial(x=torch.tensor([1.0, 3.0]))["low"] == 3
+    assert "'relu' of Value('x')" in repr(x.relu)
+    for name in ("device", "data", "shape"):
+        with pytest.raises(GraphError, match=f"has no {name} before it runs"):
+            getattr(x, name)

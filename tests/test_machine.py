@@ -279,7 +279,7 @@ def test_an_unknown_link():
 
 
 def test_fewer_gpus_than_none():
-    with refused("gpus must be 0 or more, got -1"):
+    with refused("gpus must be a whole number, 0 or more, got -1"):
         Machine.emulated(gpus=-1)
 
 

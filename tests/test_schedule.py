@@ -276,3 +276,27 @@ def test_a_program_changed_by_hand_is_refused_by_verify():
     changed = replace(schedule, program=replace(schedule.program, instructions=schedule.program.instructions[1:]))
     with pytest.raises(asc.ProgramError):
         changed.verify()
+
+
+def test_a_program_changed_by_hand_is_proved_before_it_runs():
+    graph = asc.Graph()
+    graph.output(y=graph.input("x") + 1)
+    made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
+    changed = replace(made, program=replace(made.program, outputs=()))
+    with pytest.raises(asc.ProgramError, match="outputs"):
+        changed(x=1)
+
+
+def test_a_task_that_cannot_be_estimated_is_named_in_a_warning():
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda x: x.numpy().sum(), graph.input("x"), name="far"))
+    with pytest.warns(UserWarning, match=r"no estimate for 'far', taken to cost 10 us each \(.*\); give seconds="):
+        asc.schedule(graph, asc.Machine.emulated(gpus=1), examples={"x": torch.ones(2)})
+
+
+def test_what_is_no_machine_and_no_backend_is_refused_at_once():
+    graph = asc.Graph()
+    with pytest.raises(asc.MachineError, match="machine must be a Machine, got 'emulated'"):
+        asc.schedule(graph, "emulated")  # type: ignore[arg-type]
+    with pytest.raises(asc.ScheduleError, match="unknown backend 'cuda'"):
+        asc.schedule(graph, asc.Machine.emulated(), backend="cuda")

@@ -89,11 +89,16 @@ BACKENDS = {
 
 def make(name: str) -> Backend:
     """Return a new backend by name. Raises ScheduleError for unknown names."""
-    if name not in BACKENDS:
-        raise ScheduleError(f"unknown backend {name!r}; known are {', '.join(map(repr, BACKENDS))}")
+    check_name(name)
     module, _, kind = BACKENDS[name].partition(":")
     backend: Backend = getattr(import_module(module), kind)()
     return backend
+
+
+def check_name(name: str) -> None:
+    """Raise ScheduleError unless a backend has this name."""
+    if name not in BACKENDS:
+        raise ScheduleError(f"unknown backend {name!r}; known are {', '.join(map(repr, BACKENDS))}")
 
 
 def suited(machine: Machine) -> str:

@@ -19,6 +19,7 @@ others by the calling thread.
 
 from __future__ import annotations
 
+import copy as copying
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 from autosched.backends import Step, Transfer
-from autosched.backends.host import Host, copy_in_host_memory
+from autosched.backends.host import Host, as_parameter, copy_in_host_memory, overwritten
 from autosched.errors import MachineError
 from autosched.machine import Machine
 from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
@@ -61,6 +62,8 @@ class Accelerator(Host):
 
     def open(self, program: Program, machine: Machine) -> None:
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        if machine.accelerators and not machine.contention:
+            raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
         self.devices = {device.name: _real(device.name, device.physical) for device in machine.devices}
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
@@ -126,11 +129,11 @@ class Accelerator(Host):
 
         def moved(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
-                return leaf
-            return leaf.clone() if source == device else leaf.to(device, non_blocking=True)
+                return copying.deepcopy(leaf)
+            return as_parameter(leaf.clone() if source == device else leaf.to(device, non_blocking=True), leaf)
 
         def move(value: Any, into: Any) -> Any:
-            return transform(moved, value) if into is None else into.copy_(value, non_blocking=True)
+            return transform(moved, value) if into is None else overwritten(into, value)
 
         return move
 

@@ -20,7 +20,7 @@ from autosched.backends import Step
 from autosched.backends.host import Host
 from autosched.machine import Machine
 from autosched.program import Program, Stream
-from autosched.tree import flatten
+from autosched.tree import addresses, flatten
 
 __all__ = ["Emulated"]
 
@@ -100,5 +100,5 @@ class Emulated(Host):
 
 def _poison(value: Any) -> None:
     for leaf in flatten(value):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and next(addresses(leaf), None):
             leaf.untyped_storage().fill_(255)  # type: ignore[attr-defined]  # all bits set: NaN in every floating point format

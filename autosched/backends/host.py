@@ -89,11 +89,39 @@ class Host:
 
 def copy_in_host_memory(source: Any, into: Any) -> Any:
     """Copy a tensor, a tree of tensors, or whatever else a task returned; over ``into`` if that is given."""
-    if into is not None:
-        into.copy_(source)
-        return into
-    return transform(_copied, source)
+    return transform(_copied, source) if into is None else overwritten(into, source)
+
+
+def overwritten(old: Any, new: Any) -> Any:
+    """Copy a tensor, an array, or a tree of them over another; return the old one, or the new where it is immutable."""
+    if isinstance(old, (dict, list, tuple)):
+        if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
+            raise ValueError(f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere")
+        if isinstance(old, dict):
+            old.update({key: overwritten(old[key], item) for key, item in new.items()})
+            return old
+        items = [overwritten(*pair) for pair in zip(old, new, strict=True)]
+        if isinstance(old, list):
+            old[:] = items
+        return old
+    if not hasattr(old, "shape"):
+        return copying.deepcopy(new)
+    if old.shape != new.shape:
+        raise ValueError(
+            f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as {tuple(old.shape)}"
+        )
+    if hasattr(old, "copy_"):
+        return old.copy_(new, non_blocking=True)
+    old[...] = new
+    return old
 
 
 def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if hasattr(leaf, "data_ptr") else copying.deepcopy(leaf)
+    if not hasattr(leaf, "data_ptr"):
+        return copying.deepcopy(leaf)
+    return as_parameter(leaf.detach().clone(), leaf)
+
+
+def as_parameter(copy: Any, leaf: Any) -> Any:
+    """Return a copy that asks for gradients where the original, a leaf of autograd, does."""
+    return copy.requires_grad_() if leaf.requires_grad and leaf.is_leaf else copy

@@ -7,6 +7,7 @@ which is so left as the serial run leaves it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Use
@@ -57,6 +58,7 @@ class _Travel:
         self.holders: dict[Use, list[str]] = {}
         self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
         self.count = 0
+        self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
             self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
@@ -77,17 +79,18 @@ class _Travel:
         if device in self.holders[use]:
             return
         value = self.graph.values[use.value]
-        near = [self.origin[use], *self.holders[use]]
-        source = next((holder for holder in near if self.machine.link(holder, device)), None)
-        if source is None:
+        for source in (self.origin[use], *self.holders[use]):
+            if self.machine.link(source, device):
+                break
+        else:
             raise ScheduleError(
                 f"value {value.name!r} is on {self.origin[use]!r} and needed on {device!r}, but no link joins them"
             )
         written = value.producer is None and self.graph.last_version(use.value) > 0
         back = written and device == home(self.graph, self.machine, value)
-        streams = copy_streams(self.machine, source, device, self.count)
+        stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
         self.count += 1
-        copy = Copy(streams[0], value.name, use.version, source, device, streams[1], overwrite=back)
+        copy = Copy(stream, value.name, use.version, source, device, also, overwrite=back)
         self.copies.setdefault(self.maker[use], []).append(copy)
         self.holders[use].append(device)
 

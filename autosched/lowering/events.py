@@ -19,9 +19,9 @@ def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[i
     waits = _needed_waits(instructions, after)
     event: dict[int, int] = {}
     result: list[Instruction] = []
-    waited = {producer for producers in waits for producer in producers}
+    waited = {producer for producers in waits.values() for producer in producers}
     for i, instruction in enumerate(instructions):
-        result += [Wait(instruction.stream, event[producer]) for producer in waits[i]]
+        result += [Wait(instruction.stream, event[producer]) for producer in waits.get(i, ())]
         result.append(instruction)
         if i in waited:
             event[i] = len(event)
@@ -29,19 +29,15 @@ def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[i
     return result
 
 
-def _needed_waits(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return for each instruction the positions it must wait for, those left out that are implied."""
-    streams = dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction))
-    clocks = Clocks(streams)
+def _needed_waits(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    """Return for instructions that must wait the positions they must wait for, those left out that are implied."""
+    clocks = Clocks(dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction)))
     stamps: list[Stamp] = []
-    snapshots: list[list[int]] = []
-    waits: list[list[int]] = []
+    waits: dict[int, list[int]] = {}
     for i, instruction in enumerate(instructions):
-        waits.append([])
         for producer in reversed(after[i]):
             if not clocks.seen(stamps[producer], instruction):
-                clocks.catch_up(instruction.stream, snapshots[producer])
-                waits[i].append(producer)
+                clocks.catch_up(instruction.stream, stamps[producer])
+                waits.setdefault(i, []).append(producer)
         stamps.append(clocks.advance(instruction))
-        snapshots.append(clocks.snapshot(instruction.stream))
     return waits

@@ -30,7 +30,8 @@ class _Frees:
         self.result: list[Instruction] = []
         self.stamps: list[Stamp] = []
         self.records: list[list[tuple[int, int]]] = [[] for _ in streams]  # of each stream, (position, event)
-        self.held: dict[tuple[Stream, int], list[tuple[int, int]]] = {}  # (owner, user) -> (position, block) heap
+        # Of each owner, by user: a heap of (position there, block), to be freed when the owner has passed that.
+        self.held: list[dict[int, list[tuple[int, int]]]] = [{} for _ in streams]
         self.events = 0
         ended: dict[int, list[int]] = {}  # by the last use
         for number, block in enumerate(blocks):
@@ -51,7 +52,7 @@ class _Frees:
             case Record(stream, event):
                 self.clocks.record(instruction)
                 own = self.clocks.index[stream]
-                self.records[own].append((self.clocks.clock[own][own], event))
+                self.records[own].append((self.clocks.count[own], event))
                 self.events += 1
             case Wait(stream):
                 self.clocks.wait(instruction)
@@ -64,22 +65,24 @@ class _Frees:
         for use in block.uses.values():
             stamp = self.stamps[use]
             if not self.clocks.passed(stamp, owner):
-                heapq.heappush(self.held.setdefault((owner, stamp.stream), []), (stamp.position, number))
+                heap = self.held[self.clocks.index[owner]].setdefault(stamp.stream, [])
+                heapq.heappush(heap, (stamp.position, number))
                 return
         self.result.append(Free(owner, block.value, block.version))
 
     def _release(self, owner: Stream) -> None:
         """Try again the blocks of a stream whose clock has moved."""
-        clock = self.clocks.clock[self.clocks.index[owner]]
-        for user in range(len(self.streams)):
-            heap = self.held.get((owner, user))
-            while heap and heap[0][0] <= clock[user]:
+        own = self.clocks.index[owner]
+        held, behind = self.held[own], self.clocks.behind[own]
+        for user in sorted([user for user, heap in held.items() if heap and heap[0][0] <= behind[user]]):
+            heap = held[user]
+            while heap and heap[0][0] <= behind[user]:
                 self._try(heapq.heappop(heap)[1])
 
     def _finish(self) -> None:
         """Wait, at the end, for what the remaining blocks are still used by."""
-        for owner in self.streams:
-            held = [number for (stream, _), heap in self.held.items() if stream == owner for _, number in heap]
+        for owner, heaps in zip(self.streams, self.held, strict=True):
+            held = [number for heap in heaps.values() for _, number in heap]
             for user, event in self._needed(owner, held):
                 wait = Wait(owner, self._record(user) if event is None else event)
                 self.result.append(wait)
@@ -91,11 +94,11 @@ class _Frees:
         last: dict[int, int] = {}
         for number in held:
             for use in self.blocks[number].uses.values():
-                user, position = self.stamps[use]
-                if not self.clocks.passed(self.stamps[use], owner):
-                    last[user] = max(last.get(user, 0), position)
+                stamp = self.stamps[use]
+                if not self.clocks.passed(stamp, owner):
+                    last[stamp.stream] = max(last.get(stamp.stream, 0), stamp.position)
         event = {user: self._event(user, position) for user, position in last.items()}
-        seen = {u: self.clocks.clock[u] if e is None else self.clocks.events[e] for u, e in event.items()}
+        seen = {u: self.clocks.behind[u] if e is None else self.clocks.events[e].behind for u, e in event.items()}
         for user in sorted(last):
             if any(seen[other][user] >= last[user] for other in seen if other != user):
                 del seen[user]

@@ -26,10 +26,9 @@ def assign_streams(graph: Graph, machine: Machine, placement: Placement) -> list
         on[placement.device[name]].append(graph.task(name).index)
     stream: dict[int, Stream] = {}
     for device, tasks in on.items():
-        count = machine.device(device).streams
-        numbers = [0] * len(tasks) if count == 1 else _choose(graph, tasks, count)
-        for task, number in zip(tasks, numbers, strict=True):
-            stream[task] = Stream(device, f"compute{number or ''}")
+        streams = [Stream(device, f"compute{number or ''}") for number in range(machine.device(device).streams)]
+        numbers = [0] * len(tasks) if len(streams) == 1 else _choose(graph, tasks, len(streams))
+        stream.update((task, streams[number]) for task, number in zip(tasks, numbers, strict=True))
     return [Run(stream[graph.task(name).index], name) for name in placement.order]
 
 

@@ -57,9 +57,9 @@ def graph_svg(graph: Graph, device: Mapping[str, str] | None = None, *, title: s
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
     """Return the device of each source and each task; a view is where its base is."""
     given = [device.get(task.name) or task.device for task in graph.tasks]
-    known = [place for place in (*given, *(source.device for source in graph.sources)) if place]
+    known = [place for place in (*given, *(source.home for source in graph.sources)) if place]
     host = next(filter(_is_host, known), "cpu") if known else NOWHERE
-    sources = {source.index: source.device or host for source in graph.sources}
+    sources = {source.index: source.home or host for source in graph.sources}
     tasks: list[str] = []
     for task, place in zip(graph.tasks, given, strict=True):
         if place is None and task.view:

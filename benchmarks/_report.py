@@ -1,0 +1,43 @@
+"""What the benchmarks share: their options, Markdown tables, and the words for the machine that they ran on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def options(description: str | None) -> argparse.Namespace:
+    """Return the options that every benchmark takes: ``quick`` and ``write``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="measure less often, in seconds")
+    parser.add_argument("--write", action="store_true", help="write the report to benchmarks/results/")
+    return parser.parse_args()
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; all columns but the first stand to the right."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [
+        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        for line in lines
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
+
+
+def publish(name: str, title: str, parts: Iterable[str], write: bool, packages: Sequence[str] = ("torch",)) -> None:
+    """Print a report, and write it to ``results/<name>.md`` if asked to."""
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    where = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
+    text = "\n\n".join([f"# {title}", *parts, f"Measured on {where}."]) + "\n"
+    print(text)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.md").write_text(text)

@@ -1,0 +1,247 @@
+"""Bugs that once were, each with its story."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import autosched as asc
+from autosched.backends.accelerator import Accelerator
+from autosched.backends.host import copy_in_host_memory
+from autosched.backends.virtual import Virtual
+
+MACHINE = asc.Machine.emulated(gpus=2)
+SPARSE = torch.eye(3).to_sparse()
+
+
+def placed(**device: str) -> Callable[..., asc.Placement]:
+    """Return the policy that puts tasks where the keywords say, and all others on the CPU."""
+
+    def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
+        names = tuple(task.name for task in graph.tasks)
+        return asc.Placement({name: device.get(name, "cpu") for name in names}, names)
+
+    return policy
+
+
+def run(graph: asc.Graph, backend: Any = "emulated", policy: Any = "single", **inputs: Any) -> dict[str, Any]:
+    with asc.schedule(graph, MACHINE, policy=policy, backend=backend) as schedule:
+        return schedule(**inputs)
+
+
+def add_one(x: Any) -> None:
+    x += 1
+
+
+def test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_read() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(drawn=graph.add(lambda x: x + torch.rand(2), x, random=True, name="drawn"))
+    graph.add(lambda x: x.copy_(torch.rand(2)), x, writes=[x], random=True, name="redrawn", outputs=0)
+    for seed in range(8):
+        backend = Virtual(random.Random(seed).choice)
+        torch.manual_seed(0)
+        expected = graph.run_serial(x=torch.zeros(2))["drawn"]
+        torch.manual_seed(0)
+        assert torch.equal(run(graph, backend, placed(drawn="cuda:0"), x=torch.zeros(2))["drawn"], expected)
+
+
+def test_after_had_no_effect_where_the_later_task_also_wrote_what_the_earlier_read() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(print, x, name="first", outputs=0)
+    graph.add(add_one, x, writes=[x], after="first", name="second", outputs=0)
+    assert [tuple(d) for d in graph.task("second").dependencies] == [(0, "order")]
+
+
+def test_two_constants_that_share_memory_were_written_and_read_in_no_order() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    graph = asc.Graph()
+    graph.add(torch.Tensor.add_, weight.data, 1.0, name="written")
+    graph.output(total=graph.add(torch.sum, weight.data, name="total"))
+    with pytest.raises(asc.HazardError, match="'constant' and 'constant_1' share memory"):
+        run(graph)
+
+
+def test_a_result_that_aliased_the_second_of_two_views_was_freed_with_it_while_in_use() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    view = x.view(2, 3)
+    picked = graph.add(lambda x, view: view, x, view, aliases=view, name="picked")
+    graph.output(y=graph.add(lambda p: p + 1, picked, name="y"))
+    with pytest.raises(asc.ScheduleError, match="'picked' is placed on 'cuda:0' but must run on 'cpu'"):
+        asc.schedule(graph, MACHINE, policy=placed(picked="cuda:0"))
+    assert run(graph, policy="heft", x=torch.arange(6.0))["y"].shape == (2, 3)
+
+
+def test_a_sparse_tensor_could_not_be_watched() -> None:
+    graph = asc.Graph()
+    doubled = graph.add(lambda x: x * 2, graph.input("x"), name="doubled")
+    graph.output(y=graph.add(lambda x: x * 3, doubled, name="y"))
+    result = run(graph, policy=placed(doubled="cuda:0", y="cuda:1"), x=SPARSE)["y"]
+    assert torch.equal(result.to_dense(), torch.eye(3) * 6)
+
+
+def test_an_input_that_is_a_tree_could_not_be_copied_back() -> None:
+    def write(x: dict[str, Any]) -> None:
+        x["tensors"][0].add_(1)
+        x["steps"] += 1
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(write, x, writes=[x], outputs=0, name="write")
+    tensor = torch.ones(2)
+    given = {"tensors": [tensor], "steps": 3}
+    run(graph, policy=placed(write="cuda:0"), x=given)
+    assert given["steps"] == 4
+    assert given["tensors"][0] is tensor
+    assert tensor.tolist() == [2.0, 2.0]
+
+
+def test_an_array_of_numpy_could_not_be_copied_back() -> None:
+    array = torch.ones(2).numpy().copy()
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(add_one, x, writes=[x], outputs=0, name="write")
+    run(graph, policy=placed(write="cuda:0"), x=array)
+    assert array.tolist() == [2.0, 2.0]
+
+
+def test_an_input_whose_shape_a_task_changed_elsewhere_came_back_with_the_old_shape() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x.squeeze_(0))
+    with pytest.raises(asc.TaskError, match=r"changed its shape to \(3,\), and it lives elsewhere as \(1, 3\)"):
+        run(graph, policy=placed(squeeze="cuda:0"), x=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="changed how many items the list has"):
+        copy_in_host_memory([1], [1, 2])
+
+
+def test_a_parameter_asked_for_no_gradient_where_it_was_copied_to() -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad((x**2).sum(), x)[0]
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(gradient, torch.nn.Parameter(torch.ones(2)), name="gradient"))
+    assert run(graph, policy=placed(gradient="cuda:0"))["y"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, False),
+        lambda x: torch.nn.functional.dropout(x, p=0.0),
+        lambda x: x.graph.add(torch.nn.Dropout().eval(), x),
+        lambda x: x.graph.add(torch.nn.Identity(), x),
+        lambda x: x.graph.add(torch.nn.Flatten(0), x),
+        lambda x: x.graph.add(torch.reshape, input=x, shape=(2, 3)),
+        lambda x: x.sum_to_size(6),
+        lambda x: x.graph.add(torch.Tensor.byte, x.byte()),
+    ],
+)
+def test_functions_of_torch_that_may_return_their_argument_were_refused(build: Callable[[Any], Any]) -> None:
+    graph = asc.Graph()
+    graph.output(y=build(graph.input("x")) + 1)
+    assert run(graph, x=torch.arange(6.0))["y"].sum() == 21
+
+
+def test_a_dropout_that_drops_was_taken_for_a_view_which_kept_what_was_written_behind_it_at_home() -> None:
+    graph = asc.Graph()
+    dropped = graph.add(torch.nn.functional.dropout, graph.input("x"), on="cuda:0")
+    graph.output(y=graph.add(torch.relu_, dropped, on="cuda:0"))
+    assert "cuda:0/compute  run relu" in str(asc.schedule(graph, MACHINE))
+
+
+def test_an_array_that_shares_memory_with_a_tensor_was_read_after_that_was_freed() -> None:
+    graph = asc.Graph()
+    doubled = graph.add(lambda x: x * 2, graph.input("x"), name="doubled")
+    graph.output(y=graph.add(lambda a: a + 1, doubled.numpy()))
+    assert run(graph, x=torch.ones(2))["y"].tolist() == [3.0, 3.0]
+
+
+def test_an_in_place_function_called_by_keyword_was_refused() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(torch.neg_, input=x)
+    graph.output(y=x)
+    assert run(graph, x=torch.ones(2))["y"].tolist() == [-1.0, -1.0]
+
+
+def test_in_place_functions_of_many_tensors_were_refused() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    assert torch._foreach_add_([x, y], 1.0) == (x, y)
+    assert [use.value for use in graph.tasks[0].writes] == [x.index, y.index]
+
+
+def test_the_weights_of_a_bare_batch_norm_were_taken_for_its_statistics() -> None:
+    graph = asc.Graph()
+    x, weight, bias, mean, var = graph.inputs("x", "weight", "bias", "mean", "var")
+    torch.batch_norm(x, weight, bias, mean, var, True, 0.1, 1e-5, False)  # type: ignore[arg-type]
+    assert [graph.values[use.value].name for use in graph.tasks[0].writes] == ["mean", "var"]
+
+
+def test_im2col_was_taken_for_a_view_that_costs_nothing() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    torch.nn.functional.unfold(x, 2)  # type: ignore[arg-type]
+    x.unfold(0, 2, 1)
+    assert [task.view for task in graph.tasks] == [False, True]
+
+
+@pytest.mark.parametrize("fn", [torch.nn.init.kaiming_uniform_, torch.nn.Dropout2d(), torch.nn.RReLU()])
+def test_functions_that_draw_random_numbers_under_less_known_names_kept_no_order(fn: Callable[..., Any]) -> None:
+    graph = asc.Graph()
+    for name in ("x", "y"):
+        graph.add(fn, graph.input(name))
+    assert [tuple(d) for d in graph.tasks[1].dependencies] == [(0, "order")]
+
+
+def test_adding_in_place_to_a_number_did_nothing_at_all() -> None:
+    graph = asc.Graph()
+    n = graph.add(lambda x: x + 1, graph.input("x"))
+    n += 1
+    graph.output(n=n)
+    with pytest.raises(TypeError, match="6 is a int, which __iadd__ cannot change in place"):
+        graph.run_serial(x=5)
+    with pytest.raises(asc.TaskError, match="task 'iadd' on cpu failed"):
+        run(graph, x=5)
+
+
+def test_an_input_named_self_could_not_be_given() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.input("self") + 1)
+    assert run(graph, **{"self": 2}) == graph.run_serial(**{"self": 2}) == {"y": 3}
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_a_task_that_called_its_own_schedule_hung(backend: str) -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda x: schedule(x=x), graph.input("x")))
+    told: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            schedule(x=1)
+        except asc.AutoschedError as error:
+            told.append(error)
+
+    schedule = asc.schedule(graph, MACHINE, policy="single", backend=backend)
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(10)
+    assert not caller.is_alive()
+    assert "calls the schedule that it is part of" in str(told[0])
+    schedule.close()
+
+
+def test_copies_without_copy_streams_were_not_waited_for_on_real_devices() -> None:
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], contention=False)
+    with pytest.raises(asc.MachineError, match="without contention is for planning"):
+        Accelerator().open(asc.Program(()), machine)
