@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+BENCH_INSTALLED := .venv/bench-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak bench clean
@@ -23,8 +24,8 @@ lint: $(INSTALLED) ## check style and types
 soak: $(INSTALLED) ## run all tests with thousands of generated graphs each, the slow ones too
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
 
-bench: $(INSTALLED) ## run every benchmark, in its quick form
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
+	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$script --quick; done
 
 clean: ## remove .venv and all that was built or cached
 	rm -rf .venv build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -34,4 +35,8 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,lint,test,viz]'
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@

@@ -8,19 +8,15 @@ others to say.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["Clocks", "Stamp"]
 
 
-class Stamp(NamedTuple):
-    """A moment: the end of the ``position``-th run or copy of a stream (by its index), and what that was behind."""
-
-    stream: int
-    position: int
-    behind: list[int]
+# A moment: a stream (by its index), how many runs and copies it has had, and how far along each stream that is behind.
+# Plain tuples of numbers all through: the garbage collector leaves those alone, and planning makes very many.
+Stamp = tuple[int, int, tuple[int, ...]]
 
 
 class Clocks:
@@ -38,7 +34,7 @@ class Clocks:
     def __init__(self, streams: Iterable[Stream]):
         self.index = {stream: i for i, stream in enumerate(streams)}
         self.count = [0] * len(self.index)  # of each stream, its runs and copies so far
-        self.behind = [[0] * len(self.index)] * len(self.index)  # a row is replaced, never changed: stamps hold it
+        self.behind = [(0,) * len(self.index)] * len(self.index)
         self.events: dict[int, Stamp] = {}
 
     def advance(self, instruction: Run | Copy) -> Stamp:
@@ -49,13 +45,13 @@ class Clocks:
             also = self.index[instruction.also]
             both = joined(self.behind[own], self.behind[also])
             both[own], both[also] = self.count[own], self.count[also]
-            self.behind[own] = self.behind[also] = both
-        return Stamp(own, self.count[own], self.behind[own])
+            self.behind[own] = self.behind[also] = tuple(both)
+        return own, self.count[own], self.behind[own]
 
     def now(self, stream: Stream) -> Stamp:
         """Return the moment behind all that was issued on a stream so far."""
         own = self.index[stream]
-        return Stamp(own, self.count[own], self.behind[own])
+        return own, self.count[own], self.behind[own]
 
     def record(self, instruction: Record) -> None:
         """Let an event remember what is behind it."""
@@ -67,21 +63,21 @@ class Clocks:
 
     def catch_up(self, stream: Stream, stamp: Stamp) -> None:
         """Order what comes next on a stream behind a moment, and all that this was behind."""
-        own = self.index[stream]
-        behind = joined(self.behind[own], stamp.behind)
-        behind[stamp.stream] = max(behind[stamp.stream], stamp.position)
-        self.behind[own] = behind
+        own, (other, position, seen) = self.index[stream], stamp
+        behind = joined(self.behind[own], seen)
+        behind[other] = max(behind[other], position)
+        self.behind[own] = tuple(behind)
 
     def passed(self, stamp: Stamp, stream: Stream) -> bool:
         """Whether all that comes next on ``stream`` is ordered behind ``stamp``."""
-        own = self.index[stream]
-        return own == stamp.stream or self.behind[own][stamp.stream] >= stamp.position
+        own, (other, position, _) = self.index[stream], stamp
+        return own == other or self.behind[own][other] >= position
 
     def seen(self, stamp: Stamp, instruction: Instruction) -> bool:
         """Whether an instruction, on whichever streams it occupies, comes behind ``stamp``."""
         return any(self.passed(stamp, stream) for stream in occupied(instruction))
 
 
-def joined(a: list[int], b: list[int]) -> list[int]:
+def joined(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
     """Return the elementwise maximum."""
     return [x if x > y else y for x, y in zip(a, b, strict=True)]

@@ -57,7 +57,7 @@ class Executor:
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it
-        self.close = weakref.finalize(self, _close, self.crew, backend)
+        self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises."""
@@ -79,7 +79,7 @@ class Executor:
 
     def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read]) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
-        if threading.get_ident() in (self.caller, *self.crew.threads):
+        if self.close.alive and threading.get_ident() in (self.caller, *self.crew.threads):
             raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
         with self.busy, no_grad():
             if not self.close.alive:
@@ -247,6 +247,9 @@ def _described(item: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-def _close(crew: Team, backend: Backend) -> None:
+def _close(crew: Team, backend: Backend, busy: threading.Lock) -> None:
+    """End the threads; a call in another thread gets a moment to leave torch before the interpreter may go."""
     crew.close()
+    if busy.acquire(timeout=1.0):
+        busy.release()
     backend.close()

@@ -32,6 +32,8 @@ from autosched.verify import verify
 
 __all__ = ["Schedule", "schedule"]
 
+_SMALL = 2_000  # tasks, up to which "auto" takes the time to lower and simulate what rarely wins
+_WORTH_A_TRY_WHEN_SMALL = ("round_robin",)
 _MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
 
 
@@ -83,7 +85,7 @@ def schedule(
     if isinstance(backend, str):
         check_name(backend)
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend or suited(machine), check)
-    made = _best(plan, pinned, machine) if policy == "auto" else plan(_policy(policy))
+    made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
     made.verify()
     return made
 
@@ -237,18 +239,24 @@ def _plan(
     return made
 
 
-def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine) -> Schedule:
+def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs) -> Schedule:
     """Plan with each policy, one device alone among them; return the first of those predicted to end first."""
     pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
     like: dict[Device, str] = {}  # of equal devices that nothing is pinned to, one is tried
     for device in machine.devices:
         anonymous = dataclasses.replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
+    tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
-    for policy in (*map(single_on, like.values()), *POLICIES.values()):
+    small = len(graph) <= _SMALL
+    named = [policy for name, policy in POLICIES.items() if small or name not in _WORTH_A_TRY_WHEN_SMALL]
+    for policy in (*map(single_on, like.values()), *named):
         try:
-            plans.append(plan(policy))
+            placement = policy(graph, machine, costs)
+            if placement not in tried:
+                tried.append(placement)
+                plans.append(plan(lambda *_, found=placement: found))
         except ScheduleError as error:
             refusal = error
     if not plans:

@@ -27,7 +27,7 @@ class Fault(NamedTuple):
 Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Stretch:
     """Calls one after another, on slots of ``data``, as one step.
 
@@ -108,6 +108,9 @@ class Crew:
         self._tape = Tape()
         self._workers = [_Worker(name, self, prepare) for name in names]
         self.threads = frozenset(worker.thread.ident or 0 for worker in self._workers)
+        for unfit in [worker.unfit for worker in self._workers if worker.unfit is not None]:
+            self.close()
+            raise unfit
 
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape, the calling thread's part too; return the first fault, if any.
@@ -194,21 +197,26 @@ class Interleaver:
     def run(self, tape: Tape) -> Fault | None:
         """Drain a tape; return the fault of the step that raised, if one did."""
         self.stopped = False
+        try:
+            fault = self._interleave(tape)
+            self.stopped = fault is not None
+            return fault
+        finally:
+            for lock in tape.locks:
+                lock.acquire(blocking=False)
+
+    def _interleave(self, tape: Tape) -> Fault | None:
         at = {name: 0 for name in tape.steps if name is not None}
-        fault = None
-        while fault is None and (ready := [name for name in at if _can_go_on(tape, name, at[name])]):
+        while ready := [name for name in at if _can_go_on(tape, name, at[name])]:
             name = self.choose(ready)
             position, _ = tape.steps[name][at[name]]
-            while fault is None and _can_go_on(tape, name, at[name]) and tape.steps[name][at[name]][0] == position:
+            while _can_go_on(tape, name, at[name]) and tape.steps[name][at[name]][0] == position:
                 try:
                     tape.steps[name][at[name]][1]()
                 except BaseException as error:
-                    fault = Fault(position, error)
+                    return Fault(position, error)
                 at[name] += 1
-        self.stopped = fault is not None
-        for lock in tape.locks:
-            lock.acquire(blocking=False)
-        return fault
+        return None
 
     def close(self) -> None:
         """End nothing: there are no threads."""
@@ -230,6 +238,7 @@ class _Worker:
     def __init__(self, name: str, crew: Crew, prepare: Step):
         self.name = name
         self.open = True
+        self.unfit: BaseException | None = None
         self.go, self.done = threading.Lock(), threading.Event()
         self.go.acquire()
         self.thread = threading.Thread(target=self._serve, args=(crew, prepare), name=f"autosched {name}", daemon=True)
@@ -237,8 +246,13 @@ class _Worker:
         self.done.wait()
 
     def _serve(self, crew: Crew, prepare: Step) -> None:
-        prepare()
-        self.done.set()
+        try:
+            prepare()
+        except BaseException as error:
+            self.unfit = error
+            return
+        finally:
+            self.done.set()
         while self.go.acquire() and self.open:
             crew.drain(crew._tape.steps.get(self.name, ()))
             self.done.set()

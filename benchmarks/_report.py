@@ -32,12 +32,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
 
 
-def publish(name: str, title: str, parts: Iterable[str], write: bool, packages: Sequence[str] = ("torch",)) -> None:
-    """Print a report, and write it to ``results/<name>.md`` if asked to."""
+def publish(
+    name: str, title: str, parts: Iterable[str], chosen: argparse.Namespace, packages: Sequence[str] = ("torch",)
+) -> None:
+    """Print a report, and write it to ``results/<name>.md`` if that was chosen."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     where = f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
     text = "\n\n".join([f"# {title}", *parts, f"Measured on {where}."]) + "\n"
     print(text)
-    if write:
+    if chosen.write:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.md").write_text(text)

@@ -12,6 +12,7 @@ import torch
 
 import autosched as asc
 from autosched.backends.accelerator import Accelerator
+from autosched.backends.emulated import Emulated
 from autosched.backends.host import copy_in_host_memory
 from autosched.backends.virtual import Virtual
 
@@ -245,3 +246,25 @@ def test_copies_without_copy_streams_were_not_waited_for_on_real_devices() -> No
     machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], contention=False)
     with pytest.raises(asc.MachineError, match="without contention is for planning"):
         Accelerator().open(asc.Program(()), machine)
+
+
+def test_a_view_with_gaps_keeps_its_strides_on_another_device_so_that_sums_have_the_same_bits():
+    graph = asc.Graph()
+    x = graph.input("x")
+    strided = x[:, ::3]
+    graph.output(total=graph.add(lambda v: v.sum(1), strided, on="cuda:0"))
+    x = torch.rand(7, 3001, generator=torch.Generator().manual_seed(0))
+    with asc.schedule(graph, asc.Machine.emulated(gpus=1)) as schedule:
+        assert torch.equal(schedule(x=x)["total"], graph.run_serial(x=x)["total"])
+
+
+def test_a_backend_that_cannot_set_up_its_threads_says_so_instead_of_waiting_for_ever():
+    class Unfit(Emulated):
+        def prepare(self) -> None:
+            raise OSError("no such core")
+
+    graph = asc.Graph()
+    graph.output(y=graph.input("x") + 1)
+    made = asc.schedule(graph, asc.Machine.emulated(gpus=1), backend=Unfit())
+    with pytest.raises(OSError, match="no such core"):
+        made(x=1)

@@ -11,7 +11,8 @@ The rules of CUDA that this keeps:
 5. A block goes back to the stream that allocated it: results are made, and freed, with that stream current.
 6. A copy to host memory is asynchronous only into pinned memory (``to("cpu", non_blocking=True)`` makes it so), and
    may be read after its event has been waited for on the host.
-7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them.
+7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them. Host
+   memory is the caller's again when the call returns: what copies from or to it is waited for.
 
 Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they hold up no other; all
 others by the calling thread.
@@ -52,7 +53,7 @@ class Accelerator(Host):
         self.streams: dict[Stream, torch.Stream] = {}
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
         self.own_thread: set[Stream] = set()
-        self.to_host: list[torch.Stream] = []
+        self.with_host: list[torch.Stream] = []  # that copy from or to the host's memory
         self.ends: list[tuple[torch.Stream, torch.Event]] = []
         self.callers: dict[torch.device, torch.Stream] = {}
         self.caller_device = 0
@@ -74,8 +75,9 @@ class Accelerator(Host):
                 gpu = stream in self.streams
                 self.events[instruction.event] = torch.Event(self.devices[stream.device]) if gpu else None
         self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
-        out = {i.stream for i in program if isinstance(i, Copy) and self.devices[i.destination].type == "cpu"}
-        self.to_host = [stream for name, stream in self.streams.items() if name in out]
+        copies = [i for i in program if isinstance(i, Copy)]
+        host = {i.stream for i in copies if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)}
+        self.with_host = [stream for name, stream in self.streams.items() if name in host]
         self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
 
     def place(self, device: str) -> Any:
@@ -91,8 +93,8 @@ class Accelerator(Host):
         torch.set_grad_enabled(False)
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Make the streams current on their devices, and the first one's device current."""
-        current = [self.streams[stream] for stream in reversed(streams) if stream in self.streams]
+        """Make the streams current on their devices; on one device the last, which allocates what is copied."""
+        current = [self.streams[stream] for stream in streams if stream in self.streams]
         if not current:
             return None
 
@@ -109,7 +111,7 @@ class Accelerator(Host):
             return lambda: _synchronized(call, real)
         if len(real) < 2 or real[0].device != real[1].device:
             return call
-        own, other = real
+        other, own = real
         before, after = torch.Event(own.device), torch.Event(own.device)
 
         def step() -> None:
@@ -194,11 +196,11 @@ class Accelerator(Host):
             self.zero[device].record(caller)
 
     def join(self) -> None:
-        """Let the caller's streams wait for ours, and the host for what was copied to it, or for all if given up."""
+        """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
-        for stream in self.streams.values() if self.stopped() else self.to_host:
+        for stream in self.streams.values() if self.stopped() else self.with_host:
             stream.synchronize()
         for caller in self.callers.values():
             torch.accelerator.set_stream(caller)

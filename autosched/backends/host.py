@@ -119,7 +119,15 @@ def overwritten(old: Any, new: Any) -> Any:
 def _copied(leaf: Any) -> Any:
     if not hasattr(leaf, "data_ptr"):
         return copying.deepcopy(leaf)
-    return as_parameter(leaf.detach().clone(), leaf)
+    return as_parameter(_with_its_strides(leaf.detach()), leaf)
+
+
+def _with_its_strides(leaf: Any) -> Any:
+    """Return a copy that lies in memory as the original does: sums over other strides have other last bits."""
+    if "strided" not in str(leaf.layout) or leaf.is_contiguous() or leaf.numel() == 0:
+        return leaf.clone()
+    span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return leaf.as_strided((span,), (1,)).clone().as_strided(leaf.shape, leaf.stride())
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:

@@ -55,7 +55,7 @@ class _Travel:
         self.machine = machine
         self.origin: dict[Use, str] = {}  # the device where a version was made
         self.maker: dict[Use, int] = {}  # the run that made it, -1 for what was there
-        self.holders: dict[Use, list[str]] = {}
+        self.holders: dict[Use, tuple[str, ...]] = {}
         self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
@@ -63,7 +63,7 @@ class _Travel:
             self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
     def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self.origin[use], self.maker[use], self.holders[use] = device, maker, [device]
+        self.origin[use], self.maker[use], self.holders[use] = device, maker, (device,)
 
     def made(self, run: int, device: str, writes: Sequence[Use], outputs: Sequence[Use]) -> None:
         """Take note of what a run leaves on its device."""
@@ -92,7 +92,7 @@ class _Travel:
         self.count += 1
         copy = Copy(stream, value.name, use.version, source, device, also, overwrite=back)
         self.copies.setdefault(self.maker[use], []).append(copy)
-        self.holders[use].append(device)
+        self.holders[use] += (device,)
 
 
 def copy_streams(machine: Machine, source: str, destination: str, number: int = 0) -> tuple[Stream, Stream | None]:

@@ -33,22 +33,21 @@ class _Frees:
         # Of each owner, by user: a heap of (position there, block), to be freed when the owner has passed that.
         self.held: list[dict[int, list[tuple[int, int]]]] = [{} for _ in streams]
         self.events = 0
-        ended: dict[int, list[int]] = {}  # by the last use
-        for number, block in enumerate(blocks):
-            ended.setdefault(max(block.uses.values()), []).append(number)
+        # Blocks by their last use; the next to end stands last.
+        self.ending = sorted([(max(block.uses.values()), i) for i, block in enumerate(blocks)], reverse=True)
         for instruction in instructions:
             self.result.append(instruction)
-            self._step(instruction, ended)
+            self._step(instruction)
         self._finish()
 
-    def _step(self, instruction: Instruction, ended: dict[int, list[int]]) -> None:
+    def _step(self, instruction: Instruction) -> None:
         match instruction:
             case Run() | Copy():
                 self.stamps.append(self.clocks.advance(instruction))
                 for stream in occupied(instruction)[1:]:
                     self._release(stream)
-                for block in ended.get(len(self.stamps) - 1, ()):
-                    self._try(block)
+                while self.ending and self.ending[-1][0] < len(self.stamps):
+                    self._try(self.ending.pop()[1])
             case Record(stream, event):
                 self.clocks.record(instruction)
                 own = self.clocks.index[stream]
@@ -65,8 +64,8 @@ class _Frees:
         for use in block.uses.values():
             stamp = self.stamps[use]
             if not self.clocks.passed(stamp, owner):
-                heap = self.held[self.clocks.index[owner]].setdefault(stamp.stream, [])
-                heapq.heappush(heap, (stamp.position, number))
+                user, position, _ = stamp
+                heapq.heappush(self.held[self.clocks.index[owner]].setdefault(user, []), (position, number))
                 return
         self.result.append(Free(owner, block.value, block.version))
 
@@ -94,11 +93,11 @@ class _Frees:
         last: dict[int, int] = {}
         for number in held:
             for use in self.blocks[number].uses.values():
-                stamp = self.stamps[use]
-                if not self.clocks.passed(stamp, owner):
-                    last[stamp.stream] = max(last.get(stamp.stream, 0), stamp.position)
+                user, position, _ = self.stamps[use]
+                if not self.clocks.passed(self.stamps[use], owner):
+                    last[user] = max(last.get(user, 0), position)
         event = {user: self._event(user, position) for user, position in last.items()}
-        seen = {u: self.clocks.behind[u] if e is None else self.clocks.events[e].behind for u, e in event.items()}
+        seen = {u: self.clocks.behind[u] if e is None else self.clocks.events[e][2] for u, e in event.items()}
         for user in sorted(last):
             if any(seen[other][user] >= last[user] for other in seen if other != user):
                 del seen[user]
@@ -107,7 +106,7 @@ class _Frees:
     def _record(self, user: int) -> int:
         record = Record(self.streams[user], self.events)
         self.result.append(record)
-        self._step(record, {})
+        self._step(record)
         return record.event
 
     def _event(self, user: int, position: int) -> int | None:
