@@ -178,7 +178,7 @@ class Schedule:
 
     def verify(self) -> None:
         """Prove again that the program cannot race. Raises ProgramError if it can."""
-        verify(self.program, self.graph)
+        verify(self.program, self.graph, self.machine)
         self.__dict__["_proved"] = True
 
     @property

@@ -7,6 +7,8 @@
     free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
                 inputs, constants and outputs
     result      outputs, and the inputs that tasks wrote, end where the program says
+    place       tasks run where they are constrained to; and, where a machine is given, its devices and links are used,
+                and no more compute streams than it has
 
 Derives what must be ordered from the graph by itself; shares with lowering only the clock arithmetic. One pass; time
 grows with instructions times streams.
@@ -21,6 +23,7 @@ from typing import NoReturn
 from autosched.clocks import Clocks, Stamp
 from autosched.errors import GraphError, ProgramError
 from autosched.graph import Graph, Task, Use
+from autosched.machine import Machine
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
 
 __all__ = ["verify"]
@@ -43,8 +46,10 @@ class _Memory:
     kept: bool = False  # inputs, constants and outputs stay
 
 
-def verify(program: Program, graph: Graph) -> None:
+def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
     """Raise ProgramError if some legal interleaving of the program could differ from the serial run.
+
+    Of a graph that grew since the program was made, pass ``schedule.graph``, which did not.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -54,7 +59,28 @@ def verify(program: Program, graph: Graph) -> None:
     Traceback (most recent call last):
     autosched.errors.ProgramError: task 'add' never runs
     """
+    if machine is not None:
+        _check_machine(program, machine)
     _Verifier(program, graph).run()
+
+
+def _check_machine(program: Program, machine: Machine) -> None:
+    """Hold a program to the devices, compute streams and links of a machine."""
+    computing: dict[str, int] = {}
+    for stream in program.streams:
+        if stream.device not in machine.names:
+            raise ProgramError(
+                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: place)"
+            )
+        if not stream.name.startswith("copy-"):
+            computing[stream.device] = computing.get(stream.device, 0) + 1
+            most = machine.device(stream.device).streams
+            if computing[stream.device] > most:
+                raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
+    for at, copy in enumerate(program.instructions):
+        if isinstance(copy, Copy) and machine.link(copy.source, copy.destination) is None:
+            what = f"no link joins {copy.source} and {copy.destination}"
+            raise ProgramError(_shown(program, at, "place", what, None))
 
 
 class _Verifier:
@@ -108,6 +134,8 @@ class _Verifier:
         task = self._task(run)
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
+        if task.device not in (None, run.stream.device):
+            self._fail("place", f"task {task.name!r} must run on {task.device}")
         self.stamps[self.at] = self.clocks.advance(run)
         for dependency in task.dependencies:
             if dependency.kind == "order":

@@ -398,3 +398,29 @@ def test_an_owner_need_not_be_known_where_the_copy_has_no_stream_there():
         output y on cuda:0
     """
     assert re.match("'x' on cuda:0 is freed while the copy", refused(text, chain(), ("cuda:0/other wait e1\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("cpu/compute run far", "task 'far' must run on cuda:0 (law: place)"),
+        ("cuda:7/compute run far", "stream cuda:7/compute is on no device of the machine: cpu, cuda:0 (law: place)"),
+        ("cuda:0/kernel run far\ncuda:0/compute run near", "cuda:0/compute is one compute stream too many"),
+    ],
+)
+def test_a_program_keeps_to_constraints_and_to_the_machine(line, message):
+    graph = asc.Graph()
+    graph.add(fn, name="far", on="cuda:0", outputs=0)
+    graph.add(fn, name="near", outputs=0)
+    rest = "" if "near" in line else "\ncpu/compute run near"
+    with pytest.raises(asc.ProgramError, match=re.escape(message)):
+        asc.verify(asc.Program.parse(line + rest), graph, asc.Machine.emulated(gpus=1))
+
+
+def test_a_copy_needs_a_link():
+    graph = asc.Graph()
+    graph.output(h=graph.add(fn, graph.input("x"), name="h"))
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=1), outputs="cuda:0", policy="single").program
+    apart = asc.Machine(asc.Machine.emulated(gpus=1).devices)
+    with pytest.raises(asc.ProgramError, match="no link joins cpu and cuda:0"):
+        asc.verify(program, graph, apart)
