@@ -32,6 +32,12 @@ class Stretch:
     """Calls one after another, on slots of ``data``, as one step.
 
     A small task costs less as a tuple here than as a function of its own: less memory has to be fetched for it.
+
+    >>> data, tape = [None, 2, 3, None, None], Tape()
+    >>> tape.add(None, 7, Stretch(data, [(7, pow, 3, 1, 2, 1)]))
+    >>> tape.add(None, 8, Stretch(data, [(8, abs, 4, 1, -1, 0)]))
+    >>> Crew([], prepare=lambda: None).run(tape), data, len(tape.steps[None])
+    (Fault(position=8, error=TypeError("bad operand type for abs(): 'NoneType'")), [None, None, 3, 8, None], 1)
     """
 
     data: list[Any]
