@@ -217,15 +217,15 @@ class Machine:
         for device in self.devices:
             memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
             lines.append(
-                f"{device.name}: {device.flops_per_second / 1e9:,.4g} GFLOP/s, "
-                f"{device.bytes_per_second / 1e9:,.4g} GB/s, "
-                f"{device.launch_seconds * 1e6:,.4g} us to launch, {device.streams} compute stream"
+                f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
+                f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
+                f"{_figure(device.launch_seconds * 1e6)} us to launch, {device.streams} compute stream"
                 f"{'s' if device.streams != 1 else ''}{memory}"
                 + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
             )
         lines += [
             f"{link.source} <-> {link.destination}: "
-            f"{link.bytes_per_second / 1e9:,.4g} GB/s, {link.latency * 1e6:,.4g} us"
+            f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
             for link in self.links
         ]
         return "\n".join(lines)
@@ -293,6 +293,15 @@ class Machine:
 _STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
 _CPU_RATES = (50e9, 10e9, 5e-6)
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+
+
+def _figure(number: float) -> str:
+    """Return a number for readers: four digits, or all that stand before the point.
+
+    >>> _figure(20_000.0), _figure(0.25)
+    ('20,000', '0.25')
+    """
+    return f"{number:,.4g}" if number < 1000 or math.isinf(number) else f"{number:,.0f}"
 
 
 def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:

@@ -123,7 +123,7 @@ def test_a_machine_prints_a_line_per_device_and_link():
     machine = Machine([Device("cpu", 2, 5e10, 1e10, 5e-6, nbytes=2**33), Device("b")], [Link("cpu", "b", 2.5e10, 1e-5)])
     assert str(machine).splitlines() == [
         "cpu: 50 GFLOP/s, 10 GB/s, 5 us to launch, 2 compute streams, 8 GiB",
-        "b: 1e+04 GFLOP/s, 1,000 GB/s, 5 us to launch, 1 compute stream",
+        "b: 10,000 GFLOP/s, 1,000 GB/s, 5 us to launch, 1 compute stream",
         "cpu <-> b: 25 GB/s, 10 us",
     ]
 
