@@ -747,3 +747,37 @@ def test_the_interpreter_exits_with_code_0(code):
     program = PRELUDE + FIVE_TIMES + dedent(code)
     run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=600, check=False)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("backend", ["host", "threads"])
+def test_a_task_that_fails_in_a_later_run_is_named_though_it_is_one_of_a_stretch(backend):
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = graph.add(torch.add, x, y, name="a")
+    b = graph.add(torch.mm, a, y, name="b")
+    graph.output(c=graph.add(torch.add, b, y, name="c"))
+    square, row = torch.eye(2), torch.ones(2)
+    with asc.schedule(graph, asc.Machine.local(gpus=0), backend=backend) as schedule:
+        schedule(x=square, y=square)
+        assert [len(part) for part in schedule._executor.tape.steps.values()] == [1]
+        with pytest.raises(asc.TaskError, match="task 'b' on cpu failed"):
+            schedule(x=row, y=row)
+        assert torch.equal(schedule(x=square, y=square)["c"], 3 * square)
+
+
+def test_what_a_run_frees_goes_with_it_in_every_run():
+    seen = []
+
+    def first(x, y):
+        result = x + y
+        seen.append(weakref.ref(result))
+        return result
+
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = graph.add(first, x, y)
+    b = graph.add(torch.mul, a, y)
+    graph.output(b, alive=graph.add(lambda b, y: seen[-1]() is not None, b, y))
+    with asc.schedule(graph, asc.Machine.local(gpus=0), backend="host") as schedule:
+        for _ in range(3):
+            assert schedule(x=torch.ones(2), y=torch.ones(2))["alive"] is False

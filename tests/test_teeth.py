@@ -109,14 +109,15 @@ def corpus(n: int):
 
 
 def test_nearly_every_wait_left_out_gives_a_wrong_result_in_some_interleaving() -> None:
-    programs = corpus(40)
-    wrong = 0
-    for program, graph, machine in programs:
-        with pytest.raises(asc.ProgramError):
+    tried = wrong = 0
+    for program, graph, machine in corpus(40):
+        with pytest.raises(asc.ProgramError) as refusal:
             verify(program, graph)
-        wrong += goes_wrong(program, graph, machine, range(60))
-    assert len(programs) >= 15
-    assert wrong >= 0.95 * len(programs), f"{wrong} of {len(programs)}"
+        if "after which" not in str(refusal.value):  # an order that was only asked for need not show in numbers
+            tried += 1
+            wrong += goes_wrong(program, graph, machine, range(60))
+    assert tried >= 12
+    assert wrong >= 0.95 * tried, f"{wrong} of {tried}"
 
 
 @given(graph=graphs(), machine=machines(), seed=st.integers(0, 1000))
