@@ -24,16 +24,22 @@ _UNKNOWN = frozenset(
 )
 
 
+def _recorded(of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any) -> Value:
+    """Add a task that has one result to the graph of a value."""
+    result: Value = of.graph.record(fn, args, kwargs or {}, **options)
+    return result
+
+
 def _binary(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
     def method(self: Any, other: Any) -> Value:
-        return self.graph.record(fn, (self, other), {})  # type: ignore[no-any-return]
+        return _recorded(self, fn, (self, other))
 
     return method
 
 
 def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
     def method(self: Any, other: Any) -> Value:
-        return self.graph.record(fn, (other, self), {})  # type: ignore[no-any-return]
+        return _recorded(self, fn, (other, self))
 
     return method
 
@@ -57,7 +63,7 @@ def _in_place(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Value]:
 
 def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
     def method(self: Any) -> Value:
-        return self.graph.record(fn, (self,), {})  # type: ignore[no-any-return]
+        return _recorded(self, fn, (self,))
 
     return method
 
@@ -128,8 +134,8 @@ class Value:
     def to(self, *args: Any, **kwargs: Any) -> Value:
         """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
         if len(args) == 1 and not kwargs and isinstance(args[0], str):
-            return self.graph.add(_On(args[0]), self, on=args[0], aliases=self)  # type: ignore[no-any-return]
-        return self.graph.record(_Method("to"), (self, *args), kwargs)  # type: ignore[no-any-return]
+            return _recorded(self, _On(args[0]), (self,), on=args[0], aliases=self)
+        return _recorded(self, _Method("to"), (self, *args), kwargs)
 
     def cpu(self) -> Value:
         """Return this value on the CPU, as ``to("cpu")`` does."""
@@ -140,7 +146,7 @@ class Value:
         return self.to(f"cuda:{index}")
 
     def __getitem__(self, key: Any) -> Value:
-        return self.graph.record(operator.getitem, (self, key), {})  # type: ignore[no-any-return]
+        return _recorded(self, operator.getitem, (self, key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.graph.record(operator.setitem, (self, key, value), {})
