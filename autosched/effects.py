@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
+from autosched.parts import is_basic
+
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
 VIEWS = frozenset(
@@ -28,9 +30,11 @@ MAY_ALIAS = frozenset(
 
 # Functions that write arguments no name gives away: the running statistics, when training.
 BATCH_NORMS = frozenset(("batch_norm", "instance_norm", "native_batch_norm"))
-IN_PLACE_OPERATORS = frozenset(
-    f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
-) | {"__setitem__", "setitem"}
+SET_ITEM = frozenset(("__setitem__", "setitem"))
+IN_PLACE_OPERATORS = (
+    frozenset(f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split())
+    | SET_ITEM
+)
 RANDOM = frozenset(
     "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU "
     "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ xavier_uniform_ "
@@ -46,6 +50,7 @@ _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, 
 class Effects(NamedTuple):
     """What a call does: the arguments it writes, the one whose memory its result may share, and more."""
 
+    name: str = ""  # under which tables know the function; empty if none may
     writes: Sequence[Any] = ()
     base: Any = None
     view: bool = False  # only another look at the base's memory, at no cost
@@ -68,15 +73,8 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
     shares = looks or (name in MAY_ALIAS and not kwargs.get("copy", False)) or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
-    view = looks and all(_is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
-    return Effects(writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
-
-
-def _is_basic(key: Any) -> bool:
-    """Whether an index makes a view; masks and tensors of numbers make a copy."""
-    if isinstance(key, tuple):
-        return all(map(_is_basic, key))
-    return key is None or key is ... or isinstance(key, (int, slice))
+    view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
+    return Effects(name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:

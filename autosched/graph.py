@@ -1,8 +1,8 @@
 """Graph: what is to be computed, in the order in which you would run it serially.
 
 A graph is append-only. A task reads and writes values and sees the versions that the tasks added before it left,
-so insertion order is a topological order and there are no cycles. Values that share memory (a tensor and its
-views) share their versions: a write to one is a write to all.
+so insertion order is a topological order and there are no cycles. A tensor and its views share memory: a write to one
+is a write to all that see the part that it changes, and leaves their next versions.
 
 Knows no device but as a name in a constraint, no time, no torch.
 """
@@ -13,10 +13,12 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from autosched import effects
 from autosched.errors import GraphError, listed
+from autosched.parts import Accesses, Index, Looks, Part, is_basic
 from autosched.task import Dependency, Kind, Seconds, Task, Use
 from autosched.tree import flatten, transform
 from autosched.value import Value
@@ -46,14 +48,17 @@ class Graph:
         self.names: dict[str, Value | Task] = {}
         self.users: list[list[int]] = []  # of each task, the tasks that depend on it
         self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
-        self._versions: list[int] = []  # by root
-        self._writers: dict[int, int] = {}  # by root, the task that wrote it last
-        self._left: dict[tuple[int, int], int] = {}  # by root and version, the task that left it by writing
-        self._readers: dict[int, list[int]] = {}  # by root, the tasks that read it since
+        self._seen: dict[int, Index[list[int]]] = {}  # the same by the part that they see, for roots that have views
+        self._looks = Looks()
+        self._versions: list[int] = []
+        self._accesses: dict[int, Accesses] = {}  # by root
+        self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
+        self._portions: dict[int, int] = {}  # by root, how many tasks write a part of it by an index
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
         self._device: str | None = None
+        self._grows = True
         self._last: dict[int, int] = {}  # by the id of what tasks share beside values, the task that used it last
         self._shared: list[Any] = []  # kept, so that ids stay theirs
 
@@ -157,20 +162,27 @@ class Graph:
         returns_written = known.in_place and outputs is None
         base = self._as_argument(known.base)
         base = base if isinstance(base, Value) else None
+        written = [self._as_value(item) for item in known.writes]
+        part = None
+        if known.name in effects.SET_ITEM and len(args) > 1 and is_basic(args[1]):
+            part = written[0].index, self._looks.item(written[0].part, args[1])
+            if _is_there(args[2:], written[0], part[1]):  # x[key] += y, which Python follows up with x[key] = x[key]
+                return None
         result = self._add(
             fn,
             tuple(args),
             kwargs,
-            writes=writes or [self._as_value(item) for item in known.writes],
+            writes=writes or written,
             aliases=base if aliases is None else aliases,
             outputs=() if returns_written else outputs,
             random=random or known.random,
+            look=known.name if base is not None and aliases is None else None,
             view=known.view and base is not None,
+            part=part,
             **facts,
         )
         if not returns_written:
             return result
-        written = [self._as_value(item) for item in known.writes]
         return written[0] if len(written) == 1 else tuple(written)
 
     def output(self, *values: Value, **named: Value) -> None:
@@ -181,18 +193,19 @@ class Graph:
         for label, value in (*((value.name, value) for value in values), *named.items()):
             if label in self.outputs:
                 raise GraphError(f"output {label!r} is declared twice; outputs so far: {listed(self.outputs)}")
+            self._check_grows()
             self.outputs[label] = self._own(value).index
             self._used.add(value.index)
 
     def pinned(self, inputs: Mapping[str, str] | None = None) -> Graph:
-        """Return a copy that later additions to this graph do not change, with the devices of inputs as given."""
+        """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given."""
         twin = copy.copy(self)
         for field, item in self.__dict__.items():
             if isinstance(item, (list, dict, set)):
                 setattr(twin, field, item.copy())
         twin.users = [list(users) for users in self.users]
         twin._views = {root: list(members) for root, members in self._views.items()}
-        twin._readers = {root: list(readers) for root, readers in self._readers.items()}
+        twin._grows = False
         for name, device in (inputs or {}).items():
             value = self.names.get(name)
             if not isinstance(value, Value) or value.producer is not None:
@@ -239,13 +252,25 @@ class Graph:
 
     def last_version(self, value: int) -> int:
         """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
-        return self._versions[self.values[value].root]
+        return self._versions[value]
 
     def maker(self, use: Use) -> int | None:
         """Return the task (its index) that leaves a value in this version; None for what was there from the start."""
-        value = self.values[use.value]
-        left = self._left.get((value.root, use.version))  # a view made after a write comes later than the write
-        return max((task for task in (value.producer, left) if task is not None), default=None)
+        return self._left.get(use, self.values[use.value].producer)
+
+    def in_parts(self, value: int) -> bool:
+        """Whether tasks may touch parts of the memory behind a value (an index) in another order than they were added.
+
+        Then all that write it share a device.
+        """
+        root = self.values[value].root
+        return root in self._views or self._portions.get(root, 0) > 1
+
+    def touched(self, task: Task, value: int) -> Part | None:
+        """Return the part of an argument (an index) that a task touches, if that is less than the whole argument."""
+        if task.part is None or task.part[0] != value or not self.in_parts(value):
+            return None
+        return task.part[1]
 
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
@@ -354,7 +379,9 @@ class Graph:
         random: bool = False,
         seconds: Seconds | None = None,
         nbytes: int | None = None,
+        look: str | None = None,
         view: bool = False,
+        part: tuple[int, Part] | None = None,
     ) -> Any:
         label = self._fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
@@ -372,14 +399,21 @@ class Graph:
         device = None if view else check_device(on) if on is not None else self._device
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
-        seen = tuple(Use(v.index, self._versions[v.root]) for v in reads)
-        dependencies = self._depend(index, reads, writes, earlier)
-        changed = tuple(Use(v.index, self._versions[v.root] - 1) for v in writes)
-        root = self.values[aliases.root] if aliases is not None else None
-        result = transform(lambda leaf: self._new_value(leaf, index, root=root, nbytes=nbytes), names)
-        made = tuple(Use(v.index, self._versions[v.root]) for v in flatten(result))
+        seen = tuple(self._now(v) for v in reads)
+        written = tuple(self._now(v) for v in writes)
+        parts = self._parts(aliases, look, args, kwargs, list(flatten(names)))
+        if view and aliases is not None:
+            part = aliases.index, parts[0] if names == label else aliases.part
+        dependencies = self._depend(index, reads, writes, part, earlier)
+        changes = self._change(index, writes, part)
+        seen_as = iter(parts)
+        result = transform(
+            lambda leaf: self._new_value(leaf, index, root=aliases, part=next(seen_as), nbytes=nbytes), names
+        )
+        made = tuple(self._now(v) for v in flatten(result))
         task = Task(
-            index, label, fn, args, kwargs, seen, changed, made, result, dependencies, device, view, seconds, _caller()
+            index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, part,
+            seconds, _caller(),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -390,30 +424,67 @@ class Graph:
         self.names.setdefault(label, task)
         return result
 
+    def _now(self, value: Value) -> Use:
+        return Use(value.index, self._versions[value.index])
+
+    def _parts(
+        self, base: Value | None, look: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+    ) -> list[Part]:
+        """Return which part of its memory each result is, which is ``base``'s memory if that is given."""
+        if base is None:
+            return [self._looks.root() for _ in names]
+        if look is None or not args or args[0] is not base:
+            return [self._looks.opaque(base.part) for _ in names]
+        whole = self._looks.view(base.part, look, args[1:], kwargs)
+        return [whole] if len(names) == 1 else self._looks.pieces(whole, look, len(names))
+
     def _depend(
-        self, index: int, reads: Sequence[Value], writes: Sequence[Value], earlier: Iterable[int]
+        self,
+        index: int,
+        reads: Sequence[Value],
+        writes: Sequence[Value],
+        part: tuple[int, Part] | None,
+        earlier: Iterable[int],
     ) -> tuple[Dependency, ...]:
         """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
         found: dict[int, Kind] = {}
+        disturbed: list[int] = []
+        written = {value.index for value in writes}
         for value in reads:
             self._used.add(value.index)
+            touched = part[1] if part is not None and part[0] == value.index else value.part
+            accesses = self._accesses.setdefault(value.root, Accesses())
+            if value.index in written:
+                writers, readers = accesses.write(touched, index)
+                disturbed += readers
+            else:
+                writers = accesses.read(touched, index)
             if value.producer is not None:
                 found[value.producer] = "data"
-            if value.root in self._writers:
-                found[self._writers[value.root]] = "data"
-        for root in dict.fromkeys(value.root for value in writes):
-            for reader in self._readers.get(root, ()):
-                found.setdefault(reader, "anti")
-            self._versions[root] += 1
-            self._writers[root] = self._left[root, self._versions[root]] = index
-            self._readers[root] = []
-        for value in reads:
-            if self._writers.get(value.root) != index:
-                self._readers.setdefault(value.root, []).append(index)
+            found.update(dict.fromkeys(writers, "data"))
+        for reader in disturbed:
+            found.setdefault(reader, "anti")
         for task in earlier:
             if found.get(task) != "data":  # an anti dependency is between memory blocks, and does not order the tasks
                 found[task] = "order"
+        found.pop(index, None)
         return tuple(Dependency(task, kind) for task, kind in found.items())
+
+    def _change(self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None) -> tuple[Use, ...]:
+        """Let all values that see what task ``index`` writes go on to their next version; return those they had."""
+        changed: set[int] = set()
+        for value in writes:
+            touched = value.part
+            if part is not None and part[0] == value.index:
+                touched = part[1]
+                self._portions[value.root] = self._portions.get(value.root, 0) + 1
+            members = self._seen.get(value.root)
+            changed.update([value.index] if members is None else chain(*(m for _, m in members.overlapping(touched))))
+        uses = tuple(Use(member, self._versions[member]) for member in sorted(changed))
+        for member, version in uses:
+            self._versions[member] = version + 1
+            self._left[Use(member, version + 1)] = index
+        return uses
 
     def _result_names(self, label: str, outputs: Any) -> Any:
         """Return the names of the values of a task's result, in the shape that ``outputs`` gives."""
@@ -436,17 +507,22 @@ class Graph:
         producer: int | None = None,
         *,
         root: Value | None = None,
+        part: Part | None = None,
         home: str | None = None,
         tensor: Any = None,
         nbytes: int | None = None,
     ) -> Value:
         index = len(self.values)
-        value = Value(self, index, name, producer, index if root is None else root.index, home, tensor, nbytes)
+        part = part or self._looks.root()
+        value = Value(self, index, name, producer, index if root is None else root.root, part, home, tensor, nbytes)
         self.values.append(value)
         self._versions.append(0)
         self.names[name] = value
         if root is not None:
-            self._views.setdefault(root.index, [root.index]).append(index)
+            self._views.setdefault(root.root, [root.root]).append(index)
+            members = self._seen.setdefault(root.root, Index())
+            members.setdefault(self.values[root.root].part, [root.root])
+            members.setdefault(part, []).append(index)
         return value
 
     def _as_argument(self, leaf: Any) -> Any:
@@ -477,7 +553,12 @@ class Graph:
             return item.producer  # type: ignore[return-value]
         raise GraphError(f"after= needs tasks, or values that tasks of this graph made, got {item!r}")
 
+    def _check_grows(self) -> None:
+        if not self._grows:
+            raise GraphError(f"this is a schedule's own copy of graph {self.name!r}; add to the graph that you made")
+
     def _claim(self, name: str) -> str:
+        self._check_grows()
         if not isinstance(name, str) or not name or any(c.isspace() or c == "@" for c in name):
             raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
         if name in self.names:
@@ -485,6 +566,7 @@ class Graph:
         return name
 
     def _fresh(self, base: str) -> str:
+        self._check_grows()
         count = self._counts.get(base, 0)
         name = f"{base}_{count}" if count else base
         while name in self.names:
@@ -502,6 +584,13 @@ def check_device(device: Any) -> str:
     if not isinstance(device, str) or not device or any(c.isspace() or c in "/@" for c in device):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
     return device
+
+
+def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
+    """Whether what is to be written to a part is that very part already."""
+    return any(
+        isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0 for item in items
+    )
 
 
 def _as_tuple(item: Any) -> tuple[Any, ...]:

@@ -14,11 +14,11 @@ from autosched.backends import Step, Transfer
 from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Task, Value
 from autosched.program import Copy, Free, Program, Run
+from autosched.standing import Standing
 from autosched.tree import addresses, flatten, transform
 
 __all__ = ["Memory"]
 
-_Place = tuple[int, int, str]  # value, version, device
 _Call = tuple[int, Callable[..., Any], int, int, int, int]  # see autosched.workers.Call
 
 
@@ -31,19 +31,17 @@ class Memory:
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
         self.freed: dict[int, list[int]] = {}
-        self._slot: dict[_Place, int] = {}
+        self._slots: Standing[int, int] = Standing()
         self._sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()
-        homes = [
-            (name, self._slot[graph.value(name).index, 0, device], place(device)) for name, device in program.inputs
-        ]
+        homes = [(name, self._home[graph.value(name).index], place(device)) for name, device in program.inputs]
         self._given = [(name, slot) for name, slot, _ in homes]
         self._written = {name for name, _ in self._given if graph.last_version(graph.value(name).index)}
         self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
         self._blank = self.data.copy()
         self._outputs = [
-            (label, self._slot[graph.outputs[label], graph.last_version(graph.outputs[label]), device])
+            (label, self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device))
             for label, device in program.outputs
         ]
 
@@ -179,8 +177,9 @@ class Memory:
 
     def _assign(self) -> None:
         homes = dict(self.program.inputs)
+        self._home: dict[int, int] = {}
         for value in self.graph.sources:
-            slot = self._new((value.index, 0, homes[value.name]), value.tensor)
+            slot = self._home[value.index] = self._new(value.index, 0, homes[value.name], value.tensor)
             if value.tensor is None:
                 self._inputs.append((value.name, slot))
         for i, instruction in enumerate(self.program.instructions):
@@ -189,26 +188,30 @@ class Memory:
                     self._assign_run(i, self.graph.task(name), stream.device)
                 case Copy(_, name, version, source, destination, _, overwrite):
                     index = self.graph.value(name).index
-                    self.reads[i] = [self._slot[index, version, source]]
-                    place = (index, version, destination)
+                    self.reads[i] = [self._slot(index, version, source)]
                     if overwrite:
-                        self._slot[place] = self._slot[index, 0, homes[name]]
-                    self.made[i] = [self._slot[place] if overwrite else self._new(place)]
+                        self._slots.put(index, version, destination, self._home[index])
+                        self.made[i] = [self._home[index]]
+                    else:
+                        self.made[i] = [self._new(index, version, destination)]
                 case Free(stream, name, version):
-                    slot = self._slot[self.graph.value(name).index, version, stream.device]
+                    slot = self._slot(self.graph.value(name).index, version, stream.device)
                     self.freed[i] = self._sharing[slot]
 
     def _assign_run(self, i: int, task: Task, device: str) -> None:
-        self.reads[i] = [self._slot[(*use, device)] for use in task.reads]
-        for written, version in task.writes:
-            for member in self.graph.members(written):
-                if (member, version, device) in self._slot:
-                    self._slot[member, version + 1, device] = self._slot[member, version, device]
+        self.reads[i] = []
+        for use in task.reads:
+            stands = (
+                use.version if self.graph.touched(task, use.value) is None else self._slots.latest(use.value, device)
+            )
+            self.reads[i].append(self._slot(use.value, stands or 0, device))
+        for use in task.changes:
+            self._slots.change(*use, device)
         self.made[i] = []
         for use in task.outputs:
             value = self.graph.values[use.value]
             used = self.graph.is_used(use.value)
-            self.made[i].append(self._new((*use, device)) if used else None)
+            self.made[i].append(self._new(*use, device) if used else None)
             if used and value.root != value.index:
                 slots = zip(task.reads, self.reads[i], strict=True)
                 base = next(slot for read, slot in slots if self.graph.values[read.value].root == value.root)
@@ -216,8 +219,14 @@ class Memory:
                 group.append(len(self.data) - 1)
                 self._sharing[len(self.data) - 1] = group
 
-    def _new(self, place: _Place, data: Any = None) -> int:
-        self._slot[place] = slot = len(self.data)
+    def _slot(self, value: int, version: int, device: str) -> int:
+        slot = self._slots.get(value, version, device)
+        assert slot is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return slot
+
+    def _new(self, value: int, version: int, device: str, data: Any = None) -> int:
+        slot = len(self.data)
+        self._slots.put(value, version, device, slot)
         self._sharing[slot] = [slot]
         self.data.append(data)
         return slot

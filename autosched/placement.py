@@ -47,7 +47,8 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     """Return where tasks may run: constraints, and what must stay together.
 
     A view lives where its base lives. Where a value that has views is written in place, its maker, all views and all
-    writers stay on one device. Raises ScheduleError naming the task whose constraints contradict each other.
+    writers stay on one device; so do those who write parts of a value by an index. Raises ScheduleError naming the task
+    whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
 
@@ -69,6 +70,12 @@ def choices(graph: Graph, machine: Machine) -> Choices:
                 )
             else:
                 a, b = sorted((find(root.producer), find(task.index)))
+                parent[b] = a
+    writer: dict[int, int] = {}  # of memory that is written in parts
+    for task in graph.tasks:
+        for use in task.writes:
+            if graph.in_parts(use.value):
+                a, b = sorted((find(writer.setdefault(graph.values[use.value].root, task.index)), find(task.index)))
                 parent[b] = a
     pinned: dict[int, tuple[str, str]] = {}
     for index, device, why in pins:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from autosched.parts import Part
 from autosched.tree import match
 
 __all__ = ["Dependency", "Kind", "Seconds", "Task", "Use"]
@@ -35,8 +36,9 @@ class Use(NamedTuple):
 class Task:
     """A call and what it depends on.
 
-    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place,
-    leaving ``version + 1``; ``outputs`` what its result becomes.
+    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place;
+    ``changes`` those, and what else sees the memory that it writes: it leaves ``version + 1`` of each. ``outputs`` is
+    what its result becomes.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -54,11 +56,13 @@ class Task:
     kwargs: Mapping[str, Any]
     reads: tuple[Use, ...]
     writes: tuple[Use, ...]
+    changes: tuple[Use, ...]
     outputs: tuple[Use, ...]
     result: Any  # the shape of what fn returns, with a Value for each leaf
     dependencies: tuple[Dependency, ...]
     device: str | None  # the constraint: where it must run
     view: bool  # costs nothing and lives where its argument lives
+    part: tuple[int, Part] | None  # an argument (a value) of which it touches only a part, where that is known
     seconds: Seconds | None  # what it costs, where the user knows
     where: tuple[str, int]  # file and line of the user's code that added it
 

@@ -14,6 +14,7 @@ from autosched.errors import GraphError
 
 if TYPE_CHECKING:
     from autosched.graph import Graph
+    from autosched.parts import Part
 
 __all__ = ["Value"]
 
@@ -81,7 +82,7 @@ class Value:
     Value('relu')
     """
 
-    __slots__ = ("graph", "home", "index", "name", "nbytes", "producer", "root", "tensor")
+    __slots__ = ("graph", "home", "index", "name", "nbytes", "part", "producer", "root", "tensor")
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Value:
         name: str,
         producer: int | None,
         root: int,
+        part: Part,
         home: str | None,
         tensor: Any,
         nbytes: int | None,
@@ -99,6 +101,7 @@ class Value:
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
         self.root = root  # index of the value whose memory it shares; its own where it shares none
+        self.part = part  # of that memory
         self.home = home  # the device where an input must live; None where schedule() may say
         self.tensor = tensor  # of a constant
         self.nbytes = nbytes  # its size, where the user said

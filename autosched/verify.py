@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from autosched.clocks import Clocks, Stamp
 from autosched.errors import GraphError, ProgramError
-from autosched.graph import Graph, Task, Use
+from autosched.graph import Graph, Task, Use, Value
 from autosched.machine import Machine
+from autosched.parts import Accesses, Part
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.standing import Standing
 
 __all__ = ["verify"]
 
@@ -35,15 +37,20 @@ _GIVEN = -1  # the position of what put there what was there from the start
 
 @dataclass(eq=False, slots=True)
 class _Memory:
-    """A block: who wrote it last, who read it since, who may free it. Accesses are positions in the program."""
+    """A block: who touched it, who may free it. Accesses are positions in the program."""
 
     owners: tuple[Stream, ...]  # empty where any stream of the device may free it
-    version: int
-    write: int
-    reads: list[int] = field(default_factory=list)
+    accesses: Accesses = field(default_factory=Accesses)
     uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream
     freed: bool = False
     kept: bool = False  # inputs, constants and outputs stay
+
+
+class _Held(NamedTuple):
+    """A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory."""
+
+    memory: _Memory
+    maker: int
 
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
@@ -92,10 +99,11 @@ class _Verifier:
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
         self.at = -1
-        self.memory: dict[_Place, _Memory] = {}
-        self.maker: dict[_Place, int] = {}  # what put the value there: of a view, not who wrote its memory
+        self.standing: Standing[str, _Held] = Standing()
+        self.written: dict[int, _Memory] = {}  # by root, of what is written in parts: the one block that is
         self.blocks: dict[_Place, _Memory] = {}  # under the name with which each was made
         self.home: dict[str, _Memory] = {}
+        self.at_home: dict[str, int] = {}  # the version of it that is there
         self.ran: dict[int, int] = {}  # by task, where in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
@@ -127,8 +135,8 @@ class _Verifier:
         if found != names:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
-            self.home[name] = block = self._new((name, 0, device), (), _GIVEN)
-            block.kept = True
+            self.home[name] = block = self._new((name, 0, device), ())
+            self.at_home[name], block.kept = 0, True
 
     def _run(self, run: Run) -> None:
         task = self._task(run)
@@ -140,21 +148,20 @@ class _Verifier:
         for dependency in task.dependencies:
             if dependency.kind == "order":
                 self._follow(run, task, self.graph.tasks[dependency.task])
-        device = run.stream.device
-        read = {use: self._use(run, (self.names[use.value], use.version, device)) for use in task.reads}
-        written = {id(read[use]): read[use] for use in task.writes}
-        for block in read.values():
-            if id(block) not in written:
-                block.reads.append(self.at)
-        for block in written.values():
-            self._write(run, block)
-        for use in task.writes:
-            for member in self.graph.members(use.value):
-                self._carry(self.names[member], use.version, device)
+        written = {use.value for use in task.writes}
+        used = {use.value: self._access(run, task, use, use.value in written) for use in task.reads}
+        for value, version in task.changes:
+            self._change(self.names[value], version, run.stream.device)
         for use in task.outputs:
             if self.graph.is_used(use.value):
-                self._make(run, task, use, read)
+                self._make(run, use, used)
         self.ran[task.index] = self.at
+
+    def _change(self, name: str, version: int, device: str) -> None:
+        stands = self.standing.change(name, version, device)
+        held = None if stands is None else self.standing.get(name, stands, device)
+        if stands is not None and held is not None and held.memory is self.home.get(name):
+            self.at_home[name] = stands
 
     def _follow(self, run: Run, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
@@ -163,39 +170,79 @@ class _Verifier:
         if not self._behind(run, self.ran[before.index]):
             self._race(what, self.ran[before.index])
 
-    def _make(self, run: Run, task: Task, use: Use, read: Mapping[Use, _Memory]) -> None:
+    def _access(self, run: Run, task: Task, use: Use, writes: bool) -> _Memory:
+        """Hold an argument of a task to the laws."""
+        value = self.graph.values[use.value]
+        part, device = self.graph.touched(task, use.value), run.stream.device
+        if part is None:
+            block = self._use(run, (value.name, use.version, device), value.part, writes)
+        else:  # the versions of other parts do not matter
+            stands = self.standing.latest(value.name, device)
+            block = self._use(run, (value.name, use.version if stands is None else stands, device), part, writes)
+            self._check_part(task, value, block, part)
+        if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
+            self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
+        return block
+
+    def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
+        """Hold a task that touches a part to the writes of that part: all that were added before it, no other."""
+        if self.written.get(value.root, block) is not block:
+            self._fail("presence", f"task {task.name!r} touches a part of {value.name!r}, which is written elsewhere")
+        for dependency in task.dependencies:
+            before = self.graph.tasks[dependency.task]
+            if dependency.kind == "data" and before.index not in self.ran:
+                self._fail("presence", f"task {task.name!r} needs what task {before.name!r} does, which has not run")
+        for other in block.accesses.writers(part):
+            late = self.program.instructions[other]
+            if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
+                self._fail("presence", f"{value.name!r} was overwritten by task {late.task!r}", other)
+
+    def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
         """Put a result into memory of its own, or into that of the argument of which it is a view."""
-        value, place = self.graph.values[use.value], (self.names[use.value], use.version, run.stream.device)
-        if value.root == value.index:
-            self._new(place, (run.stream,), self.at).uses[run.stream] = self.at
+        root, place = self.graph.values[use.value].root, (self.names[use.value], use.version, run.stream.device)
+        if root == use.value:
+            block = self._new(place, (run.stream,))
+            block.uses[run.stream] = self.at
+            block.accesses.write(self.graph.values[root].part, self.at)
         else:
-            base = next(use for use in task.reads if self.graph.values[use.value].root == value.root)
-            self.memory[place], self.maker[place] = read[base], self.at
+            base = next(block for value, block in used.items() if self.graph.values[value].root == root)
+            self.standing.put(*place, _Held(base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
         if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
         self.stamps[self.at] = self.clocks.advance(copy)
-        self._use(copy, (copy.value, copy.version, copy.source)).reads.append(self.at)
-        if target in self.memory:
+        part = self._part(copy.value)
+        self._use(copy, (copy.value, copy.version, copy.source), part, writes=False)
+        if self.standing.get(*target) is not None:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
                 self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
-            self._write(copy, block)
-            self.memory[target], self.maker[target], block.version = block, self.at, copy.version
+            self._touch(copy, block, part, writes=True)
+            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
+            self.standing.put(*target, _Held(block, self.at))
+            self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
-            block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]), self.at)
+            block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
+            block.accesses.write(part, self.at)
         block.uses[copy.stream] = self.at
+
+    def _part(self, name: str) -> Part:
+        try:
+            return self.graph.value(name).part
+        except GraphError as error:
+            self._fail("presence", str(error))
 
     def _free(self, free: Free) -> None:
         place = (free.value, free.version, free.stream.device)
-        block = self.memory.get(place)
-        if block is None or block.version != free.version:
+        held = self.standing.get(*place)
+        if held is None:
             self._fail("free", f"{_named(place)} is not there to be freed")
+        block = held.memory
         if block.freed:
             self._fail("free", f"{_named(place)} is freed twice")
         if block.kept:
@@ -227,51 +274,60 @@ class _Verifier:
                 self._fail("free", f"{_named(place)} is never freed")
 
     def _final(self, place: _Place, what: str) -> _Memory:
-        block = self.memory.get(place)
-        if block is None:
+        held = self.standing.get(*place)
+        if held is None:
             self._fail("result", f"{what}, {_named(place)}, is not there at the end")
-        if block.freed:
+        if held.memory.freed:
             self._fail("result", f"{what}, {_named(place)}, is freed")
-        return block
+        return held.memory
 
     # ---- memory
 
-    def _new(self, place: _Place, owners: tuple[Stream, ...], maker: int) -> _Memory:
-        self.memory[place] = self.blocks[place] = block = _Memory(owners, place[1], maker)
-        self.maker[place] = maker
+    def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
+        self.blocks[place] = block = _Memory(owners)
+        self.standing.put(*place, _Held(block, self.at))
         return block
 
-    def _use(self, instruction: Run | Copy, place: _Place) -> _Memory:
+    def _use(self, instruction: Run | Copy, place: _Place, part: Part, writes: bool) -> _Memory:
         """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
-        block = self.memory.get(place)
-        if block is None:
-            elsewhere = [device for *version, device in self.memory if version == [*place[:2]]]
-            hint = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
-            self._fail("presence", f"{_named(place)} is read but not there; {hint}")
+        held = self.standing.get(*place)
+        if held is None:
+            self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
+        block, maker = held
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
-        if block.version != place[1]:
-            self._fail("presence", f"{_named(place)} is read but was overwritten by version {block.version}")
-        for before in (block.write, self.maker[place]):
-            if not self._behind(instruction, before):
-                self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
-        block.uses[instruction.stream] = self.at
+        if not self._behind(instruction, maker):
+            self._race(f"{_named(place)} is made by {self._verb(maker)}, which", maker)
+        self._touch(instruction, block, part, writes, place)
         return block
 
-    def _write(self, instruction: Run | Copy, block: _Memory) -> None:
+    def _touch(
+        self, instruction: Run | Copy, block: _Memory, part: Part, writes: bool, place: _Place | None = None
+    ) -> None:
+        """Hold an access to the laws: behind all that it conflicts with."""
+        writers, readers = block.accesses.write(part, self.at) if writes else (block.accesses.read(part, self.at), [])
         what = f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
-        if not self._behind(instruction, block.write):
-            self._race(f"{what} memory that {self._verb(block.write)} wrote, which", block.write)
-        for read in block.reads:
-            if not self._behind(instruction, read):
-                self._race(f"{what} memory that {self._verb(read)} reads, which", read)
-        block.write, block.reads, block.version = self.at, [], block.version + 1
+        for before in writers:
+            if not self._behind(instruction, before):
+                if place is not None:
+                    self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
+                self._race(f"{what} memory that {self._verb(before)} wrote, which", before)
+        for before in readers:
+            if not self._behind(instruction, before):
+                self._race(f"{what} memory that {self._verb(before)} reads, which", before)
+        block.uses[instruction.stream] = self.at
 
-    def _carry(self, value: str, version: int, device: str) -> None:
-        """Let a value that shares written memory go on as its next version."""
-        place, later = (value, version, device), (value, version + 1, device)
-        if place in self.memory:
-            self.memory[later], self.maker[later] = self.memory.pop(place), self.maker.pop(place)
+    def _missing(self, place: _Place) -> str:
+        """Return why a place holds nothing."""
+        value, version, device = place
+        if (stands := self.standing.latest(value, device)) is not None and stands > version:
+            return f"was overwritten by version {stands}"
+        elsewhere = self.standing.where(value, version)
+        return (
+            f"not there; it is on {elsewhere[0]}: a copy is missing"
+            if elsewhere
+            else ("not there; nothing made it before")
+        )
 
     def _behind(self, instruction: Instruction, before: int) -> bool:
         """Whether an earlier access has surely ended. The clocks already contain the instruction itself."""

@@ -19,35 +19,38 @@ import autosched as asc
 PACKAGE = Path(asc.__file__).parent
 EVERYTHING = ["*"]
 DATA = "errors graph machine costs placement program timeline tree".split()
+WALKING = ["clocks", "parts", "standing"]  # what lowering and verify both mean by "before", "overlaps" and "is there"
 
 # A part is a module of autosched, or a package in it; inside a package everyone may import everyone.
 MAY_IMPORT = {
     # what, and what is given and decided: plain data
     "errors": [],
     "tree": [],
-    "effects": [],
+    "parts": ["tree"],
+    "standing": [],
+    "effects": ["parts"],
     "machine": ["errors"],
     "program": ["errors"],
     "timeline": ["errors", "program"],  # its spans lie on the program's streams
-    "task": ["tree"],
-    "value": ["errors", "graph"],  # value, task, tree and effects are parts of what a graph is
-    "graph": ["errors", "effects", "task", "tree", "value"],
+    "task": ["parts", "tree"],
+    "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
+    "graph": ["errors", "effects", "parts", "task", "tree", "value"],
     "costs": ["errors", "machine", "graph"],
     "placement": ["errors", "machine", "graph"],
     # deciding, pure
     "bounds": ["errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     "policies": ["errors", "graph", "machine", "costs", "placement", "bounds"],
-    "clocks": ["program"],  # what lowering and verify both mean by "happened before"
-    "lowering": ["errors", "graph", "machine", "placement", "program", "clocks"],
+    "clocks": ["program"],
+    "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program
-    "verify": [*DATA, "clocks"],
+    "verify": [*DATA, *WALKING],
     "simulate": DATA,
     "codegen": DATA,
     "viz": DATA,
     # running a program
     "workers": ["errors"],
     "check": ["errors", "graph", "tree"],
-    "memory": [*DATA, "backends"],
+    "memory": [*DATA, "backends", "standing"],
     "execute": [*DATA, "backends", "check", "memory", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # the outside world

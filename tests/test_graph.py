@@ -150,7 +150,7 @@ def test_tasks_that_draw_random_numbers_keep_their_order():
 def test_views_share_the_versions_of_their_base():
     graph = Graph()
     x = graph.input("x")
-    top, bottom = x[0], x[1]
+    top, bottom = x[:2], x[1:]
     top += 1
     y = bottom * 2
     z = x.sum()
@@ -170,6 +170,87 @@ def test_views_share_the_versions_of_their_base():
     assert dependencies(graph, "sum") == [("iadd", "data")]
     assert {graph.last_version(v.index) for v in (x, top, bottom)} == {1}
     assert graph.last_version(z.index) == 0
+
+
+def test_tasks_that_write_disjoint_parts_do_not_depend_on_each_other():
+    graph = Graph()
+    x = graph.input("x")
+    top, bottom = x[:2], x[2:]
+    top += 1
+    bottom[1:] += 1
+    x[0] = 2.0
+    y = top * 2
+    z = x.sum()
+    assert str(graph) == text("""
+        graph graph
+          input x
+          getitem(x)
+          getitem_1(x)
+          iadd(getitem): writes getitem
+          getitem_2(getitem_1)
+          iadd_1(getitem_2): writes getitem_2
+          setitem(x@2): writes x
+          mul(getitem@2)
+          sum(x@3)
+    """)
+    assert dependencies(graph, "iadd_1") == [("getitem_2", "data"), ("getitem_1", "anti")]
+    assert dependencies(graph, "setitem") == [("iadd", "data")]
+    assert dependencies(graph, y.name) == [("getitem", "data"), ("iadd", "data"), ("setitem", "data")]
+    assert sorted(dependencies(graph, z.name)) == [("iadd", "data"), ("iadd_1", "data"), ("setitem", "data")]
+
+
+def test_parts_that_an_index_writes_need_no_view():
+    graph = Graph()
+    x = graph.input("x")
+    x[:, 0] = 1.0
+    x[:, 1] = 2.0
+    x[1:] = 3.0
+    x[x > 0] = 4.0
+    assert dependencies(graph, "setitem_1") == []
+    assert dependencies(graph, "setitem_2") == [("setitem", "data"), ("setitem_1", "data")]
+    assert {name for name, _ in dependencies(graph, "setitem_3")} >= {"setitem", "setitem_1", "setitem_2"}
+
+
+def test_an_item_changed_in_place_is_not_put_back_where_it_is():
+    graph = Graph()
+    x = graph.input("x")
+    x[1:] += 1
+    x["key"] += 1
+    assert [task.name for task in graph.tasks] == ["getitem", "iadd", "getitem_1", "iadd_1", "setitem"]
+
+
+def test_a_view_through_a_function_of_ones_own_may_see_all_of_its_base():
+    graph = Graph()
+    x = graph.input("x")
+    mine = graph.add(lambda t: t[:1], x[:2], aliases=graph.value("getitem"), name="mine")
+    mine[0] = 1.0
+    x[2] = 2.0
+    mine[1:] += 1.0
+    assert dependencies(graph, "setitem_1") == []
+    assert ("setitem", "data") in dependencies(graph, "iadd")
+
+
+def test_pieces_of_a_split_are_apart():
+    graph = Graph()
+    a, b = graph.add(torch.chunk, graph.input("x"), 2, outputs=("a", "b"))
+    a += 1
+    b += 1
+    assert dependencies(graph, "iadd_1") == [("chunk", "data")]
+
+
+def test_a_schedules_own_copy_of_a_graph_does_not_grow():
+    graph = Graph()
+    y = graph.input("x") + 1
+    graph.output(y=y)
+    pinned = graph.pinned()
+    for grow in (
+        lambda: pinned.input("z"),
+        lambda: pinned.add(abs, torch.ones(1)),
+        lambda: pinned.output(z=pinned.value("x")),
+    ):
+        with pytest.raises(GraphError, match="own copy"):
+            grow()
+    assert len(pinned) == 1
 
 
 def test_a_view_of_a_view_shares_the_first_base():

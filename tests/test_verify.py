@@ -256,7 +256,7 @@ REFUSED_WRITES = {
     ),
     "the wrong version": (
         [(BACK, BACK.replace("w@1", "w"))],
-        "'w' on cuda:0 is read but not there; it is on cpu: a copy is missing (law: presence)",
+        "'w' on cuda:0 is read but was overwritten by version 1 (law: presence)",
     ),
     "an old version": (
         [("cpu/compute run read\n", ""), ("cpu/compute run look", "cpu/compute run read\ncpu/compute run look")],

@@ -14,6 +14,7 @@ from autosched.graph import Graph, Use
 from autosched.machine import Machine
 from autosched.placement import home
 from autosched.program import Copy, Run, Stream
+from autosched.standing import Standing
 
 __all__ = ["copy_streams", "insert_copies"]
 
@@ -30,8 +31,8 @@ def insert_copies(
     for i, run in enumerate(runs):
         task = graph.task(run.task)
         for use in task.reads:
-            travel.bring(use, run.stream.device)
-        travel.made(i, run.stream.device, task.writes, task.outputs)
+            travel.bring(use, run.stream.device, graph.touched(task, use.value) is not None)
+        travel.made(i, run.stream.device, task.changes, task.outputs)
     for value in graph.sources:
         if last := graph.last_version(value.index):
             travel.bring(Use(value.index, last), home(graph, machine, value))
@@ -56,6 +57,7 @@ class _Travel:
         self.origin: dict[Use, str] = {}  # the device where a version was made
         self.maker: dict[Use, int] = {}  # the run that made it, -1 for what was there
         self.holders: dict[Use, tuple[str, ...]] = {}
+        self.standing: Standing[int, None] = Standing()
         self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
@@ -64,18 +66,23 @@ class _Travel:
 
     def _arrive(self, use: Use, device: str, maker: int) -> None:
         self.origin[use], self.maker[use], self.holders[use] = device, maker, (device,)
+        self.standing.put(*use, device, None)
 
-    def made(self, run: int, device: str, writes: Sequence[Use], outputs: Sequence[Use]) -> None:
+    def made(self, run: int, device: str, changes: Sequence[Use], outputs: Sequence[Use]) -> None:
         """Take note of what a run leaves on its device."""
-        for value, version in writes:
-            for member in self.graph.members(value):
-                if device in self.holders.get(Use(member, version), ()):
-                    self._arrive(Use(member, version + 1), device, run)
+        for value, version in changes:
+            stands = self.standing.change(value, version, device)
+            if stands is not None:
+                self._arrive(Use(value, stands), device, run)
         for use in outputs:
             self._arrive(use, device, run)
 
-    def bring(self, use: Use, device: str) -> None:
-        """Copy a version to a device, if it is not there."""
+    def bring(self, use: Use, device: str, part: bool = False) -> None:
+        """Copy a version to a device, if it is not there; of a part any version will do, since others are not there."""
+        if part:
+            if self.standing.latest(use.value, device) is not None:
+                return
+            use = Use(use.value, 0)
         if device in self.holders[use]:
             return
         value = self.graph.values[use.value]
@@ -93,6 +100,7 @@ class _Travel:
         copy = Copy(stream, value.name, use.version, source, device, also, overwrite=back)
         self.copies.setdefault(self.maker[use], []).append(copy)
         self.holders[use] += (device,)
+        self.standing.put(*use, device, None)
 
 
 def copy_streams(machine: Machine, source: str, destination: str, number: int = 0) -> tuple[Stream, Stream | None]:

@@ -1,8 +1,8 @@
 """Find what touches the same memory: which run or copy must come after which, and how long each block lives.
 
 A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes carry it from one
-version to the next; views share it. Hazards are between blocks, not values: a reader of an older copy on another
-device disturbs no writer.
+version to the next; views share it. Hazards are between parts of blocks, not values: a reader of an older copy on
+another device, or of another part, disturbs no writer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autosched.graph import Graph, Task
+from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
+from autosched.parts import Accesses
 from autosched.placement import home
 from autosched.program import Copy, Run, Stream
+from autosched.standing import Standing
 
 __all__ = ["Block", "Hazards", "find_hazards"]
 
@@ -26,8 +28,8 @@ class Block:
     value: str
     version: int
     owner: Stream | None  # the stream that allocated it, and frees it
-    writer: int  # -1 where it was there from the start
     uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream, which is behind those before
+    accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
 
 
@@ -38,7 +40,11 @@ class Hazards(NamedTuple):
     blocks: list[Block]
 
 
-_Place = tuple[int, int, str]  # value, version, device
+class _Held(NamedTuple):
+    """A value on a device: its block, and what put it there; of a view, that is not who wrote the block."""
+
+    block: Block
+    maker: int
 
 
 def find_hazards(
@@ -53,87 +59,100 @@ def find_hazards(
             walk.copy(i, instruction)
     for label, device in outputs.items():
         value = graph.outputs[label]
-        walk.block[value, graph.last_version(value), device].kept = True
+        walk.held(value, graph.last_version(value), device).block.kept = True
     return Hazards(walk.after, [block for block in walk.blocks if not block.kept])
 
 
 class _Walk:
     def __init__(self, graph: Graph, machine: Machine):
         self.graph = graph
-        self.block: dict[_Place, Block] = {}
-        self.maker: dict[_Place, int] = {}  # what put the value there; of a view, not the same as the block's writer
+        self.standing: Standing[int, _Held] = Standing()
         self.home: dict[int, Block] = {}  # of inputs and constants
         self.blocks: list[Block] = []
         self.after: list[tuple[int, ...]] = []
         self.found: list[int] = []  # what the run or copy at hand must come after
         self.ran: dict[int, int] = {}
         for value in graph.sources:
-            self.home[value.index] = self._new((value.index, 0, home(graph, machine, value)), None, -1)
+            self.home[value.index] = self._new(-1, Use(value.index, 0), home(graph, machine, value), None)
             self.home[value.index].kept = True
 
-    def _new(self, place: _Place, owner: Stream | None, maker: int) -> Block:
-        value, version, _ = place
-        block = Block(self.graph.values[value].name, version, owner, maker)
+    def _new(self, i: int, use: Use, device: str, owner: Stream | None) -> Block:
+        block = Block(self.graph.values[use.value].name, use.version, owner)
         self.blocks.append(block)
-        self.block[place], self.maker[place] = block, maker
+        self.standing.put(*use, device, _Held(block, i))
+        if i >= 0:
+            block.accesses.write(self.graph.values[use.value].part, i)
         return block
 
-    def _read(self, i: int, stream: Stream, place: _Place) -> Block:
-        block = self.block[place]
-        if block.owner is None and stream.device == place[2]:
-            block.owner = stream
-        self.found += (block.writer, self.maker[place])
-        block.uses[stream] = i
-        return block
+    def held(self, value: int, version: int, device: str) -> _Held:
+        """Return what a device holds of a version, which must be there."""
+        found = self.standing.get(value, version, device)
+        assert found is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return found
 
-    def _write(self, i: int, block: Block, version: int) -> None:
-        self.found += block.uses.values()
-        block.writer, block.version = i, version
+    def _touched(self, i: int, stream: Stream, held: _Held) -> Block:
+        if held.block.owner is None:
+            held.block.owner = stream
+        held.block.uses[stream] = i
+        self.found.append(held.maker)
+        return held.block
 
     def run(self, i: int, run: Run, task: Task) -> None:
         """Note what a run reads, writes and makes, and which tasks it was told to follow."""
         stream, device = run.stream, run.stream.device
         self.found += [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
-        blocks = {use: self._read(i, stream, (*use, device)) for use in task.reads}
-        for block in {id(blocks[use]): blocks[use] for use in task.writes}.values():
-            self._write(i, block, block.version + 1)
-        for use in task.writes:
-            for member in self.graph.members(use.value):
-                self._carry(member, use.version, device)
+        written = {use.value for use in task.writes}
+        blocks: dict[int, Block] = {}
+        for value, version in task.reads:
+            part = self.graph.touched(task, value)
+            stands = version if part is None else self.standing.latest(value, device)
+            block = blocks[value] = self._touched(i, stream, self.held(value, stands or 0, device))
+            part = part or self.graph.values[value].part
+            if value in written:
+                writers, readers = block.accesses.write(part, i)
+                self.found += writers + readers
+            else:
+                self.found += block.accesses.read(part, i)
+        for value, version in task.changes:
+            stands = self.standing.change(value, version, device)
+            if stands is not None:
+                block = self.held(value, stands, device).block
+                if block.value == self.graph.values[value].name:
+                    block.version = stands
         for use in task.outputs:
-            self._make(i, stream, task, (*use, device))
+            if self.graph.is_used(use.value):
+                self._make(i, stream, use, blocks)
         self._close(i)
 
-    def _carry(self, value: int, version: int, device: str) -> None:
-        """Let a value that shares written memory go on as its next version."""
-        place, later = (value, version, device), (value, version + 1, device)
-        if place in self.block:
-            self.block[later], self.maker[later] = self.block.pop(place), self.maker.pop(place)
-
-    def _make(self, i: int, stream: Stream, task: Task, place: _Place) -> None:
-        index, version, device = place
-        value = self.graph.values[index]
-        if not self.graph.is_used(value.index):
+    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> None:
+        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+        root = self.graph.values[use.value].root
+        if root == use.value:
+            self._new(i, use, stream.device, stream).uses[stream] = i
             return
-        if value.root == value.index:
-            self._new(place, stream, i).uses[stream] = i
-            return
-        base = next(use.value for use in task.reads if self.graph.values[use.value].root == value.root)
-        self.block[place], self.maker[place] = self.block[base, version, device], i
+        base = next(block for value, block in blocks.items() if self.graph.values[value].root == root)
+        self.standing.put(*use, stream.device, _Held(base, i))
 
     def copy(self, i: int, copy: Copy) -> None:
         """Note what a copy reads, and the block that it fills."""
-        value = self.graph.value(copy.value).index
-        self._read(i, copy.stream, (value, copy.version, copy.source))
-        place = (value, copy.version, copy.destination)
+        use = Use(self.graph.value(copy.value).index, copy.version)
+        part = self.graph.values[use.value].part
+        source = self.held(*use, copy.source)
+        if copy.stream.device == copy.source:
+            self._touched(i, copy.stream, source)
+        else:
+            source.block.uses[copy.stream] = i
+            self.found.append(source.maker)
+        self.found += source.block.accesses.read(part, i)
         if copy.overwrite:
-            block = self.home[value]
-            self._write(i, block, copy.version)
-            self.block[place], self.maker[place] = block, i
+            block = self.home[use.value]
+            writers, readers = block.accesses.write(part, i)
+            self.found += writers + readers
+            self.standing.put(*use, copy.destination, _Held(block, i))
         else:
             owner = copy.also or (copy.stream if copy.stream.device == copy.destination else None)
-            block = self._new(place, owner, i)
+            block = self._new(i, use, copy.destination, owner)
         block.uses[copy.stream] = i
         self._close(i)
 

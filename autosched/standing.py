@@ -1,0 +1,68 @@
+"""Standing: which versions of which values are on which devices, while a program is walked in issue order.
+
+A write takes a value from one version to the next, in its place. Tasks that write disjoint parts of a value may come in
+another order than that of its versions: then the value stands where it stood until the missing ones have come too.
+Knows no instruction; what is kept of each value that is there is for others to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["Standing"]
+
+Name = TypeVar("Name", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class Standing(Generic[Name, Item]):
+    """An item for each (value, version, device).
+
+    >>> standing = Standing()
+    >>> standing.put("x", 0, "cpu", "memory")
+    >>> standing.change("x", 1, "cpu"), standing.change("x", 0, "cpu")
+    (None, 2)
+    >>> standing.get("x", 2, "cpu"), standing.get("x", 0, "cpu"), standing.latest("x", "cpu")
+    ('memory', None, 2)
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[Name, int, str], Item] = {}
+        self._latest: dict[tuple[Name, str], int] = {}
+        self._early: set[tuple[Name, int, str]] = set()
+
+    def put(self, value: Name, version: int, device: str, item: Item) -> None:
+        """Note that a version of a value is on a device now."""
+        self._items[value, version, device] = item
+        self._latest[value, device] = version
+
+    def get(self, value: Name, version: int, device: str) -> Item | None:
+        """Return what is kept of this version on this device; None if it is not there."""
+        return self._items.get((value, version, device))
+
+    def drop(self, value: Name, version: int, device: str) -> None:
+        """Note that this version is on this device no more."""
+        self._items.pop((value, version, device), None)
+
+    def latest(self, value: Name, device: str) -> int | None:
+        """Return the version of a value that came to a device last; None if none did, or it went on elsewhere."""
+        version = self._latest.get((value, device))
+        return version if version is not None and (value, version, device) in self._items else None
+
+    def change(self, value: Name, version: int, device: str) -> int | None:
+        """Note a write that takes a value on from this version; return where it stands then, None if it stays."""
+        if (value, version, device) not in self._items:
+            self._early.add((value, version, device))
+            return None
+        item = self._items.pop((value, version, device))
+        version += 1
+        while (value, version, device) in self._early:
+            self._early.remove((value, version, device))
+            version += 1
+        self.put(value, version, device, item)
+        return version
+
+    def where(self, value: Name, version: int) -> list[str]:
+        """Return the devices on which this version is."""
+        return [device for name, at, device in self._items if (name, at) == (value, version)]
