@@ -1,60 +1,186 @@
-"""Watch a task while it runs: it may write only what it declared, and return only what is its own.
+"""Watch a task while it runs: what it writes, shares and draws must be what it declared.
 
-Compares version counters and memory addresses of tensors before and after. Counters do not see writes through
+Compares version counters before and after. Where these cannot tell, because tasks write parts of the same memory, and
+with ``"bytes"`` throughout, it compares copies of the arguments bit by bit. Counters do not see writes through
 ``.data`` or NumPy, nor those of some fused kernels.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from autosched.errors import HazardError
+from autosched.errors import HazardError, listed
 from autosched.graph import Graph, Task
-from autosched.tree import addresses, flatten
+from autosched.layout import extents, first_meeting, overlaps_itself
+from autosched.tree import flatten
 
-__all__ = ["watched"]
+__all__ = ["Check", "Watcher"]
+
+Check = bool | Literal["bytes"]
+Values = Callable[[], Sequence[Any]]
 
 
-def watched(
-    call: Callable[[], Any],
-    graph: Graph,
-    task: Task,
-    arguments: Callable[[], Sequence[Any]],
-    results: Callable[[], Sequence[Any]],
-) -> Callable[[], None]:
-    """Return ``call`` with a check around it. The result raises HazardError naming task, argument and line.
+class Watcher:
+    """Watches the tasks of one run at a time, some of them at the same time."""
 
-    ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
-    """
-    names = [graph.values[use.value].name for use in task.reads]
-    written = {graph.values[use.value].root for use in task.writes}
-    declared = [graph.values[use.value].root in written for use in task.reads]
-    roots = [graph.values[use.value].root for use in task.reads]
-    made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
+    def __init__(self, graph: Graph, check: Check, entangled: Callable[[int], bool]):
+        self.graph, self.check = graph, check
+        self.entangled = entangled  # whether an input (an index) shares a counter with one that is written
+        self._pieces: set[int] = set()  # results that share one with others of their task
+        self._guard = threading.Lock()
+        self._running: list[_Watch] = []
 
-    def step() -> None:
-        before = [_versions(item) for item in arguments()]
-        call()
-        for name, version, item, may in zip(names, before, arguments(), declared, strict=True):
-            if not may and _versions(item) != version:
-                raise HazardError(
-                    f"task {task.name!r} wrote its argument {name!r} in place without declaring it: "
-                    f"graph.add(..., writes=[{name}])\n    added at {task.source}"
+    def around(self, task: Task, call: Callable[[], None], arguments: Values, results: Values) -> Callable[[], None]:
+        """Return ``call`` with a check around it. The result raises HazardError naming task, argument and line.
+
+        ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
+        """
+        looks = [self._look(task, use.value) for use in task.reads]
+
+        def step() -> None:
+            given = list(arguments())  # the call may drop them
+            watch = _Watch(self.graph, task, looks)
+            self._enter(watch)
+            try:
+                before, drawn = watch.state(given), _generators()
+                call()
+                after, drawn_then = watch.state(given), _generators()
+            finally:
+                self._running.remove(watch)
+            watch.compare(before, after)
+            if not _same(drawn, drawn_then):
+                self._tell(watch)
+            self._pieces.update(watch.look_at(given, results()))
+
+        return step
+
+    def _look(self, task: Task, value: int) -> Callable[[Any], Any]:
+        """Return what sees whether an argument was written: nothing where it may be."""
+        root, part = self.graph.values[value].root, self.graph.values[value].part
+        written = [self.graph.values[use.value] for use in task.writes]
+        if any(other.root == root and other.part.overlaps(part) for other in written):
+            return _nothing
+        if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):
+            return _bytes
+        return lambda item: _bytes(item) if root in self._pieces or self.entangled(root) else _versions(item)
+
+    def _enter(self, watch: _Watch) -> None:
+        with self._guard:
+            for other in self._running:
+                other.beside.append(watch.task)
+                watch.beside.append(other.task)
+            self._running.append(watch)
+
+    def _tell(self, watch: _Watch) -> None:
+        """Tell of random numbers that nobody declared, unless a task that did ran at the same time."""
+        beside = [watch.task, *watch.beside]
+        if any(task.random for task in beside):
+            return
+        names = listed(task.name for task in beside)
+        one = f"task {names}" if len(beside) == 1 else f"one of the tasks {names}"
+        what = f"{one} drew random numbers without declaring it: graph.add(..., random=True)"
+        what += f"\n    added at {watch.task.source}"
+        if self.check:
+            raise HazardError(what)
+        warnings.warn(what, stacklevel=2)  # it may have been another thread, of which we do not know
+
+
+class _Watch:
+    """One run of one task."""
+
+    def __init__(self, graph: Graph, task: Task, looks: Sequence[Callable[[Any], Any]]):
+        self.graph, self.task, self.looks = graph, task, looks
+        self.names = [graph.values[use.value].name for use in task.reads]
+        self.roots = [graph.values[use.value].root for use in task.reads]
+        self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
+        self.beside: list[Task] = []  # what ran at the same time
+
+    def state(self, given: Sequence[Any]) -> list[Any]:
+        """Return what must stay as it is, but for what the task declared."""
+        return [look(item) for look, item in zip(self.looks, given, strict=True)]
+
+    def compare(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+        """Raise HazardError where the two states differ."""
+        for name, old, new in zip(self.names, before, after, strict=True):
+            if not _same(old, new):
+                raise self._error(
+                    f"wrote its argument {name!r} in place without declaring it: graph.add(..., writes=[{name}])"
                 )
-        given = zip(names, roots, arguments(), strict=True)
-        seen = {address: (name, root) for name, root, item in given for address in addresses(item)}
-        for value, item in zip(made, results(), strict=True):
-            for address in addresses(item):
-                name, root = seen.setdefault(address, (value.name, value.root))
-                if root != value.root:
-                    raise HazardError(
-                        f"result {value.name!r} of task {task.name!r} shares memory with {name!r} without declaring "
-                        f"it: graph.add(..., aliases={name}), or return a copy\n    added at {task.source}"
-                    )
 
-    return step
+    def look_at(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
+        """Raise HazardError where results share memory that they should not; return those that share a storage."""
+        owners = {
+            e.storage: (n, r) for n, r, item in zip(self.names, self.roots, given, strict=True) for e in extents(item)
+        }
+        made = [(value, extent) for value, item in zip(self.made, results, strict=True) for extent in extents(item)]
+        for value, extent in made:
+            name, root = owners.get(extent.storage, (value.name, value.root))
+            if root != value.root:
+                raise self._shares(value.name, name)
+            if self.graph.in_parts(value.index) and value.root == value.index and overlaps_itself(extent.tensor):
+                raise self._error(
+                    f"returned {value.name!r}, parts of which are written, lying on itself in memory; clone it"
+                )
+        shared = first_meeting(made, lambda a, b: a.root != b.root)
+        if shared is not None:
+            raise self._shares(shared[1].name, shared[0].name)
+        storages = Counter(extent.storage for _, extent in made)
+        return [value.root for value, extent in made if storages[extent.storage] > 1]
+
+    def _shares(self, result: str, other: str) -> HazardError:
+        return HazardError(
+            f"result {result!r} of task {self.task.name!r} shares memory with {other!r} without declaring it: "
+            f"graph.add(..., aliases={other}), or return a copy\n    added at {self.task.source}"
+        )
+
+    def _error(self, what: str) -> HazardError:
+        return HazardError(f"task {self.task.name!r} {what}\n    added at {self.task.source}")
+
+
+def _nothing(item: Any) -> None:
+    pass
 
 
 def _versions(item: Any) -> list[int]:
     return [leaf._version for leaf in flatten(item) if hasattr(leaf, "_version") and not leaf.is_inference()]
+
+
+def _bytes(item: Any) -> list[Any]:
+    """Return copies of the bytes of tensors and arrays; other leaves as they are."""
+    return [_copied(leaf) for leaf in flatten(item)]
+
+
+def _copied(leaf: Any) -> Any:
+    if hasattr(leaf, "untyped_storage"):
+        if next(extents(leaf), None) is None:
+            return None
+        plain = leaf.detach().resolve_conj().resolve_neg().clone(memory_format=sys.modules["torch"].contiguous_format)
+        return plain.reshape(-1).view(sys.modules["torch"].uint8)
+    return leaf.tobytes() if hasattr(leaf, "tobytes") else leaf
+
+
+def _generators() -> list[Any]:
+    """Return the states of torch's generators of random numbers, as far as they are in use."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += [generator.get_state() for generator in torch.cuda.default_generators]
+    return states
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if hasattr(a, "untyped_storage"):
+        return bool(a.shape == b.shape and (a == b).all())
+    try:
+        return a is b or bool(a == b)
+    except Exception:  # it cannot be compared, so nothing can be said
+        return True

@@ -1,6 +1,7 @@
 """What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
 
-Knows names only, never torch itself. A function that is in no table here reads its arguments and returns
+Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name does not say what an
+operator does, a table here does. A function that is in no table here reads its arguments and returns
 fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument: treating a copy as a view is safe.
 """
 
@@ -13,6 +14,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from autosched.parts import is_basic
+from autosched.tree import flatten
 
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
@@ -29,7 +31,15 @@ MAY_ALIAS = frozenset(
 )
 
 # Functions that write arguments no name gives away: the running statistics, when training.
-BATCH_NORMS = frozenset(("batch_norm", "instance_norm", "native_batch_norm"))
+BATCH_NORMS = frozenset("batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split())
+
+# Of other such functions: its parameters up to the one that it writes, and the one without which it does not.
+_ALSO_WRITES = {
+    "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
+    "embedding_bag": ("input weight", "max_norm"),
+    "mkldnn_rnn_layer_backward": ("input " * 21 + "workspace", ""),
+    "rrelu_with_noise": ("input noise", ""),
+}
 SET_ITEM = frozenset(("__setitem__", "setitem"))
 IN_PLACE_OPERATORS = (
     frozenset(f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split())
@@ -44,6 +54,7 @@ RANDOM = frozenset(
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
+_UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
 
 
@@ -69,12 +80,31 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.value":
         return Effects()
     name = _raw_name(fn)
-    writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
+    if hasattr(fn, "_schema"):
+        return _by_schema(fn, name, args, kwargs)
+    writes = _written(name, args, kwargs, home == "torch")
     looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
     shares = looks or (name in MAY_ALIAS and not kwargs.get("copy", False)) or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
     view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
     return Effects(name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
+
+
+def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
+    """Return what an ATen operator's schema says, and what it does not say."""
+    schema = fn._schema
+    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
+    marked = [(given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    written = [item for item, alias in marked if alias.is_write]
+    writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
+    if name in BATCH_NORMS or name in _ALSO_WRITES:
+        writes += _written(name, args, kwargs, True)
+    returned = [item.alias_info for item in schema.returns]
+    seen = [item for item, alias in marked if not alias.is_write]
+    base = seen[0] if seen and any(returned) else _first(args, kwargs) if name in _UNMARKED_VIEWS else None
+    random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
+    in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
+    return Effects(name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place)
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
@@ -87,6 +117,13 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
     if in_place or kwargs.get("inplace") is True:
         first = _first(args, kwargs)
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
+    if name.startswith("_fused_"):  # an optimizer's step: parameters, moments, and gradients where they are scaled
+        written = [leaf for leaf in flatten(args) if leaf is not None and not isinstance(leaf, (bool, int, float))]
+    if name in _ALSO_WRITES:
+        names, condition = _ALSO_WRITES[name]
+        parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)
+        if not condition or kwargs.get(condition) is not None or len(args) > 3:
+            written += [parameters[names.split()[-1]]] if names.split()[-1] in parameters else []
     out = kwargs.get("out")
     if out is not None:
         written.extend(out if isinstance(out, (tuple, list)) else [out])
@@ -137,7 +174,7 @@ def function_name(fn: Callable[..., Any] | None) -> str:
 
 
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
-    """Return the modules and optimizers that a task reaches: as its function, in its closure, as globals, as arguments.
+    """Return the modules, optimizers and generators that a task reaches, as function, closure, globals or arguments.
 
     Running one, even under ``functional_call``, may change it, so tasks that share one must not run at the same time.
 
@@ -163,5 +200,10 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
 
 
 def _is_state(item: Any) -> bool:
-    """Whether it is a module or an optimizer, by its class: an instance may answer to any name."""
-    return hasattr(type(item), "named_parameters") or hasattr(type(item), "add_param_group")
+    """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
+    return any(hasattr(type(item), name) for name in ("named_parameters", "add_param_group", "manual_seed"))
+
+
+def draws(state: Any) -> bool:
+    """Whether something that a task shares is a module that draws random numbers."""
+    return type(state).__name__ in RANDOM and bool(getattr(state, "training", True))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from autosched.backends import Backend, Step
-from autosched.check import watched
+from autosched.check import Check, Watcher
 from autosched.errors import AutoschedError, ScheduleError, TaskError
 from autosched.graph import Graph, no_grad
 from autosched.machine import Machine
@@ -33,7 +33,8 @@ class Executor:
     """A program, compiled for a backend. Call it as often as you like; ``close()`` it, or let go of it, in the end.
 
     ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first run is watched for
-    writes and aliases that tasks did not declare; so is every run if ``check`` is set.
+    writes, aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and with
+    ``"bytes"`` by all bits of their arguments.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Executor:
         machine: Machine,
         backend: Backend,
         seconds: Sequence[float],
-        check: bool = False,
+        check: Check = False,
     ):
         for task in graph.tasks:
             if task.fn is None:
@@ -54,6 +55,7 @@ class Executor:
         self.calls = [self._call(i) for i in range(len(program))]
         self.tape = self._compile()
         self.check, self.checked = check, False
+        self.watcher = Watcher(graph, check, self.memory.is_entangled)
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it
@@ -169,16 +171,8 @@ class Executor:
         instruction = self.program.instructions[i]
         if not isinstance(instruction, Run):
             return call
-        arguments: list[Any] = []  # the call may drop them
-        task = self.graph.task(instruction.task)
-        watch = watched(call, self.graph, task, lambda: arguments, lambda: self.memory.results(i))
-
-        def step() -> None:
-            arguments[:] = self.memory.arguments(i)
-            watch()
-            arguments.clear()
-
-        return step
+        task, memory = self.graph.task(instruction.task), self.memory
+        return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
 
     def _timed(self, i: int, step: Step, stamps: dict[int, tuple[Any, Any]]) -> Step:
         stamp = self.backend.stamp(occupied(self.program.instructions[i]))

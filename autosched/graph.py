@@ -389,12 +389,11 @@ class Graph:
         reads = list(found.values())
         for value in (*writes, *([aliases] if aliases is not None else [])):
             if not isinstance(value, Value) or found.get(value.index) is not value:
-                raise GraphError(
-                    f"task {label!r} declares {value!r} as written or aliased, which is not among its arguments "
-                    f"{listed(read.name for read in reads)}"
-                )
+                raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
-        state = effects.shared_state(fn, flatten((args, kwargs))) + ([_RANDOM] if random else [])
+        state = effects.shared_state(fn, flatten((args, kwargs)))
+        random = random or any(map(effects.draws, state))
+        state += [_RANDOM] if random else []
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         device = None if view else check_device(on) if on is not None else self._device
         # From here on nothing fails: an error leaves the graph as it was.
@@ -412,8 +411,8 @@ class Graph:
         )
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
-            index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, part,
-            seconds, _caller(),
+            index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, random,
+            part, seconds, _caller(),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -584,6 +583,13 @@ def check_device(device: Any) -> str:
     if not isinstance(device, str) or not device or any(c.isspace() or c in "/@" for c in device):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
     return device
+
+
+def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:
+    return GraphError(
+        f"task {label!r} declares {value!r} as written or aliased, which is not among its arguments "
+        f"{listed(read.name for read in reads)}"
+    )
 
 
 def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:

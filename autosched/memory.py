@@ -6,16 +6,17 @@ event: when a step may be called is for others to see to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from operator import itemgetter
 from typing import Any
 
 from autosched.backends import Step, Transfer
 from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Task, Value
+from autosched.layout import Extent, extents, first_meeting, overlaps_itself
 from autosched.program import Copy, Free, Program, Run
 from autosched.standing import Standing
-from autosched.tree import addresses, flatten, transform
+from autosched.tree import flatten, transform
 
 __all__ = ["Memory"]
 
@@ -38,7 +39,9 @@ class Memory:
         homes = [(name, self._home[graph.value(name).index], place(device)) for name, device in program.inputs]
         self._given = [(name, slot) for name, slot, _ in homes]
         self._written = {name for name, _ in self._given if graph.last_version(graph.value(name).index)}
+        self._in_parts = {name for name in self._written if graph.in_parts(graph.value(name).index)}
         self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
+        self._entangled: set[str] = set()
         self._blank = self.data.copy()
         self._outputs = [
             (label, self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device))
@@ -64,17 +67,26 @@ class Memory:
                     )
 
     def _check_apart(self) -> None:
-        """Raise HazardError if an input or constant that tasks write shares its memory with another."""
-        owner: dict[int, str] = {}
-        for name, slot in self._given:
-            for address in addresses(self.data[slot]):
-                other = owner.setdefault(address, name)
-                if other != name and (name in self._written or other in self._written):
-                    written = name if name in self._written else other
-                    raise HazardError(
-                        f"{other!r} and {name!r} share memory, and {written!r} is written in place; "
-                        f"pass a clone, or make one a view of the other in the graph"
-                    )
+        """Raise HazardError if an input or constant that tasks write shares its memory with another, or itself."""
+        written, in_parts = self._written, self._in_parts
+        owned = [(name, extent) for name, slot in self._given for extent in extents(self.data[slot])]
+        self._entangled = _sharing_storage(owned, written)
+        shared = first_meeting(owned, lambda a, b: a != b and (a in written or b in written))
+        if shared is not None:
+            raise HazardError(
+                f"{shared[0]!r} and {shared[1]!r} share memory, and {shared[shared[0] not in written]!r} is written in "
+                f"place; pass a clone, or make one a view of the other in the graph"
+            )
+        for name, extent in owned:
+            if name in in_parts and overlaps_itself(extent.tensor):
+                raise HazardError(
+                    f"{name!r} lies on itself in memory, strides {extent.tensor.stride()}, and parts of it are written "
+                    f"in place; pass a clone"
+                )
+
+    def is_entangled(self, value: int) -> bool:
+        """Whether an input (an index) shares a storage with others, of which tasks write some."""
+        return self.graph.values[value].name in self._entangled
 
     def outputs(self) -> dict[str, Any]:
         """Return the outputs by name."""
@@ -230,3 +242,11 @@ class Memory:
         self._sharing[slot] = [slot]
         self.data.append(data)
         return slot
+
+
+def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> set[str]:
+    """Return the names whose storages belong to several, one of them written."""
+    by_storage: dict[int, set[str]] = {}
+    for name, extent in owned:
+        by_storage.setdefault(extent.storage, set()).add(name)
+    return set().union(*(names for names in by_storage.values() if len(names) > 1 and names & written))

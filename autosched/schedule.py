@@ -17,6 +17,7 @@ from typing import Any
 
 from autosched.backends import Backend, check_name, make, suited
 from autosched.bounds import bounds
+from autosched.check import Check
 from autosched.costs import Costs
 from autosched.errors import MachineError, ScheduleError, listed
 from autosched.execute import Executor
@@ -47,7 +48,7 @@ def schedule(
     inputs: str | Mapping[str, str] | None = None,
     outputs: str | Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
-    check: bool = False,
+    check: Check = False,
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
@@ -58,7 +59,8 @@ def schedule(
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
     * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``; default: what fits.
-    * ``check``: watch every run, not only the first, for writes and aliases that tasks did not declare.
+    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
+      ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together.
 
@@ -84,6 +86,8 @@ def schedule(
     costs.check(pinned)
     if isinstance(backend, str):
         check_name(backend)
+    if check not in (False, True, "bytes"):
+        raise ScheduleError(f"check must be False, True or 'bytes', got {check!r}")
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend or suited(machine), check)
     made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
     made.verify()
@@ -108,7 +112,7 @@ class Schedule:
     placement: Placement
     program: Program
     backend: str | Backend = "host"
-    check: bool = False
+    check: Check = False
 
     # ---- running
 
@@ -226,7 +230,7 @@ def _plan(
     costs: Costs,
     outputs: Mapping[str, str],
     backend: str | Backend,
-    check: bool,
+    check: Check,
     policy: Policy,
 ) -> Schedule:
     """Place, lower and predict."""

@@ -62,6 +62,7 @@ class Task:
     dependencies: tuple[Dependency, ...]
     device: str | None  # the constraint: where it must run
     view: bool  # costs nothing and lives where its argument lives
+    random: bool  # draws random numbers
     part: tuple[int, Part] | None  # an argument (a value) of which it touches only a part, where that is known
     seconds: Seconds | None  # what it costs, where the user knows
     where: tuple[str, int]  # file and line of the user's code that added it

@@ -5,11 +5,10 @@ The few lines of a pytree library that graphs need, without importing torch.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["addresses", "flatten", "match", "transform"]
+__all__ = ["flatten", "match", "transform"]
 
 
 def flatten(tree: Any) -> Iterator[Any]:
@@ -40,18 +39,6 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: transform(change, item) for key, item in tree.items()}
     return change(tree)
-
-
-def addresses(tree: Any) -> Iterator[int]:
-    """Yield where the memory of each tensor begins; sparse, meta and empty ones have none to tell.
-
-    >>> list(addresses([1, "a"]))
-    []
-    """
-    for leaf in flatten(tree):
-        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
-            if address := leaf.untyped_storage().data_ptr():
-                yield address
 
 
 def match(shape: Any, tree: Any) -> Iterator[Any]:

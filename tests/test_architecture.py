@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "tree": [],
     "parts": ["tree"],
     "standing": [],
-    "effects": ["parts"],
+    "effects": ["parts", "tree"],
+    "layout": ["tree"],
     "machine": ["errors"],
     "program": ["errors"],
     "timeline": ["errors", "program"],  # its spans lie on the program's streams
@@ -49,12 +50,12 @@ MAY_IMPORT = {
     "viz": DATA,
     # running a program
     "workers": ["errors"],
-    "check": ["errors", "graph", "tree"],
-    "memory": [*DATA, "backends", "standing"],
+    "check": ["errors", "graph", "layout", "tree"],
+    "memory": [*DATA, "backends", "layout", "standing"],
     "execute": [*DATA, "backends", "check", "memory", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # the outside world
-    "backends": ["errors", "machine", "program", "tree", "workers"],
+    "backends": ["errors", "layout", "machine", "program", "tree", "workers"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph
     "parallel": ["autosched"],  # the public API alone
     # putting it together

@@ -18,9 +18,9 @@ import torch
 
 from autosched.backends import Step
 from autosched.backends.host import Host
+from autosched.layout import extents
 from autosched.machine import Machine
 from autosched.program import Program, Stream
-from autosched.tree import addresses, flatten
 
 __all__ = ["Emulated"]
 
@@ -99,6 +99,9 @@ class Emulated(Host):
 
 
 def _poison(value: Any) -> None:
-    for leaf in flatten(value):
-        if isinstance(leaf, torch.Tensor) and next(addresses(leaf), None):
-            leaf.untyped_storage().fill_(255)  # type: ignore[attr-defined]  # all bits set: NaN in every floating point format
+    """Set all bits of tensors, and of nothing else in their storage: NaN in every floating point format."""
+    for extent in extents(value):
+        leaf, size = extent.tensor, extent.tensor.element_size()
+        shape, strides = (*leaf.shape, size), (*(n * size for n in leaf.stride()), 1)
+        raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)
+        raw.set_(leaf.untyped_storage(), leaf.storage_offset() * size, shape, strides).fill_(255)

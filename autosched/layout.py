@@ -1,0 +1,96 @@
+"""Layout: which bytes tensors lie on. Tells whether two of them meet, without importing torch or reading any number.
+
+What is no strided tensor with memory of its own (sparse, meta, a number) lies nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from operator import ne
+from typing import Any, NamedTuple
+
+from autosched.tree import flatten
+
+__all__ = ["Extent", "extents", "first_meeting", "overlaps_itself"]
+
+
+class Extent(NamedTuple):
+    """A tensor's bytes: somewhere from address ``first`` to before ``end``, in a storage (its address)."""
+
+    first: int
+    end: int
+    storage: int
+    tensor: Any
+
+    def meets(self, other: Extent) -> bool:
+        """Whether two tensors have a byte in common.
+
+        >>> import torch
+        >>> a, b = [next(extents(column)) for column in torch.zeros(4, 2).unbind(1)]
+        >>> a.meets(b), a.meets(a)
+        (False, True)
+        """
+        if self.first >= other.end or other.first >= self.end:
+            return False
+        a, b = self.tensor, other.tensor
+        if self.storage != other.storage or a.element_size() != b.element_size():
+            return True
+        elements = a.untyped_storage().nbytes() // a.element_size()
+        taken = a.new_zeros(elements, dtype=_bool(a), device="cpu")
+        taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+        return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def extents(tree: Any) -> Iterator[Extent]:
+    """Yield where the tensors of a tree lie; those without elements lie nowhere."""
+    for leaf in flatten(tree):
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            storage = leaf.untyped_storage().data_ptr()
+            if storage and leaf.numel():
+                span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+                first = leaf.data_ptr()
+                yield Extent(first, first + span * leaf.element_size(), storage, leaf)
+
+
+def first_meeting(
+    owned: Sequence[tuple[Hashable, Extent]], matters: Callable[[Any, Any], bool] = ne
+) -> tuple[Any, Any] | None:
+    """Return two owners that matter to each other (default: who differ) of tensors that meet; None where none do.
+
+    >>> import torch
+    >>> x = torch.zeros(4)
+    >>> owned = [(i, e) for i, t in enumerate([x[:2], x[2:], x[1:3]]) for e in extents(t)]
+    >>> first_meeting(owned[:2]), first_meeting(owned)
+    (None, (0, 2))
+    """
+    ordered = sorted(range(len(owned)), key=lambda i: owned[i][1].first)
+    for at, i in enumerate(ordered):
+        owner, extent = owned[i]
+        for j in ordered[at + 1 :]:
+            other, later = owned[j]
+            if later.first >= extent.end:
+                break
+            if matters(owner, other) and extent.meets(later):
+                return (owner, other) if i < j else (other, owner)
+    return None
+
+
+def overlaps_itself(tensor: Any) -> bool:
+    """Whether elements of a strided tensor may lie on each other, as those of an expanded one do.
+
+    >>> import torch
+    >>> overlaps_itself(torch.zeros(3, 2).t()), overlaps_itself(torch.zeros(2).expand(3, 2))
+    (False, True)
+    """
+    behind = 0
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1:
+            if stride <= behind:
+                return True
+            behind += (n - 1) * stride
+    return False
+
+
+def _bool(tensor: Any) -> Any:
+    return (tensor.new_empty(0) == 0).dtype
