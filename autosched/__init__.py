@@ -27,7 +27,7 @@ from autosched.graph import Graph, Task, Value
 from autosched.machine import Device, Link, Machine
 from autosched.placement import Placement
 from autosched.program import Program
-from autosched.schedule import Schedule, schedule
+from autosched.schedule import Schedule, load, schedule
 from autosched.simulate import simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
@@ -54,6 +54,7 @@ __all__ = [
     "Timeline",
     "Value",
     "bounds",
+    "load",
     "schedule",
     "simulate",
     "verify",

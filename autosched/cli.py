@@ -1,4 +1,4 @@
-"""The command line: ``autosched --version``, ``autosched demo``. The one place that prints and writes files."""
+"""The command line: ``autosched --version``, ``autosched demo``. Prints, and writes files where it is told to."""
 
 from __future__ import annotations
 

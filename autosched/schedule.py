@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import secrets
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,19 +22,21 @@ from autosched.backends import Backend, check_name, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.costs import Costs
-from autosched.errors import MachineError, ScheduleError, listed
+from autosched.errors import AutoschedError, MachineError, ScheduleError, listed
 from autosched.execute import Executor
 from autosched.graph import Graph
 from autosched.lowering import lower
 from autosched.machine import Device, Machine
 from autosched.placement import Placement
+from autosched.placement import check as check_placement
 from autosched.policies import POLICIES, Policy, single_on
 from autosched.program import Program
+from autosched.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
 
-__all__ = ["Schedule", "schedule"]
+__all__ = ["Schedule", "load", "schedule"]
 
 _SMALL = 2_000  # tasks, up to which "auto" takes the time to lower and simulate what rarely wins
 _WORTH_A_TRY_WHEN_SMALL = ("round_robin",)
@@ -92,6 +97,27 @@ def schedule(
     made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
     made.verify()
     return made
+
+
+def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
+    """Read a schedule that ``Schedule.save`` wrote, for the same graph built again, and prove it anew.
+
+    Tasks run the functions of ``graph``: the file holds none, and no tensors. Raises ScheduleError for a file that is
+    malformed, for another graph, and for what does not fit together; OSError for a file that cannot be read.
+
+    >>> import autosched as asc, tempfile
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).save(f"{folder}/plan.json")
+    ...     asc.load(f"{folder}/plan.json", graph)
+    <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
+    """
+    data = Path(path).read_bytes()
+    try:
+        return _bound(from_text(data.decode()), graph)
+    except (AutoschedError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -169,6 +195,21 @@ class Schedule:
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
         return Executor(self.program, self.graph, self.machine, backend, seconds, self.check)
+
+    # ---- keeping
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, as JSON, for ``load`` to read: all but the functions and tensors of its graph.
+
+        The file is there whole or not at all. Raises ScheduleError for what a text cannot hold, such as a backend that
+        is an object, what ``schedule`` and ``verify`` raise for what ``load`` would not take, and OSError.
+        """
+        if not isinstance(self.backend, str):
+            raise ScheduleError(f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can")
+        parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
+        saved = Saved(describe(self.graph), *parts)
+        _bound(saved, self.graph)  # it may come from dataclasses.replace
+        _write(Path(path), to_text(saved))
 
     # ---- looking
 
@@ -280,3 +321,32 @@ def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
             stacklevel=3,
         )
     return found.costs
+
+
+def _bound(saved: Saved, graph: Graph) -> Schedule:
+    """Join what was saved to its graph, and check what ``schedule`` and ``lower`` check."""
+    check_graph(saved, graph)
+    pinned = graph.pinned(dict(saved.program.inputs))
+    for _, device in (*saved.program.inputs, *saved.program.outputs):
+        saved.machine.device(device)
+    saved.costs.check(pinned)
+    check_placement(saved.placement, pinned, saved.machine)
+    parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
+    made = Schedule(pinned, *parts)
+    made.verify()
+    made.simulate()  # raises for what the machine cannot do
+    return made
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file beside and put it in place, so that there is never half of one."""
+    target = path.resolve()  # through a symbolic link
+    beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
+    try:
+        with beside.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)

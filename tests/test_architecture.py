@@ -54,6 +54,9 @@ MAY_IMPORT = {
     "memory": [*DATA, "backends", "layout", "standing"],
     "execute": [*DATA, "backends", "check", "memory", "workers"],
     "profile": [*DATA, "backends", "execute"],
+    # keeping a schedule as text
+    "readers": ["errors"],
+    "saved": [*DATA, "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph

@@ -1,0 +1,124 @@
+"""Readers: JSON held to a shape, by hand, so that what is wrong is said with its place in the document.
+
+A reader takes a part of a document and its place there, and returns what the part stands for. Small readers make up
+larger ones. Knows nothing of what documents are about.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from autosched.errors import AutoschedError, ScheduleError, listed
+
+__all__ = ["Reader", "each", "number", "one", "parse", "record", "refuse", "table"]
+
+Reader = Callable[[Any, str], Any]
+
+
+def parse(text: str, reader: Reader) -> Any:
+    """Return what a reader makes of a text. Raises ScheduleError for what is no JSON or does not please the reader.
+
+    >>> parse('{"latency": -1}', table(number("a number, 0 or more", lambda number: number >= 0)))
+    Traceback (most recent call last):
+    autosched.errors.ScheduleError: ["latency"] must be a number, 0 or more, or "inf", got -1
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise ScheduleError(f"not JSON: {error}") from error
+    return reader(document, "")
+
+
+def one(what: str, fits: Callable[[Any], bool]) -> Reader:
+    """Read a part that ``fits``, as it is; ``what`` tells the others what they must be."""
+
+    def read(item: Any, place: str) -> Any:
+        return item if fits(item) else refuse(place, what, item)
+
+    return read
+
+
+def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> Reader:
+    """Read a number that ``fits`` and that a float can hold, or ``"inf"``: JSON has no infinity, and 1e999 is none."""
+    what += ', or "inf"' if infinite else ""
+
+    def read(item: Any, place: str) -> Any:
+        if infinite and item == "inf":
+            return math.inf
+        plain = type(item) in (int, float) and abs(item) <= sys.float_info.max  # a bool is no number
+        return item if plain and fits(item) else refuse(place, what, item)
+
+    return read
+
+
+def each(reader: Reader) -> Reader:
+    """Read a list of such parts as a tuple."""
+
+    def read(item: Any, place: str) -> tuple[Any, ...]:
+        if not isinstance(item, list):
+            refuse(place, "a list", item)
+        return tuple([reader(part, f"{place}[{i}]") for i, part in enumerate(item)])
+
+    return read
+
+
+def table(reader: Reader) -> Reader:
+    """Read an object of such parts, under whatever keys, as a dict."""
+
+    def read(item: Any, place: str) -> dict[str, Any]:
+        if not isinstance(item, dict):
+            refuse(place, "an object", item)
+        return {key: reader(part, f"{place}[{json.dumps(key)}]") for key, part in item.items()}
+
+    return read
+
+
+def record(make: Callable[..., Any], readers: Mapping[str, Reader]) -> Reader:
+    """Read an object with these keys, all of them and no others, and make something of the parts."""
+
+    def read(item: Any, place: str) -> Any:
+        if not isinstance(item, dict):
+            refuse(place, "an object", item)
+        for key in (*readers, *item):
+            if key not in item or key not in readers:
+                fault = "misses" if key in readers else "has an unknown"
+                raise ScheduleError(f"{place or 'it'} {fault} key {key!r}; its keys are {listed(readers, most=16)}")
+        parts = {key: read(item[key], f"{place}.{key}" if place else key) for key, read in readers.items()}
+        try:
+            return make(**parts)
+        except AutoschedError as error:
+            raise ScheduleError(f"{place}: {error}" if place else str(error)) from error
+
+    return read
+
+
+def refuse(place: str, what: str, got: Any) -> NoReturn:
+    """Raise ScheduleError: this place holds something else than it must."""
+    if isinstance(got, (dict, list)):  # which may be too deep to print
+        shown = "an object" if isinstance(got, dict) else "a list"
+    else:
+        shown = f"one with the key {got.key!r} twice" if isinstance(got, _Twice) else json.dumps(got)
+    raise ScheduleError(f"{place or 'it'} must be {what}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+class _Twice(NamedTuple):
+    """An object in which a key stands twice; no reader takes it."""
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    found: dict[str, Any] = {}
+    for key, part in pairs:
+        if key in found:
+            return _Twice(key)
+        found[key] = part
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f'{name} is none of its numbers; infinity is written as the string "inf"')

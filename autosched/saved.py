@@ -1,0 +1,235 @@
+"""Saved: what a schedule is without the functions and tensors of its graph, and its text form, which is JSON.
+
+Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text reads as what was
+written, or is refused with what is wrong in it. Whether the program is right for a graph is for ``verify`` to say; here
+stands only whether a graph is the one that was saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from numbers import Integral, Real
+from typing import Any
+
+from autosched.backends import BACKENDS
+from autosched.costs import Costs, Work
+from autosched.errors import ScheduleError
+from autosched.graph import Graph, Task
+from autosched.machine import Device, Link, Machine
+from autosched.placement import Placement
+from autosched.program import Instruction, Program, Run
+from autosched.readers import each, number, one, parse, record, refuse, table
+
+__all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a text holds; ``graph`` is what ``describe`` says of it.
+
+    Raises ScheduleError where the program does not run the tasks where and in the order in which they are placed.
+    """
+
+    graph: tuple[str, ...]
+    machine: Machine
+    costs: Costs
+    placement: Placement
+    program: Program
+    backend: str
+    check: bool
+
+    def __post_init__(self) -> None:
+        placed = [(task, self.placement.device.get(task)) for task in self.placement.order]
+        runs = [(run.task, run.stream.device) for run in self.program if isinstance(run, Run)]
+        for here, there in zip_longest(runs, placed, fillvalue=("nothing", "any device")):
+            if here != there:
+                what = "{} on {}".format
+                raise ScheduleError(f"the program runs {what(*here)} where the placement has {what(*there)}")
+
+
+# ---- the graph
+
+
+def describe(graph: Graph) -> tuple[str, ...]:
+    r"""Return a line for each input, constant, task and output: all that a schedule relies on, and no function.
+
+    The homes of inputs are left out, for ``schedule(..., inputs=...)`` chooses them. Fields stand two spaces apart, and
+    no name has a space in it, so graphs that differ have lines that differ.
+
+    >>> graph = Graph()
+    >>> graph.output(y=graph.input("x").mul_(2) + 1)
+    >>> print("\n".join(describe(graph)))
+    input x
+    task mul  reads x  writes x
+    task add  reads x@1  makes add  data mul
+    output add as y
+    """
+    sources = [f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources]
+    outputs = [f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()]
+    return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *outputs)
+
+
+def _describe_task(graph: Graph, task: Task) -> str:
+    values = graph.values
+    fields = {
+        "task": [task.name],
+        "reads": [values[v].name + (f"@{version}" if version else "") for v, version in task.reads],
+        "writes": [values[use.value].name for use in task.writes],
+        "makes": [values[use.value].name for use in task.outputs],
+        "sharing": [values[values[v].root].name for v, _ in task.outputs if values[v].root != v],
+    }
+    for before, kind in task.dependencies:
+        fields.setdefault(kind, []).append(graph.tasks[before].name)
+    fields["on"] = [task.device] if task.device else []
+    words = [" ".join([field, *names]) for field, names in fields.items() if names]
+    return "  ".join([*words, "view"] if task.view else words)
+
+
+def check_graph(saved: Saved, graph: Graph) -> None:
+    """Raise ScheduleError with the first input, task or output in which a graph is not the one that was saved."""
+    for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
+        if here != there:
+            raise ScheduleError(
+                f"graph {graph.name!r} is not the one that was saved\n    saved:  {there}\n    given:  {here}"
+            )
+
+
+# ---- writing
+
+
+def to_text(saved: Saved) -> str:
+    """Return the text; the same schedule has the same. Raises ScheduleError for what ``from_text`` would not read."""
+    document = {
+        "format": _FORMAT,
+        "backend": saved.backend,
+        "check": saved.check,
+        "inputs": dict(saved.program.inputs),
+        "outputs": dict(saved.program.outputs),
+        "placement": {task: saved.placement.device[task] for task in saved.placement.order},
+        "program": str(Program(saved.program.instructions)).splitlines(),
+        "machine": _plain(saved.machine),
+        "costs": _plain(saved.costs),
+        "graph": saved.graph,
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    if from_text(text).program != saved.program:
+        raise ScheduleError("the program has parts that its text form does not show, so it cannot be saved")
+    return text
+
+
+def _plain(item: Any) -> Any:
+    """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
+    if dataclasses.is_dataclass(item):
+        return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+    if isinstance(item, Mapping):
+        if odd := [key for key in item if not isinstance(key, str)]:
+            raise ScheduleError(f"a table has the key {odd[0]!r}, and only strings can be saved as keys")
+        return {key: _plain(part) for key, part in item.items()}
+    if isinstance(item, tuple):
+        return [_plain(part) for part in item]
+    if item is None or isinstance(item, (str, bool)):
+        return item
+    if isinstance(item, Integral):
+        return int(item)
+    if not isinstance(item, Real):
+        raise ScheduleError(f"{item!r} is no number and cannot be saved")
+    return float(item) if math.isfinite(item) else str(float(item))
+
+
+# ---- reading
+
+
+def from_text(text: str) -> Saved:
+    """Read what ``to_text`` wrote. Raises ScheduleError naming what is wrong, where, and what would be allowed."""
+    saved: Saved = parse(text, _document)
+    return saved
+
+
+def _document(item: Any, place: str) -> Saved:
+    if isinstance(item, dict) and "format" in item:  # where that is another, nothing else is worth saying
+        _DOCUMENT["format"](item["format"], "format")
+    saved: Saved = record(_saved, _DOCUMENT)(item, place)
+    return saved
+
+
+def _saved(
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    placement: Mapping[str, str],
+    program: Sequence[Instruction],
+    format: int,
+    **rest: Any,
+) -> Saved:
+    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
+    return Saved(placement=Placement(placement, tuple(placement)), program=whole, **rest)
+
+
+def _instruction(item: Any, place: str) -> Instruction:
+    what = "an instruction, such as 'cpu/compute  run h', as print(schedule) shows them"
+    try:
+        (instruction,) = Program.parse(item if isinstance(item, str) else "").instructions
+    except ValueError:  # which a ProgramError is, and what int() raises for very long numbers
+        refuse(place, what, item)
+    return instruction
+
+
+def _is_name(item: Any) -> bool:
+    return isinstance(item, str) and item != "" and not any(c.isspace() or c in "/@" for c in item)
+
+
+_text = one("a string", lambda item: isinstance(item, str))
+_flag = one("true or false", lambda item: isinstance(item, bool))
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", _is_name)
+_name_or_null = one("the name of a device, or null", lambda item: item is None or _is_name(item))
+_streams = one("a whole number, 1 to 1024", lambda item: type(item) is int and 1 <= item <= 1024)
+_amount = number("a number, 0 or more", lambda n: n >= 0)
+_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+_rate = number("a number above 0", lambda n: n > 0)
+
+
+def _seconds(item: Any, place: str) -> Any:
+    return (table(_amount) if isinstance(item, dict) else _amount)(item, place)
+
+
+_DEVICE = {
+    "name": _name,
+    "streams": _streams,
+    "flops_per_second": _rate,
+    "bytes_per_second": _rate,
+    "launch_seconds": _delay,
+    "nbytes": _rate,
+    "physical": _name_or_null,
+}
+_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _delay}
+_MACHINE = {
+    "devices": each(record(Device, _DEVICE)),
+    "links": each(record(Link, _LINK)),
+    "contention": _flag,
+    "imagined": _flag,
+}
+_COSTS = {
+    "seconds": table(_seconds),
+    "nbytes": table(_amount),
+    "work": table(record(Work, {"flops": _amount, "nbytes": _amount})),
+    "default_seconds": _amount,
+    "default_nbytes": _amount,
+}
+_DOCUMENT = {
+    "format": one(f"{_FORMAT}, the version that this autosched reads", lambda v: type(v) is int and v == _FORMAT),
+    "backend": one(f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS),
+    "check": _flag,
+    "inputs": table(_name),
+    "outputs": table(_name),
+    "placement": table(_name),
+    "program": each(_instruction),
+    "machine": record(Machine, _MACHINE),
+    "costs": record(Costs, _COSTS),
+    "graph": each(_text),
+}
