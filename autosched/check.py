@@ -65,6 +65,8 @@ class Watcher:
         written = [self.graph.values[use.value] for use in task.writes]
         if any(other.root == root and other.part.overlaps(part) for other in written):
             return _nothing
+        if self.graph.touched(task, value) is not None:  # a view, which others may write meanwhile
+            return _nothing
         if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):
             return _bytes
         return lambda item: _bytes(item) if root in self._pieces or self.entangled(root) else _versions(item)

@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from autosched.backends import BACKENDS
+from autosched.check import Check
 from autosched.costs import Costs, Work
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Task
@@ -43,7 +44,7 @@ class Saved:
     placement: Placement
     program: Program
     backend: str
-    check: bool
+    check: Check
 
     def __post_init__(self) -> None:
         placed = [(task, self.placement.device.get(task)) for task in self.placement.order]
@@ -186,6 +187,7 @@ def _is_name(item: Any) -> bool:
 
 _text = one("a string", lambda item: isinstance(item, str))
 _flag = one("true or false", lambda item: isinstance(item, bool))
+_check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", _is_name)
 _name_or_null = one("the name of a device, or null", lambda item: item is None or _is_name(item))
 _streams = one("a whole number, 1 to 1024", lambda item: type(item) is int and 1 <= item <= 1024)
@@ -224,7 +226,7 @@ _COSTS = {
 _DOCUMENT = {
     "format": one(f"{_FORMAT}, the version that this autosched reads", lambda v: type(v) is int and v == _FORMAT),
     "backend": one(f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS),
-    "check": _flag,
+    "check": _check,
     "inputs": table(_name),
     "outputs": table(_name),
     "placement": table(_name),

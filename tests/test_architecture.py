@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
     "readers": ["errors"],
-    "saved": [*DATA, "backends", "readers"],  # of backends the names alone
+    "saved": [*DATA, "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph

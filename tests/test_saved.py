@@ -461,7 +461,7 @@ INSTRUCTION = "must be an instruction, such as 'cpu/compute  run h', as print(sc
         (put("extra", value=1), "it has an unknown key 'extra'; its keys are 'format', 'backend', "),
         (put("backend", value="gpu"), 'backend must be one of host, threads, emulated, virtual, accelerator, got "gpu'),
         (put("backend", value=[]), "backend must be one of host, threads, emulated, virtual, accelerator, got a list"),
-        (put("check", value=0), "check must be true or false, got 0"),
+        (put("check", value=0), 'check must be true, false or "bytes", got 0'),
         (put("inputs", "x", value="c pu"), 'inputs["x"] must be the name of a device, such as \'cpu\' or \'cuda:0\','),
         (put("inputs", "x", value="cuda:7"), "the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'"),
         (put("inputs", "z", value="cpu"), "inputs= names 'z', which is no input; inputs are 'x', 'w'"),
