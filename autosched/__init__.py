@@ -20,6 +20,7 @@ from autosched.errors import (
     HazardError,
     MachineError,
     ProgramError,
+    RunTimeoutError,
     ScheduleError,
     TaskError,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Placement",
     "Program",
     "ProgramError",
+    "RunTimeoutError",
     "Schedule",
     "ScheduleError",
     "Task",

@@ -13,6 +13,7 @@ __all__ = [
     "HazardError",
     "MachineError",
     "ProgramError",
+    "RunTimeoutError",
     "ScheduleError",
     "TaskError",
     "listed",
@@ -41,6 +42,10 @@ class ProgramError(AutoschedError, ValueError):
 
 class HazardError(AutoschedError, RuntimeError):
     """A task touched memory in a way that it did not declare."""
+
+
+class RunTimeoutError(AutoschedError, TimeoutError):
+    """A run did not end in time; the message says what each thread was doing, and who waited for whom."""
 
 
 class TaskError(AutoschedError, RuntimeError):

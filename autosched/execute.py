@@ -8,20 +8,23 @@ what happens when a step raises.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
-from autosched.errors import AutoschedError, ScheduleError, TaskError
+from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError, TaskError
 from autosched.graph import Graph, no_grad
 from autosched.machine import Machine
 from autosched.memory import Memory
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
+from autosched.progress import report
 from autosched.timeline import Span, Timeline, what
-from autosched.workers import Fault, Stretch, Tape, Team
+from autosched.workers import Fault, Late, Stretch, Tape, Team
 
 __all__ = ["Executor"]
 
@@ -59,61 +62,70 @@ class Executor:
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it
+        self.tidy = functools.partial(_tidy, self.crew, backend, self.memory)
         self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
 
-    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run once and return the outputs by name. Raises TaskError where a task raises."""
+    def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
+        deadline = None if timeout is None else time.perf_counter() + timeout
         if self.checked and not self.check:
-            return self._run(self.tape, inputs, self.memory.outputs)
-        outputs = self._run(self._compile(call=self._watch), inputs, self.memory.outputs)
+            return self._run(self.tape, inputs, self.memory.outputs, deadline)
+        outputs = self._run(self._compile(call=self._watch), inputs, self.memory.outputs, deadline)
         self.checked = True
         return outputs
 
-    def profile(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Timeline]:
+    def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> tuple[dict[str, Any], Timeline]:
         """Run once; return the outputs, and when what happened."""
+        deadline = None if timeout is None else time.perf_counter() + timeout
         stamps: dict[int, tuple[Any, Any]] = {}
 
         def read() -> tuple[dict[str, Any], Timeline]:
             spans = [self._span(i, *pair) for i, pair in sorted(stamps.items())]
             return self.memory.outputs(), Timeline.of(spans, self.program.arrows)
 
-        return self._run(self._compile(launched=lambda i, step: self._timed(i, step, stamps)), inputs, read)
+        tape = self._compile(launched=lambda i, step: self._timed(i, step, stamps))
+        return self._run(tape, inputs, read, deadline)
 
-    def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read]) -> Read:
+    def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
         if self.close.alive and threading.get_ident() in (self.caller, *self.crew.threads):
             raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
-        with self.busy, no_grad():
+        with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
             if not self.close.alive:
                 raise ScheduleError("the schedule is closed; make a new one")
             try:
                 self.caller = threading.get_ident()
-                self.memory.fill(inputs)
                 crew = self.crew
+                self._raise(crew.settle(deadline), "begin in time, as a run that was given up goes on")
+                self.memory.fill(inputs)
                 self.backend.begin(lambda: crew.stopped)
-                fault = crew.run(tape)
-                if fault is not None:
-                    self._raise(fault)
+                self._raise(crew.run(tape, deadline), "end in time")
                 if crew.stopped:
                     raise ScheduleError("the schedule was closed while it ran")
                 self.backend.join()
                 return read()
             finally:
-                if self.crew.stopped:  # devices finish what was issued before its memory goes
+                if not self.crew.afterwards(self.tidy):  # left to a thread; but the caller's streams are its own again
                     with contextlib.suppress(Exception):
                         self.backend.join()
-                self.memory.clear()
                 self.caller = 0
 
-    def _raise(self, fault: Fault) -> NoReturn:
+    def _raise(self, end: Fault | Late | None, do: str) -> None:
+        """Raise what a run, or the wait for the last one, ended with, unless all is well."""
+        if isinstance(end, Late):
+            raise RunTimeoutError(f"the run did not {do}:\n{report(self.program, self.graph, end.places)}")
+        if end is not None:
+            self._raise_fault(end)
+
+    def _raise_fault(self, fault: Fault) -> NoReturn:
         instruction, error = self.program.instructions[fault.position], fault.error
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
             raise error
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {_told(str, error)}"
         if not isinstance(instruction, Run):
             raise TaskError(f"{instruction} on {instruction.stream} failed: {what}") from error
         task = self.graph.task(instruction.task)
-        arguments = ", ".join(_described(item) for item in self.memory.arguments(fault.position))
+        arguments = ", ".join(_told(_described, item) for item in self.memory.arguments(fault.position))
         raise TaskError(
             f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
             f"    arguments: {arguments or 'none'}\n    added at {task.source}"
@@ -154,7 +166,7 @@ class Executor:
                 case Record(stream, event):
                     tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
                 case Wait(stream, event):
-                    tape.add(thread, i, *handshakes.wait(event, thread), backend.wait(stream, event))
+                    tape.add(thread, i, *handshakes.wait(i), backend.wait(stream, event))
                 case Free() if not self._dropped(i - 1):
                     tape.add(thread, i, self.calls[i])
                 case Run() | Copy():
@@ -196,24 +208,30 @@ class _Handshakes:
 
     def __init__(self, program: Program, backend: Backend, tape: Tape):
         self.backend, self.tape = backend, tape
-        recorder = {i.event: backend.thread(i.stream) for i in program if isinstance(i, Record)}
-        self.locks: dict[tuple[int, str | None], threading.Lock] = {}
+        self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
-        for i in program:
-            if isinstance(i, Wait):
-                key = (i.event, backend.thread(i.stream))
-                if i.event in recorder and key[1] != recorder[i.event] and key not in self.locks:
-                    self.locks[key] = tape.lock()
-                    self.waiting.setdefault(i.event, []).append(self.locks[key])
+        recorder: dict[int, str | None] = {}
+        held: set[tuple[int, str | None]] = set()
+        for i, instruction in enumerate(program):
+            thread = backend.thread(instruction.stream)
+            match instruction:
+                case Record(_, event):
+                    recorder[event] = thread
+                case Wait(_, event) if recorder.get(event, thread) != thread and (event, thread) not in held:
+                    held.add((event, thread))
+                    self.locks[i] = tape.lock()
+                    self.waiting.setdefault(event, []).append(self.locks[i])
 
     def record(self, event: int) -> list[Step]:
         """Return the steps that let the waiting threads go on."""
         return [lock.release for lock in self.waiting.get(event, ())]
 
-    def wait(self, event: int, thread: str | None) -> list[Step]:
-        """Return the step that waits for the recording thread: one for each thread and event."""
-        lock = self.locks.pop((event, thread), None)
-        return [] if lock is None else [lock.acquire]
+    def wait(self, i: int) -> list[Step]:
+        """Return the step that waits for the recording thread: one for each thread and event.
+
+        None if the event is recorded later, or never: CUDA does not wait then.
+        """
+        return [self.locks[i].acquire] if i in self.locks else []
 
     @contextlib.contextmanager
     def meeting(self, i: int, streams: Sequence[Any]) -> Any:
@@ -233,12 +251,43 @@ def _nothing() -> None:
     pass
 
 
+class _Turn:
+    """A lock, to be had before a deadline."""
+
+    def __init__(self, lock: threading.Lock, deadline: float):
+        self.lock, self.deadline = lock, deadline
+
+    def __enter__(self) -> None:
+        left = max(0.0, self.deadline - time.perf_counter())
+        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def _told(tell: Callable[[Any], str], item: Any) -> str:
+    """Return what a user's object says of itself, or that it cannot."""
+    try:
+        return f"{tell(item)}"
+    except Exception as error:
+        return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
+
+
 def _described(item: Any) -> str:
     """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
     if hasattr(item, "dtype") and hasattr(item, "shape"):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     text = repr(item)
     return text if len(text) < 60 else text[:57] + "..."
+
+
+def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:
+    """Let go of a run's tensors, when devices have finished what was issued."""
+    if crew.stopped:
+        with contextlib.suppress(Exception):
+            backend.join()
+    memory.clear()
 
 
 def _close(crew: Team, backend: Backend, busy: threading.Lock) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from numbers import Real
 from types import TracebackType
 from typing import Any
 
@@ -84,6 +85,8 @@ def schedule(
         )
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
+    if "timeout" in pinned.input_names:
+        raise ScheduleError("an input cannot be named 'timeout': a schedule's call takes that word; rename the input")
     for value in pinned.sources:
         machine.device(value.home or machine.host)
     if costs is None:
@@ -142,13 +145,21 @@ class Schedule:
 
     # ---- running
 
-    def __call__(self, /, **inputs: Any) -> dict[str, Any]:
-        """Run and return the outputs by name. Raises TaskError where a task raises; it can be called again then."""
-        return self._executor(inputs)
+    # ``timeout`` is Any, or type checkers would refuse ``schedule(**tensors)``.
+    def __call__(self, /, *, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
+        """Run and return the outputs by name.
 
-    def profile(self, /, **inputs: Any) -> Timeline:
-        """Run once and return what happened when."""
-        return self._executor.profile(inputs)[1]
+        Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom, where the run does
+        not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
+        goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
+        write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
+        devices were told to do is not timed.
+        """
+        return self._executor(inputs, _checked(timeout))
+
+    def profile(self, /, *, timeout: Any = None, **inputs: Any) -> Timeline:
+        """Run once and return what happened when. ``timeout`` as for a call."""
+        return self._executor.profile(inputs, _checked(timeout))[1]
 
     def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
@@ -165,7 +176,10 @@ class Schedule:
         return Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
 
     def close(self) -> None:
-        """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit."""
+        """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit.
+
+        A thread that is in a task for more than a second longer ends when the task does.
+        """
         with _MAKING:
             self.__dict__["_closed"] = True
             if "_made" in self.__dict__:
@@ -254,6 +268,14 @@ class Schedule:
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
             f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
         )
+
+
+def _checked(timeout: Any) -> float | None:
+    if timeout is None:
+        return None
+    if not isinstance(timeout, Real) or not (seconds := float(timeout)) >= 0:  # NaN is not
+        raise ScheduleError(f"timeout must be a number of seconds, 0 or more, or None for no limit; got {timeout!r}")
+    return seconds
 
 
 def _policy(policy: str | Policy) -> Policy:

@@ -50,15 +50,19 @@ MAY_IMPORT = {
     "viz": DATA,
     # running a program
     "workers": ["errors"],
+    "crew": ["workers"],
+    "interleaver": ["workers"],
+    "progress": ["graph", "program", "workers"],
+    "testing": ["errors", "graph", "tree"],
     "check": ["errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
-    "execute": [*DATA, "backends", "check", "memory", "workers"],
+    "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
     "readers": ["errors"],
     "saved": [*DATA, "check", "backends", "readers"],  # of backends the names alone
     # the outside world
-    "backends": ["errors", "layout", "machine", "program", "tree", "workers"],
+    "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph
     "parallel": ["autosched"],  # the public API alone
     # putting it together
@@ -73,6 +77,7 @@ MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo"]
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
     ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
+    ("testing.faults", "torch"): "running out of memory raises torch's own error",
     ("machine", "torch"): "Machine.local asks torch what is in this computer",
 }
 

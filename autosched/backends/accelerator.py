@@ -88,10 +88,6 @@ class Accelerator(Host):
         """Give CPU streams, and what waits for them, threads of their own."""
         return str(stream) if stream in self.own_thread else None
 
-    def prepare(self) -> None:
-        """Leave autograd out."""
-        torch.set_grad_enabled(False)
-
     def enter(self, streams: Sequence[Stream]) -> Step | None:
         """Make the streams current on their devices; on one device the last, which allocates what is copied."""
         current = [self.streams[stream] for stream in streams if stream in self.streams]

@@ -48,14 +48,11 @@ class Emulated(Host):
         """Give each stream a thread."""
         return None if self.serial else str(stream)
 
-    def prepare(self) -> None:
-        """Leave autograd out."""
-        torch.set_grad_enabled(False)
-
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to now."""
         super().begin(stopped)
         self.stopped = stopped
+        self.events.clear()
         for stream in self.clock:
             self.clock[stream] = self.begun
 
@@ -85,7 +82,7 @@ class Emulated(Host):
         """Move the stream's clock on to the event's."""
 
         def step() -> None:
-            self.clock[stream] = max(self.clock[stream], self.events[event])
+            self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))  # 0: ignored, as CUDA does
 
         return step
 

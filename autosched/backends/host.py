@@ -7,15 +7,17 @@ memory, since a program relies on their being apart.
 from __future__ import annotations
 
 import copy as copying
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from autosched.backends import Step, Transfer
+from autosched.crew import Crew
 from autosched.machine import Machine
 from autosched.program import Copy, Program, Stream
 from autosched.tree import transform
-from autosched.workers import Crew, Team
+from autosched.workers import Team
 
 __all__ = ["Host", "copy_in_host_memory"]
 
@@ -42,7 +44,9 @@ class Host:
         return Crew(threads, self.prepare)
 
     def prepare(self) -> None:
-        """Set up a thread of the crew: need nothing."""
+        """Set up a thread of the crew: leave autograd out, if torch is in use at all."""
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_grad_enabled(False)
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
         """Need nothing."""

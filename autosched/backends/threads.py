@@ -51,7 +51,7 @@ class Threads(Host):
 
     def prepare(self) -> None:
         """Take this thread's share of the intra-op threads, and leave autograd out."""
-        torch.set_grad_enabled(False)
+        super().prepare()
         if self.shared:
             torch.get_num_threads()  # the first use in a thread takes the process's number, over what was set before
             torch.set_num_threads(self.intra_op_threads)

@@ -11,9 +11,10 @@ from typing import Any
 
 from autosched.backends import Step
 from autosched.backends.emulated import Emulated
+from autosched.interleaver import Choose, Interleaver
 from autosched.machine import Machine
 from autosched.program import Program, Stream
-from autosched.workers import Choose, Interleaver, Team
+from autosched.workers import Team
 
 __all__ = ["Virtual"]
 
@@ -42,6 +43,7 @@ class Virtual(Emulated):
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to zero."""
         self.clock = dict.fromkeys(self.clock, 0.0)
+        self.events.clear()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, and move the clocks on."""
