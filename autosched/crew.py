@@ -44,9 +44,10 @@ class Crew:
         self._hire(names)
 
     def _hire(self, names: Sequence[str | None]) -> None:
-        hired: list[_Worker] = []
+        hired = [_Worker(name, self, self._prepare) for name in names]
         try:
-            hired.extend(_Worker(name, self, self._prepare) for name in names)
+            for worker in hired:
+                worker.begin()
         except BaseException:
             _part_with(hired)
             raise
@@ -60,6 +61,8 @@ class Crew:
             if not self._wait(deadline):
                 return Late(self._places())
             self._reset()
+        with self._guard:
+            self.stopped = self.closed
         return None
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
@@ -191,7 +194,7 @@ def _part_with(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.close()
     for worker in workers:
-        if worker.thread is not threading.current_thread():  # which collects what was let go of
+        if worker.thread.is_alive() and worker.thread is not threading.current_thread():  # the collector is anywhere
             worker.thread.join(max(0.0, deadline - time.perf_counter()))
 
 
@@ -207,6 +210,8 @@ class _Worker:
         self.go.acquire()
         title = f"autosched {name or 'for the caller'}"
         self.thread = threading.Thread(target=self._serve, args=(crew, prepare), name=title, daemon=True)
+
+    def begin(self) -> None:
         self.thread.start()
         self.done.wait()
         if self.unfit is not None:
@@ -223,6 +228,7 @@ class _Worker:
         while self.go.acquire() and self.open:
             crew.drain(crew._tape.steps.get(self.name, ()))
             crew.back(self)
+        crew.back(self)  # closed between its start and its first step
 
     def start(self) -> None:
         with self.guard:

@@ -61,7 +61,7 @@ class Executor:
         self.watcher = Watcher(graph, check, self.memory.is_entangled)
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
-        self.caller = 0  # the thread that holds it
+        self.caller = 0  # the thread that holds it, or held it last
         self.tidy = functools.partial(_tidy, self.crew, backend, self.memory)
         self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
 
@@ -88,15 +88,15 @@ class Executor:
 
     def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
-        if self.close.alive and threading.get_ident() in (self.caller, *self.crew.threads):
+        me = threading.get_ident()
+        if self.close.alive and ((me == self.caller and self.busy.locked()) or me in self.crew.threads):
             raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
         with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
+            self.caller, crew = me, self.crew
             if not self.close.alive:
                 raise ScheduleError("the schedule is closed; make a new one")
+            self._raise(crew.settle(deadline), "begin in time, as a run that was given up goes on")
             try:
-                self.caller = threading.get_ident()
-                crew = self.crew
-                self._raise(crew.settle(deadline), "begin in time, as a run that was given up goes on")
                 self.memory.fill(inputs)
                 self.backend.begin(lambda: crew.stopped)
                 self._raise(crew.run(tape, deadline), "end in time")
@@ -108,7 +108,6 @@ class Executor:
                 if not self.crew.afterwards(self.tidy):  # left to a thread; but the caller's streams are its own again
                     with contextlib.suppress(Exception):
                         self.backend.join()
-                self.caller = 0
 
     def _raise(self, end: Fault | Late | None, do: str) -> None:
         """Raise what a run, or the wait for the last one, ended with, unless all is well."""

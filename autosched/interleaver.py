@@ -33,6 +33,7 @@ class Interleaver:
 
     def settle(self, deadline: float | None = None) -> None:
         """Wait for nobody: there are no threads."""
+        self.stopped = False
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Drain a tape; return the fault of the step that raised, or where all stood when it was late."""

@@ -103,7 +103,7 @@ class Team(Protocol):
     threads: frozenset[int]  # the identities of its own
 
     def settle(self, deadline: float | None = None) -> Late | None:
-        """Wait for threads that an earlier run let go; to be called before each run."""
+        """Wait for threads that an earlier run let go, then be ready; to be called before each run."""
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Drain a tape; return the first fault, if any, or where all stood when it was late."""
