@@ -7,6 +7,7 @@ when it has come back. Knows no program and no device.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ class Crew:
         self.fault: Fault | None = None
         self.threads: frozenset[int] = frozenset()
         self._guard = threading.RLock()  # the collector may close this crew in a thread that holds it
-        self._tape = Tape()  # has steps while a run goes on, and until all threads that it let go are back
+        self._tape = Tape()  # has steps until the run has ended and all threads that it let go are back
         self._late: Step | None = None
         self._prepare = prepare
         self._workers: list[_Worker] = []
@@ -89,8 +90,6 @@ class Crew:
                 self.stop()
                 self._wait(time.perf_counter() + _GRACE)
             self.fault = None  # an error holds on to all that its frames do
-            if self._idle:
-                self._reset()
 
     @property
     def _has_spare(self) -> bool:
@@ -170,6 +169,7 @@ class Crew:
                 self._late = step
                 return False
         step()
+        self._reset()
         return True
 
     def back(self, worker: _Worker) -> None:
@@ -180,6 +180,7 @@ class Crew:
                 self._late = None
                 with contextlib.suppress(Exception):
                     late()
+                self._reset()
             worker.done.set()
 
     def close(self) -> None:
@@ -190,12 +191,24 @@ class Crew:
 
 
 def _part_with(workers: Sequence[_Worker]) -> None:
-    deadline = time.perf_counter() + _PATIENCE
     for worker in workers:
         worker.close()
-    for worker in workers:
-        if worker.thread.is_alive() and worker.thread is not threading.current_thread():  # the collector is anywhere
-            worker.thread.join(max(0.0, deadline - time.perf_counter()))
+    threads = [worker.thread for worker in workers]
+    _join(threads, _PATIENCE)
+    if not threading.main_thread().is_alive():  # the interpreter ends, and would abort if a thread were inside torch
+        for thread in threads:
+            if thread.is_alive():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+                )
+        _join(threads, _GRACE)
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    deadline = time.perf_counter() + seconds
+    for thread in threads:
+        if thread.is_alive() and thread is not threading.current_thread():  # the collector calls from anywhere
+            thread.join(max(0.0, deadline - time.perf_counter()))
 
 
 class _Worker:
