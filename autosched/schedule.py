@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from numbers import Real
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
