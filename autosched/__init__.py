@@ -11,6 +11,9 @@ r"""autosched: a step of tensor work, written once in serial order, scheduled fo
 Write a ``Graph``, choose a ``Machine``, and call what ``schedule(graph, machine)`` returns.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from autosched import viz as viz
 from autosched.bounds import bounds
 from autosched.costs import Costs
@@ -32,6 +35,17 @@ from autosched.schedule import Schedule, load, schedule
 from autosched.simulate import simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
+
+if TYPE_CHECKING:
+    from autosched import testing as testing
+else:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import ``testing`` when it is asked for: it needs torch, which planning does not."""
+        if name == "testing":
+            return import_module("autosched.testing")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 

@@ -11,6 +11,7 @@ __all__ = [
     "AutoschedError",
     "GraphError",
     "HazardError",
+    "InterleavingError",
     "MachineError",
     "ProgramError",
     "RunTimeoutError",
@@ -42,6 +43,10 @@ class ProgramError(AutoschedError, ValueError):
 
 class HazardError(AutoschedError, RuntimeError):
     """A task touched memory in a way that it did not declare."""
+
+
+class InterleavingError(AutoschedError, AssertionError):
+    """A graph does not do what its serial run does, when scheduled or when run again."""
 
 
 class RunTimeoutError(AutoschedError, TimeoutError):

@@ -60,7 +60,6 @@ class Graph:
         self._device: str | None = None
         self._grows = True
         self._last: dict[int, int] = {}  # by the id of what tasks share beside values, the task that used it last
-        self._shared: list[Any] = []  # kept, so that ids stay theirs
 
     # ---- building
 
@@ -412,12 +411,11 @@ class Graph:
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
             index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, random,
-            part, seconds, _caller(),
+            part, seconds, _caller(), tuple(state),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
         self._last.update((id(shared), index) for shared in state)
-        self._shared += state
         for dependency in dependencies:
             self.users[dependency.task].append(index)
         self.names.setdefault(label, task)

@@ -66,6 +66,7 @@ class Task:
     part: tuple[int, Part] | None  # an argument (a value) of which it touches only a part, where that is known
     seconds: Seconds | None  # what it costs, where the user knows
     where: tuple[str, int]  # file and line of the user's code that added it
+    shared: tuple[Any, ...] = ()  # beside values: modules, optimizers, the generators of random numbers
 
     @property
     def source(self) -> str:

@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph
     "parallel": ["autosched"],  # the public API alone
+    "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
     "schedule": EVERYTHING,
     "cli": EVERYTHING,
@@ -72,7 +73,14 @@ MAY_IMPORT = {
     "__main__": EVERYTHING,
     "autosched": EVERYTHING,
 }
-MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo"]
+MAY_IMPORT_TORCH = [
+    "backends",
+    "frontends",
+    "profile",
+    "parallel",
+    "demo",
+    "testing",
+]  # testing is loaded when asked for
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
@@ -246,6 +254,7 @@ networkx.set_node_attributes(dag, {name: {"seconds": 1.0, "nbytes": 8} for name 
 schedule = asc.schedule(asc.Graph.from_networkx(dag), asc.Machine.emulated(gpus=2), policy="heft")
 schedule.verify()
 print(schedule.makespan)
+assert "autosched.testing" not in sys.modules
 """
 
 

@@ -20,7 +20,7 @@ from autosched.backends.virtual import Virtual
 from autosched.execute import Executor
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream, Wait
-from tests.strategies import graphs, inputs_for, noisy
+from autosched.testing.strategies import graphs, inputs_for, noisy
 
 CPU = asc.Machine([asc.Device("cpu")])
 CPUS = asc.Machine([asc.Device("cpu", streams=2)])

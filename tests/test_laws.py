@@ -15,8 +15,8 @@ import autosched as asc
 from autosched.backends.virtual import Virtual
 from autosched.policies import POLICIES
 from autosched.program import Copy, Free, Program, Record, Run, Wait
+from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verify import verify
-from tests.strategies import DEVICES, graphs, inputs_for, machines
 
 ALL = ["auto", *POLICIES]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)

@@ -1,1 +1,58 @@
-"""What tests of schedules need: see the modules. Nothing here is imported by ``import autosched``."""
+"""Test schedules: those of a graph of yours, or of graphs that Hypothesis draws.
+
+    check                           run a graph of yours on many machines (``machines_for`` it), in many interleavings
+    explore                         run a program in all of its interleavings that can differ
+    interleavings                   what they are; ``races`` and ``footprints``, what they come from
+    following, contrary, uniform    choices of streams, for the backend ``virtual``
+    graphs, machines, inputs_for    Hypothesis strategies, and inputs for what they draw
+
+Torch is in use here; Hypothesis, only where a strategy is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from autosched.testing.checking import Checked, check, machines_for
+from autosched.testing.exploring import Explored, explore
+from autosched.testing.interleavings import Footprint, contrary, following, footprints, interleavings, races, uniform
+
+if TYPE_CHECKING:
+    from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
+
+__all__ = [
+    "DEVICES",
+    "Checked",
+    "Explored",
+    "Footprint",
+    "check",
+    "contrary",
+    "explore",
+    "following",
+    "footprints",
+    "graphs",
+    "inputs_for",
+    "interleavings",
+    "machines",
+    "machines_for",
+    "races",
+    "uniform",
+]
+
+_DRAWN = ("DEVICES", "graphs", "inputs_for", "machines")
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import the strategies when one is asked for: they need Hypothesis."""
+        if name not in _DRAWN:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return getattr(import_module("autosched.testing.strategies"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "hypothesis":
+                raise
+            raise ImportError(
+                f"{__name__}.{name} needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+            ) from error

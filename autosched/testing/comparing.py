@@ -1,0 +1,84 @@
+"""Compare trees of tensors, arrays and numbers bit for bit, and say how they differ.
+
+NaN equals itself, 0.0 and -0.0 differ. Of leaves that are no tensors, arrays, numbers or strings, only the types are
+compared. Knows no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+
+from autosched.tree import flatten
+
+__all__ = ["bits", "difference"]
+
+
+def bits(tree: Any) -> Hashable:
+    """Return something that is equal for trees whose leaves are equal bit for bit.
+
+    >>> bits([torch.tensor(float("nan"))]) == bits([torch.tensor(float("nan"))]), bits(0.0) == bits(-0.0)
+    (True, False)
+    """
+    return tuple([_leaf_bits(leaf) for leaf in flatten(tree)])
+
+
+def difference(expected: Any, found: Any) -> str | None:
+    """Return how a tree differs from the expected one, in words; None if it does not.
+
+    >>> difference({"w": torch.zeros(3)}, {"w": torch.tensor([0.0, 0.5, 0.0])})
+    "['w'] differs in 1 of 3 numbers, by up to 0.5"
+    """
+    wanted, got = dict(_leaves(expected)), dict(_leaves(found))
+    if list(wanted) != list(got):
+        return f"has the leaves {list(got)} instead of {list(wanted)}"
+    for path, leaf in wanted.items():
+        if _leaf_bits(leaf) != _leaf_bits(got[path]):
+            return f"{path} {_unequal(leaf, got[path])}".lstrip()
+    return None
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree with the way to them, as Python would spell it."""
+    if isinstance(tree, (tuple, list, dict)):
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(item, f"{path}[{key!r}]")
+    else:
+        yield path, tree
+
+
+def _leaf_bits(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        dense = leaf.detach().cpu()
+        dense = (dense if dense.layout == torch.strided else dense.to_dense()).resolve_conj().resolve_neg()
+        whole = dense.clone(memory_format=torch.contiguous_format)  # one number is contiguous with any stride
+        return str(leaf.dtype), tuple(leaf.shape), whole.view(-1).view(torch.uint8).numpy().tobytes()
+    if hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:  # of NumPy
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
+        return type(leaf).__name__, repr(leaf)
+    return type(leaf).__name__
+
+
+def _unequal(expected: Any, found: Any) -> str:
+    kinds = [_kind(item) for item in (expected, found)]
+    if kinds[0] != kinds[1]:
+        return f"is {kinds[1]} instead of {kinds[0]}"
+    if not hasattr(expected, "shape"):
+        return f"is {found!r:.60} instead of {expected!r:.60}"
+    try:
+        a, b = (torch.as_tensor(item).detach().cpu().to(torch.complex128) for item in (expected, found))
+    except (TypeError, RuntimeError):  # arrays of objects, and tensors of no plain layout
+        return "differs"
+    gap = (a - b).abs()[~((a == b) | (a.isnan() & b.isnan()))]
+    if not gap.numel():
+        return "differs in bits that make no difference in numbers: the sign of a zero, or another NaN"
+    nan = int(gap.isnan().sum())
+    by = f", by up to {float(gap.nan_to_num(nan=0.0).max()):.3g}" if nan < gap.numel() else ""
+    return f"differs in {gap.numel()} of {a.numel()} numbers{by}" + (f"; {nan} are NaN on one side only" if nan else "")
+
+
+def _kind(item: Any) -> str:
+    return f"{item.dtype}{list(item.shape)}" if hasattr(item, "shape") else type(item).__name__

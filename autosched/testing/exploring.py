@@ -1,0 +1,65 @@
+"""Run a program in chosen interleavings, on the backend ``virtual``, and see what each leaves.
+
+A program that ``verify`` refuses runs too: to see what goes wrong is what this is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autosched.backends.virtual import Virtual
+from autosched.errors import AutoschedError
+from autosched.execute import Executor
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.program import Program
+from autosched.testing.interleavings import following, interleavings
+from autosched.testing.reference import Setting
+from autosched.workers import Choose
+
+__all__ = ["Explored", "attempt", "explore"]
+
+
+class Explored(NamedTuple):
+    """An interleaving, what it left (outputs, inputs, what tasks keep), and the error if a step raised."""
+
+    choices: tuple[str, ...]
+    left: Mapping[str, Any]
+    error: AutoschedError | None
+
+
+def explore(
+    program: Program, graph: Graph, machine: Machine, *, examples: Mapping[str, Any], seed: int = 0
+) -> Iterator[Explored]:
+    r"""Yield what each of the ``interleavings`` of a program leaves; memory that is freed is overwritten with NaN.
+
+    >>> import torch
+    >>> graph = Graph()
+    >>> _ = graph.input("x").add_(1).mul_(10)
+    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # with no wait between them
+    >>> runs = explore(program, graph, Machine.emulated(gpus=0), examples={"x": torch.ones(1)})
+    >>> [run.left["input 'x'"].item() for run in runs]
+    [20.0, 11.0]
+    """
+    setting = Setting(graph, examples, seed)
+    for choices in interleavings(program, graph):
+        yield Explored(choices, *attempt(setting, program, graph, machine, following(choices)))
+
+
+def attempt(
+    setting: Setting,
+    program: Program,
+    graph: Graph,
+    machine: Machine,
+    choose: Choose | None,
+    seconds: Sequence[float] | None = None,
+) -> tuple[dict[str, Any], AutoschedError | None]:
+    """Run a program once; return what it leaves, or the error that it raises."""
+    executor = Executor(program, graph, machine, Virtual(choose), seconds or [0.0] * len(program))
+    try:
+        return setting.run(executor), None
+    except AutoschedError as error:
+        return {}, error
+    finally:
+        executor.close()

@@ -1,0 +1,143 @@
+"""Interleavings of a program: all there are up to equivalence, or seeded ones that look for trouble.
+
+Two interleavings are equivalent if they have the same order between any two instructions that touch the same thing,
+one of them changing it; then they end alike. Dynamic partial-order reduction (Flanagan & Godefroid, POPL 2005) visits
+one of each class, and finds conflicts while it runs, because threads branch. A program does not: its conflicts are
+known beforehand, so a class is a choice of direction for each conflict that no event orders, without a circle, and
+each is visited exactly once.
+
+Knows programs and what instructions touch; runs nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations, cycle
+from typing import NamedTuple
+
+from autosched.graph import Graph
+from autosched.memory import Memory
+from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.workers import Choose
+
+__all__ = ["Footprint", "contrary", "following", "footprints", "interleavings", "races", "uniform"]
+
+_Thing = tuple[str, object]  # a slot, the bytes behind slots, state that tasks share, an order that was asked for
+
+
+def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
+    r"""Yield one interleaving of each class: the names of the streams that go on, one after another.
+
+    Run one with ``Virtual(following(it))``. A program without races has a single class; with races there may be very
+    many, so take some (``itertools.islice``). The first stands for the order of issue. Raises KeyError for a program
+    that reads what nothing puts there.
+
+    >>> graph = Graph()
+    >>> _ = graph.input("x").add_(1).mul_(10)
+    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # with no wait between them
+    >>> list(interleavings(program, graph))
+    [('cpu/a', 'cpu/b'), ('cpu/b', 'cpu/a')]
+    """
+    for before in _classes(_ordered(program), races(program, graph)):
+        # Who has more before it comes later: a linear order that keeps the partial one.
+        order = sorted(range(len(program)), key=lambda at: before[at].bit_count())
+        yield tuple(name for at in order for name in _steps(program, at))
+
+
+def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
+    """Return the pairs of positions that touch the same thing, one changing it, and that no event orders."""
+    before, touched = _ordered(program), footprints(program, graph)
+    pairs = combinations(range(len(program)), 2)
+    return [(a, b) for a, b in pairs if not before[b] >> a & 1 and touched[a].conflicts(touched[b])]
+
+
+class Footprint(NamedTuple):
+    """What an instruction looks at, and what it changes."""
+
+    read: frozenset[_Thing]
+    changed: frozenset[_Thing]
+
+    def conflicts(self, other: Footprint) -> bool:
+        """Whether it matters which of the two comes first."""
+        return bool(self.changed & (other.read | other.changed) or other.changed & self.read)
+
+
+def footprints(program: Program, graph: Graph) -> list[Footprint]:
+    """Return what each instruction touches: slots, the bytes behind them, and what tasks share beside values."""
+    memory = Memory(program, graph, lambda device: None)
+    block = {slot: group[0] for slot, group in memory._sharing.items()}
+    found = []
+    for i, instruction in enumerate(program):
+        reads, freed = memory.reads.get(i, []), memory.freed.get(i, [])
+        made = [slot for slot in memory.made.get(i, []) if slot is not None]
+        written, shared = list[int](), set[_Thing]()
+        if isinstance(instruction, Run):
+            task = graph.task(instruction.task)
+            written += [slot for use, slot in zip(task.reads, reads, strict=True) if use in task.writes]
+            shared = {("state", id(item)) for item in task.shared}
+            shared |= {("order", (d.task, task.index)) for d in task.dependencies if d.kind == "order"}
+            shared |= {("order", (task.index, user)) for user in graph.users[task.index]}
+        elif isinstance(instruction, Copy) and instruction.overwrite:
+            written += made
+        read = {("slot", slot) for slot in reads} | {("bytes", block[slot]) for slot in reads}
+        changed = {("slot", slot) for slot in (*made, *freed)} | {("bytes", block[slot]) for slot in written}
+        found.append(Footprint(frozenset(read), frozenset(changed | shared)))
+    return found
+
+
+def following(choices: Sequence[str]) -> Choose:
+    """Return a choice of streams that follows a list, run after run: how to run one of ``interleavings``."""
+    turn = cycle(choices)
+    return lambda ready: next(turn)
+
+
+def contrary(seed: int) -> Choose:
+    """Return a choice that favours some streams over others, so that what nothing orders comes far apart."""
+    source = random.Random(seed)
+    rank: dict[str, float] = {}
+    return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
+
+
+def uniform(seed: int) -> Choose:
+    """Return a choice that takes any stream that could go on."""
+    return random.Random(seed).choice
+
+
+def _ordered(program: Program) -> list[int]:
+    """Return for each position those that surely come before it, by streams and events, as the bits of a number."""
+    before: list[int] = []
+    behind: dict[Stream, int] = {}  # of each stream, what its next instruction comes behind
+    events: dict[int, int] = {}
+    for i, instruction in enumerate(program):
+        streams = occupied(instruction)
+        mask = events.get(instruction.event, 0) if isinstance(instruction, Wait) else 0
+        for stream in streams:
+            mask |= behind.get(stream, 0)
+        before.append(mask)
+        behind.update(dict.fromkeys(streams, mask | 1 << i))
+        if isinstance(instruction, Record):
+            events[instruction.event] = mask | 1 << i
+    return before
+
+
+def _classes(before: list[int], pairs: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield each order that extends ``before`` and has the two of every pair one way or the other."""
+    for k, (a, b) in enumerate(pairs):
+        if not before[b] >> a & 1 and not before[a] >> b & 1:
+            yield from _classes(_joined(before, a, b), pairs[k + 1 :])
+            yield from _classes(_joined(before, b, a), pairs[k + 1 :])
+            return
+    yield before
+
+
+def _joined(before: list[int], a: int, b: int) -> list[int]:
+    """Return the order with ``a`` before ``b``, and with what follows from that."""
+    new = before[a] | 1 << a
+    return [mask | new if at == b or mask >> b & 1 else mask for at, mask in enumerate(before)]
+
+
+def _steps(program: Program, at: int) -> list[str]:
+    """Return whose turns an instruction takes: a copy on two streams is met by the second, which then goes on."""
+    own, *others = [str(stream) for stream in occupied(program.instructions[at])]
+    return [*others, own, *others]

@@ -1,0 +1,170 @@
+"""What is right: the serial run of a graph, what it leaves, and what each of its tasks left.
+
+What tasks change although no run is given it (constants, modules, optimizers) is put back before each run. Knows
+nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autosched.backends.host import copy_in_host_memory
+from autosched.errors import HazardError, InterleavingError
+from autosched.graph import Graph, Task, Value
+from autosched.testing.comparing import bits
+from autosched.tree import flatten, match
+
+__all__ = ["Kept", "Reference", "Setting", "guarded", "traced"]
+
+
+class Setting:
+    """Inputs and a seed, with which a graph is run again and again."""
+
+    def __init__(self, graph: Graph, examples: Mapping[str, Any], seed: int):
+        self.graph, self.examples, self.seed = graph, examples, seed
+        self.kept = Kept(graph)
+
+    def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+        """Call with fresh inputs; return all that this leaves, by what to call it. Everything else stays as it is."""
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(self.seed)
+            inputs = copy.deepcopy(dict(self.examples))
+            try:
+                outputs = call(inputs)
+                # A copy, since an output may be a constant, which is put back.
+                left = {f"output {name!r}": copy_in_host_memory(item, None) for name, item in outputs.items()}
+                return left | {f"input {name!r}": item for name, item in inputs.items()} | self.kept.now()
+            finally:
+                self.kept.restore()
+
+
+class Reference:
+    """The serial run of a graph: what it leaves, and what each task leaves.
+
+    Raises InterleavingError if a second one differs, HazardError where a task writes what it does not declare.
+
+    >>> graph = Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> Reference(Setting(graph, {"x": 1}, seed=0)).results
+    {"output 'y'": 2, "input 'x'": 1}
+    """
+
+    def __init__(self, setting: Setting):
+        self.setting, self.graph = setting, setting.graph
+        self.left: dict[str, int] = {}
+        self.results = self._serial(self.left)
+        again: dict[str, int] = {}
+        self._serial(again)
+        task = self.first(again)
+        if task is not None:
+            raise InterleavingError(
+                f"two serial runs of graph {self.graph.name!r} with the same inputs and seed differ, first in task "
+                f"{task.name!r}, added at {task.source}: it is not deterministic, keeps something from run to run, or "
+                f"draws numbers that torch.manual_seed does not set"
+            )
+
+    def _serial(self, left: dict[str, int]) -> dict[str, Any]:
+        graph = traced(guarded(self.graph), left)
+        return self.setting.run(lambda inputs: graph.run_serial(**inputs))
+
+    def first(self, left: Mapping[str, int]) -> Task | None:
+        """Return the first task that left something else in another run, of those that ran there."""
+        tasks = self.graph.tasks
+        return next((task for task in tasks if task.name in left and left[task.name] != self.left[task.name]), None)
+
+
+def traced(graph: Graph, left: dict[str, int]) -> Graph:
+    """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and leave in their arguments."""
+
+    def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            left[task.name] = hash(bits((args, kwargs, result)))
+            return result
+
+        return call
+
+    return _changed(graph, traced)
+
+
+def guarded(graph: Graph) -> Graph:
+    """Return a copy of a graph whose tasks raise HazardError where they write an argument that they do not declare.
+
+    However they write it: the bytes are compared.
+    """
+
+    def guarded(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
+        roots = {graph.values[use.value].root for use in task.writes}
+        shape = task.args, task.kwargs
+        leaves = list(flatten(shape))
+
+        def untouched(arguments: tuple[Any, Any]) -> dict[str, Any]:
+            values = [pair for pair in zip(leaves, match(shape, arguments), strict=True) if isinstance(pair[0], Value)]
+            return {value.name: bits(item) for value, item in values if value.root not in roots}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = untouched((args, kwargs))
+            result = fn(*args, **kwargs)
+            for name, after in untouched((args, kwargs)).items():
+                if after != before[name]:
+                    raise HazardError(
+                        f"task {task.name!r} wrote its argument {name!r} in place without declaring it: "
+                        f"graph.add(..., writes=[{name}])\n    added at {task.source}"
+                    )
+            return result
+
+        return call
+
+    return _changed(graph, guarded)
+
+
+def _changed(graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]) -> Graph:
+    twin = graph.pinned()
+    twin.tasks[:] = [task if task.fn is None else replace(task, fn=change(task, task.fn)) for task in graph.tasks]
+    return twin
+
+
+class Kept:
+    """The state behind a graph, saved.
+
+    >>> graph, total = Graph(), torch.zeros(())
+    >>> _ = graph.constant(total, "total").add_(1)
+    >>> kept = Kept(graph)
+    >>> _ = graph.run_serial(), kept.restore()
+    >>> total
+    tensor(0.)
+    """
+
+    def __init__(self, graph: Graph):
+        shared = list({id(item): item for task in graph.tasks for item in task.shared}.values())
+        written = [v for v in graph.sources if v.tensor is not None and graph.last_version(v.index)]
+        self.tensors = [(f"constant {value.name!r}", value.tensor) for value in written]
+        for module in shared:
+            if isinstance(module, torch.nn.Module):  # the parts of a module are shared one by one
+                own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+                self.tensors += [(f"{name!r} of a {type(module).__name__}", tensor) for name, tensor in own]
+        self._saved = [(tensor.detach().clone(), _clone(tensor.grad)) for _, tensor in self.tensors]
+        optimizers = [item for item in shared if isinstance(item, torch.optim.Optimizer)]
+        self._states = [(optimizer, copy.deepcopy(optimizer.state_dict())) for optimizer in optimizers]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        with torch.no_grad():
+            for (_, tensor), (saved, grad) in zip(self.tensors, self._saved, strict=True):
+                tensor.copy_(saved)
+                tensor.grad = _clone(grad)
+        for optimizer, state in self._states:
+            optimizer.load_state_dict(copy.deepcopy(state))
+
+    def now(self) -> dict[str, Any]:
+        """Return copies of the tensors, by what to call them."""
+        return {f"{what} ({i})": tensor.detach().clone() for i, (what, tensor) in enumerate(self.tensors)}
+
+
+def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()

@@ -1,0 +1,244 @@
+"""Hypothesis strategies: graphs of small tensor tasks, machines, and inputs to run them with.
+
+A graph is drawn as a list of moves and then built, so that a failing one shrinks to few moves. Every value holds
+float64 numbers in [-1, 1]; many share memory, some are empty. Knows no program and runs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+from autosched.graph import Graph, Value
+from autosched.machine import Device, Link, Machine
+from autosched.tree import transform
+
+__all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
+
+DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
+
+# ---- what tasks do: of any shapes, and ending in [-1, 1] again
+
+
+def mix(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Make a tensor of the first's shape from all of both."""
+    return torch.tanh(a * 0.7 + b.sum() * 0.3 + 0.1)
+
+
+def two(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return two tensors, in a tree."""
+    return torch.sin(a + b.sum()), {"second": torch.cos(a)}
+
+
+def tree(pair: list[torch.Tensor], *, scale: float) -> torch.Tensor:
+    """Take two tensors in a list, and a keyword."""
+    return mix(*pair) * scale
+
+
+def write(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Change the first in place, by all of the second."""
+    a.mul_(0.5).add_(torch.tanh(b.sum()) * 0.5)
+
+
+def noisy(a: torch.Tensor) -> torch.Tensor:
+    """Draw random numbers."""
+    return a * 0.5 + torch.rand(a.shape, dtype=a.dtype) * 0.5
+
+
+def squash(a: torch.Tensor) -> torch.Tensor:
+    """Return a single number, which fits into any slice."""
+    return torch.tanh(a.sum())
+
+
+def rest(a: torch.Tensor) -> torch.Tensor:
+    """Return a view that only ``aliases=`` tells of."""
+    return a[1:]
+
+
+# ---- moves: each adds a task or a few to a graph, and returns the new values
+
+
+def _pair(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    number = len(graph)
+    first, others = graph.add(two, a, b, outputs=(f"first{number}", {"second": f"second{number}"}), **facts)
+    return [first, others["second"]]
+
+
+def _written(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    graph.add(write, a, b, writes=[a], outputs=(), **facts)
+    return []
+
+
+def _halves(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    low, high = a[:1], a[1:]
+    graph.add(write, high, b, writes=high, outputs=(), **facts)
+    return [low.mul_(0.75), high]
+
+
+def _set_rows(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    a[1:] = graph.add(squash, b, **facts)
+    return []
+
+
+def _set_columns(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    a[..., :1] = graph.add(squash, b, **facts)
+    return []
+
+
+def _set_row(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    a[:1] = graph.add(mix, b, b, **facts)[:1]
+    return []
+
+
+def _out(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
+    part = a[1:]
+    graph.add(torch.mul, part, 0.5, out=part, **facts)
+    return [part]
+
+
+Move = Callable[..., list[Value]]
+
+# Of these ``on=`` may be drawn: what they place is memory of its own, and nothing contradicts it.
+FRESH: Mapping[str, Move] = {
+    "mix": lambda graph, a, b, **facts: [graph.add(mix, a, b, **facts)],
+    "tree": lambda graph, a, b, **facts: [graph.add(tree, [a, b], scale=0.9, **facts)],
+    "noisy": lambda graph, a, b, **facts: [graph.add(noisy, a, random=True, **facts)],
+    "pair": _pair,
+}
+WRITES: Mapping[str, Move] = {
+    "write": _written,
+    "mul_": lambda graph, a, b, **facts: [a.mul_(0.75)][:0],
+}
+VIEWS: Mapping[str, Move] = {
+    "rows": lambda graph, a, b, **facts: [a[1:]],
+    "first row": lambda graph, a, b, **facts: [a[:1]],
+    "every other row": lambda graph, a, b, **facts: [a[::2]],
+    "columns": lambda graph, a, b, **facts: [a[:, :1]],
+    "later columns": lambda graph, a, b, **facts: [a[:, 1:]],
+    "reshape": lambda graph, a, b, **facts: [a.reshape(-1)],
+    "contiguous": lambda graph, a, b, **facts: [a.contiguous()],
+    "t": lambda graph, a, b, **facts: [a.t()],
+    "transpose": lambda graph, a, b, **facts: [a.transpose(0, 1)],
+    "narrow": lambda graph, a, b, **facts: [a.narrow(0, 1, 1)],
+    "select": lambda graph, a, b, **facts: [a.select(0, -1)],
+    "chunk": lambda graph, a, b, **facts: [*graph.add(torch.chunk, a, 2, outputs=2)],
+    "split": lambda graph, a, b, **facts: [*graph.add(torch.tensor_split, a, 2, outputs=2)],
+    "alias": lambda graph, a, b, **facts: [graph.add(rest, a, aliases=a, **facts)],
+    "halves": _halves,
+    "view.mul_": lambda graph, a, b, **facts: [a[1:].mul_(0.75)][:0],
+    "set rows": _set_rows,
+    "set columns": _set_columns,
+    "set row": _set_row,
+    "out": _out,
+}
+MOVES = {**FRESH, **WRITES, **VIEWS}
+
+# What a move asks of the shapes of its two values; the others take any.
+NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
+    "columns": lambda a, b: len(a) == 2,
+    "later columns": lambda a, b: len(a) == 2,
+    "transpose": lambda a, b: len(a) == 2,
+    "narrow": lambda a, b: a[0] >= 2,
+    "select": lambda a, b: len(a) == 2 and a[0] >= 1,
+    "chunk": lambda a, b: a[0] >= 2,
+    "set row": lambda a, b: a[1:] == b[1:] and min(a[0], b[0]) >= 1,
+}
+
+
+# ---- strategies
+
+
+class _Drawn(NamedTuple):
+    """A move before its graph is there: values, and a task to follow, by number, which goes round."""
+
+    kind: str
+    a: int
+    b: int
+    after: int | None
+    on: str | None
+
+
+@functools.cache  # Hypothesis takes its time to make a strategy
+def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrategy[list[_Drawn]]:
+    kinds = [kind for kind in MOVES if views or kind not in VIEWS]
+    after = st.sampled_from([None] * 100 + [*range(30)])
+    on = st.sampled_from([None] * len(devices) * 2 + [*devices])
+    move = st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 99), after, on)
+    return st.lists(move.map(_Drawn._make), min_size=1, max_size=most)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, views: bool = True) -> Graph:
+    """Draw graphs of up to ``most`` moves: writes, views, several outputs, trees, random tasks, orders, constraints.
+
+    They run on what ``inputs_for`` gives, and every policy can schedule them on ``machines`` of the same devices.
+    Without ``views`` no two values share memory.
+    """
+    graph = Graph("drawn")
+    values = list(graph.inputs("x", "y"))
+    if draw(st.booleans()):
+        with graph.on(draw(st.sampled_from(devices))):
+            values.append(graph.input("z"))
+    shaped = {graph.value(name).index: tensor.to("meta") for name, tensor in inputs_for(graph).items()}
+    for move in draw(_moves(tuple(devices), most, views)):
+        values += _made(graph, values, shaped, move)
+    shown = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique_by=id))
+    graph.output(*shown)
+    return graph
+
+
+def _made(graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn) -> list[Value]:
+    """Make a move, unless its values have not the shapes for it; return the new values."""
+    a, b = values[move.a % len(values)], values[move.b % len(values)]
+    if move.kind in NEEDS and not NEEDS[move.kind](shaped[a.index].shape, shaped[b.index].shape):
+        return []
+    facts: dict[str, Any] = {}
+    if graph.tasks and move.after is not None:
+        facts["after"] = [graph.tasks[move.after % len(graph)]]
+    if move.kind in FRESH and move.on is not None:
+        facts["on"] = move.on
+    before = len(graph)
+    made = MOVES[move.kind](graph, a, b, **facts)
+    _shape(graph, before, shaped)
+    return made
+
+
+def _shape(graph: Graph, first: int, shaped: dict[int, torch.Tensor]) -> None:
+    """Add the shapes of what the tasks from ``first`` on make: they run on tensors without data."""
+    with torch.device("meta"):
+        for task in graph.tasks[first:]:
+            args, kwargs = transform(
+                lambda leaf: shaped[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
+            )
+            assert task.fn is not None
+            shaped.update(task.results(task.fn(*args, **kwargs)))
+
+
+@st.composite
+def machines(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most_streams: int = 3) -> Machine:
+    """Draw machines of all these devices, fully linked, of up to ``most_streams`` each, with contention or without."""
+    made = [Device(name, streams=draw(st.integers(1, most_streams))) for name in devices]
+    links = [
+        Link(a, b, bytes_per_second=draw(st.sampled_from([1e7, 1e9])), latency=draw(st.sampled_from([0.0, 1e-6])))
+        for i, a in enumerate(devices)
+        for b in devices[i + 1 :]
+    ]
+    return Machine(made, links, contention=draw(st.booleans()), imagined=True)
+
+
+def inputs_for(graph: Graph) -> dict[str, torch.Tensor]:
+    """Return fresh inputs for a drawn graph, always the same.
+
+    >>> graph = Graph()
+    >>> x, y = graph.inputs("x", "y")
+    >>> {name: tuple(tensor.shape) for name, tensor in inputs_for(graph).items()}
+    {'x': (2, 3), 'y': (3, 3)}
+    """
+    generator = torch.Generator().manual_seed(7)
+    return {
+        name: torch.rand(2 + i, 3, dtype=torch.float64, generator=generator) for i, name in enumerate(graph.input_names)
+    }
