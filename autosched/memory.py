@@ -33,7 +33,7 @@ class Memory:
         self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
         self.freed: dict[int, list[int]] = {}
         self._slots: Standing[int, int] = Standing()
-        self._sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
+        self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()
         homes = [(name, self._home[graph.value(name).index], place(device)) for name, device in program.inputs]
@@ -208,7 +208,7 @@ class Memory:
                         self.made[i] = [self._new(index, version, destination)]
                 case Free(stream, name, version):
                     slot = self._slot(self.graph.value(name).index, version, stream.device)
-                    self.freed[i] = self._sharing[slot]
+                    self.freed[i] = self.sharing[slot]
 
     def _assign_run(self, i: int, task: Task, device: str) -> None:
         self.reads[i] = []
@@ -227,9 +227,9 @@ class Memory:
             if used and value.root != value.index:
                 slots = zip(task.reads, self.reads[i], strict=True)
                 base = next(slot for read, slot in slots if self.graph.values[read.value].root == value.root)
-                group = self._sharing[base]
+                group = self.sharing[base]
                 group.append(len(self.data) - 1)
-                self._sharing[len(self.data) - 1] = group
+                self.sharing[len(self.data) - 1] = group
 
     def _slot(self, value: int, version: int, device: str) -> int:
         slot = self._slots.get(value, version, device)
@@ -239,7 +239,7 @@ class Memory:
     def _new(self, value: int, version: int, device: str, data: Any = None) -> int:
         slot = len(self.data)
         self._slots.put(value, version, device, slot)
-        self._sharing[slot] = [slot]
+        self.sharing[slot] = [slot]
         self.data.append(data)
         return slot
 

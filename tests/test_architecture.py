@@ -53,7 +53,6 @@ MAY_IMPORT = {
     "crew": ["workers"],
     "interleaver": ["workers"],
     "progress": ["graph", "program", "workers"],
-    "testing": ["errors", "graph", "tree"],
     "check": ["errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
@@ -73,19 +72,11 @@ MAY_IMPORT = {
     "__main__": EVERYTHING,
     "autosched": EVERYTHING,
 }
-MAY_IMPORT_TORCH = [
-    "backends",
-    "frontends",
-    "profile",
-    "parallel",
-    "demo",
-    "testing",
-]  # testing is loaded when asked for
+MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing"]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
     ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
-    ("testing.faults", "torch"): "running out of memory raises torch's own error",
     ("machine", "torch"): "Machine.local asks torch what is in this computer",
 }
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.policies import POLICIES
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Wait, occupied
+from autosched.testing.strategies import graphs, machines
 from autosched.verify import verify
 from tests.reference import Reference, RefusedError
-from tests.strategies import graphs, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 

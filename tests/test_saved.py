@@ -24,7 +24,7 @@ from autosched.backends.virtual import Virtual
 from autosched.costs import Work
 from autosched.policies import POLICIES
 from autosched.saved import describe
-from tests.strategies import DEVICES, graphs, inputs_for, machines
+from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 TWO_GPUS = asc.Machine.emulated(gpus=2)

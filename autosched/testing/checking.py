@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError
 from autosched.graph import Graph, Task
+from autosched.interleaver import Choose
 from autosched.machine import LINKS, Device, Link, Machine
 from autosched.policies import POLICIES, Policy
 from autosched.program import Program
@@ -21,7 +22,6 @@ from autosched.testing.comparing import difference
 from autosched.testing.exploring import attempt
 from autosched.testing.interleavings import contrary, uniform
 from autosched.testing.reference import Reference, Setting, traced
-from autosched.workers import Choose
 
 __all__ = ["Checked", "check", "machines_for"]
 

@@ -12,11 +12,11 @@ from autosched.backends.virtual import Virtual
 from autosched.errors import AutoschedError
 from autosched.execute import Executor
 from autosched.graph import Graph
+from autosched.interleaver import Choose
 from autosched.machine import Machine
 from autosched.program import Program
 from autosched.testing.interleavings import following, interleavings
 from autosched.testing.reference import Setting
-from autosched.workers import Choose
 
 __all__ = ["Explored", "attempt", "explore"]
 

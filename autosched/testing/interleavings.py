@@ -17,13 +17,14 @@ from itertools import combinations, cycle
 from typing import NamedTuple
 
 from autosched.graph import Graph
+from autosched.interleaver import Choose
 from autosched.memory import Memory
+from autosched.parts import Part
 from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.workers import Choose
 
 __all__ = ["Footprint", "contrary", "following", "footprints", "interleavings", "races", "uniform"]
 
-_Thing = tuple[str, object]  # a slot, the bytes behind slots, state that tasks share, an order that was asked for
+_Thing = tuple[str, object]  # a slot, state that tasks share, an order that was asked for
 
 
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
@@ -52,37 +53,53 @@ def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairs if not before[b] >> a & 1 and touched[a].conflicts(touched[b])]
 
 
+class _Bytes(NamedTuple):
+    """A part of the memory behind some slots."""
+
+    block: int
+    part: Part
+    written: bool
+
+    def meets(self, other: _Bytes) -> bool:
+        return self.block == other.block and (self.written or other.written) and self.part.overlaps(other.part)
+
+
 class Footprint(NamedTuple):
-    """What an instruction looks at, and what it changes."""
+    """What an instruction looks at, and what it changes; and of which memory it does so with which part."""
 
     read: frozenset[_Thing]
     changed: frozenset[_Thing]
+    memory: tuple[_Bytes, ...]
 
     def conflicts(self, other: Footprint) -> bool:
         """Whether it matters which of the two comes first."""
-        return bool(self.changed & (other.read | other.changed) or other.changed & self.read)
+        if self.changed & (other.read | other.changed) or other.changed & self.read:
+            return True
+        return any(a.meets(b) for a in self.memory for b in other.memory)
 
 
 def footprints(program: Program, graph: Graph) -> list[Footprint]:
     """Return what each instruction touches: slots, the bytes behind them, and what tasks share beside values."""
     memory = Memory(program, graph, lambda device: None)
-    block = {slot: group[0] for slot, group in memory._sharing.items()}
     found = []
     for i, instruction in enumerate(program):
         reads, freed = memory.reads.get(i, []), memory.freed.get(i, [])
         made = [slot for slot in memory.made.get(i, []) if slot is not None]
-        written, shared = list[int](), set[_Thing]()
+        touched, shared = list[_Bytes](), set[_Thing]()
         if isinstance(instruction, Run):
             task = graph.task(instruction.task)
-            written += [slot for use, slot in zip(task.reads, reads, strict=True) if use in task.writes]
+            for use, slot in zip(task.reads, reads, strict=True):
+                part = graph.touched(task, use.value) or graph.values[use.value].part
+                touched.append(_Bytes(memory.sharing[slot][0], part, use in task.writes))
             shared = {("state", id(item)) for item in task.shared}
             shared |= {("order", (d.task, task.index)) for d in task.dependencies if d.kind == "order"}
             shared |= {("order", (task.index, user)) for user in graph.users[task.index]}
-        elif isinstance(instruction, Copy) and instruction.overwrite:
-            written += made
-        read = {("slot", slot) for slot in reads} | {("bytes", block[slot]) for slot in reads}
-        changed = {("slot", slot) for slot in (*made, *freed)} | {("bytes", block[slot]) for slot in written}
-        found.append(Footprint(frozenset(read), frozenset(changed | shared)))
+        elif isinstance(instruction, Copy):
+            touched.append(_Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).part, False))
+            touched += [_Bytes(memory.sharing[slot][0], Part(), True) for slot in made if instruction.overwrite]
+        read = frozenset(("slot", slot) for slot in reads)
+        changed = frozenset({("slot", slot) for slot in (*made, *freed)} | shared)
+        found.append(Footprint(read, changed, tuple(touched)))
     return found
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from autosched.backends.host import copy_in_host_memory
-from autosched.errors import HazardError, InterleavingError
+from autosched.check import Watcher
+from autosched.errors import InterleavingError
 from autosched.graph import Graph, Task, Value
 from autosched.testing.comparing import bits
 from autosched.tree import flatten, match
 
-__all__ = ["Kept", "Reference", "Setting", "guarded", "traced"]
+__all__ = ["Kept", "Reference", "Setting", "traced", "watched"]
 
 
 class Setting:
@@ -46,7 +47,7 @@ class Setting:
 class Reference:
     """The serial run of a graph: what it leaves, and what each task leaves.
 
-    Raises InterleavingError if a second one differs, HazardError where a task writes what it does not declare.
+    Raises InterleavingError if a second one differs, HazardError where a task does what it does not declare.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.input("x") + 1)
@@ -69,7 +70,7 @@ class Reference:
             )
 
     def _serial(self, left: dict[str, int]) -> dict[str, Any]:
-        graph = traced(guarded(self.graph), left)
+        graph = traced(watched(self.graph), left)
         return self.setting.run(lambda inputs: graph.run_serial(**inputs))
 
     def first(self, left: Mapping[str, int]) -> Task | None:
@@ -79,7 +80,7 @@ class Reference:
 
 
 def traced(graph: Graph, left: dict[str, int]) -> Graph:
-    """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and leave in their arguments."""
+    """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and what they were given."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -92,35 +93,32 @@ def traced(graph: Graph, left: dict[str, int]) -> Graph:
     return _changed(graph, traced)
 
 
-def guarded(graph: Graph) -> Graph:
-    """Return a copy of a graph whose tasks raise HazardError where they write an argument that they do not declare.
+def watched(graph: Graph) -> Graph:
+    """Return a copy of a graph whose tasks raise HazardError where they write, share or draw what they do not declare.
 
     However they write it: the bytes are compared.
     """
+    watcher = Watcher(graph, "bytes", lambda value: False)
 
-    def guarded(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
-        roots = {graph.values[use.value].root for use in task.writes}
+    def watched(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
         shape = task.args, task.kwargs
         leaves = list(flatten(shape))
 
-        def untouched(arguments: tuple[Any, Any]) -> dict[str, Any]:
-            values = [pair for pair in zip(leaves, match(shape, arguments), strict=True) if isinstance(pair[0], Value)]
-            return {value.name: bits(item) for value, item in values if value.root not in roots}
-
         def call(*args: Any, **kwargs: Any) -> Any:
-            before = untouched((args, kwargs))
-            result = fn(*args, **kwargs)
-            for name, after in untouched((args, kwargs)).items():
-                if after != before[name]:
-                    raise HazardError(
-                        f"task {task.name!r} wrote its argument {name!r} in place without declaring it: "
-                        f"graph.add(..., writes=[{name}])\n    added at {task.source}"
-                    )
-            return result
+            pairs = zip(leaves, match(shape, (args, kwargs)), strict=True)
+            given = {leaf.index: item for leaf, item in pairs if isinstance(leaf, Value)}
+            returned: list[Any] = []
+            watcher.around(
+                task,
+                lambda: returned.append(fn(*args, **kwargs)),
+                lambda: [given[use.value] for use in task.reads],
+                lambda: [item for index, item in task.results(returned[0]) if graph.is_used(index)],
+            )()
+            return returned[0]
 
         return call
 
-    return _changed(graph, guarded)
+    return _changed(graph, watched)
 
 
 def _changed(graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]) -> Graph:
