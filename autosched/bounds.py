@@ -89,7 +89,7 @@ def _critical_path(
         if read.maker is None:
             arrival = [row[read.home] for row in copy_seconds(read.nbytes)]
             ready[read.task] = list(map(max, ready[read.task], arrival))
-        else:
+        elif read.maker in before[read.task]:  # else it wrote another part of the value
             before[read.task][read.maker] = max(read.nbytes, before[read.task][read.maker] or 0.0)
     after: list[_Edges] = [{} for _ in tasks]
     for task in tasks:

@@ -213,10 +213,10 @@ class Memory:
     def _assign_run(self, i: int, task: Task, device: str) -> None:
         self.reads[i] = []
         for use in task.reads:
-            stands = (
-                use.version if self.graph.touched(task, use.value) is None else self._slots.latest(use.value, device)
-            )
-            self.reads[i].append(self._slot(use.value, stands or 0, device))
+            partly = self.graph.touched(task, use.value) is not None
+            slot = self._slots.held(use.value, device) if partly else self._slot(*use, device)
+            assert slot is not None
+            self.reads[i].append(slot)
         for use in task.changes:
             self._slots.change(*use, device)
         self.made[i] = []

@@ -21,25 +21,31 @@ class Standing(Generic[Name, Item]):
 
     >>> standing = Standing()
     >>> standing.put("x", 0, "cpu", "memory")
-    >>> standing.change("x", 1, "cpu"), standing.change("x", 0, "cpu")
-    (None, 2)
-    >>> standing.get("x", 2, "cpu"), standing.get("x", 0, "cpu"), standing.latest("x", "cpu")
-    ('memory', None, 2)
+    >>> standing.change("x", 1, "cpu"), standing.get("x", 0, "cpu"), standing.held("x", "cpu")
+    (None, None, 'memory')
+    >>> standing.change("x", 0, "cpu"), standing.get("x", 2, "cpu"), standing.latest("x", "cpu")
+    (2, 'memory', 2)
     """
 
     def __init__(self) -> None:
         self._items: dict[tuple[Name, int, str], Item] = {}
         self._latest: dict[tuple[Name, str], int] = {}
-        self._early: set[tuple[Name, int, str]] = set()
+        self._early: dict[tuple[Name, str], set[int]] = {}
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
         """Note that a version of a value is on a device now."""
         self._items[value, version, device] = item
         self._latest[value, device] = version
+        self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
-        """Return what is kept of this version on this device; None if it is not there."""
-        return self._items.get((value, version, device))
+        """Return what is kept of this version on this device; None if it is not there, with all its parts."""
+        return None if (value, device) in self._early else self._items.get((value, version, device))
+
+    def held(self, value: Name, device: str) -> Item | None:
+        """Return what is kept of a value on a device, whatever has been written of it; None if it is not there."""
+        version = self._latest.get((value, device))
+        return None if version is None else self._items.get((value, version, device))
 
     def drop(self, value: Name, version: int, device: str) -> None:
         """Note that this version is on this device no more."""
@@ -53,14 +59,18 @@ class Standing(Generic[Name, Item]):
     def change(self, value: Name, version: int, device: str) -> int | None:
         """Note a write that takes a value on from this version; return where it stands then, None if it stays."""
         if (value, version, device) not in self._items:
-            self._early.add((value, version, device))
+            self._early.setdefault((value, device), set()).add(version)
             return None
         item = self._items.pop((value, version, device))
+        early = self._early.get((value, device), set())
         version += 1
-        while (value, version, device) in self._early:
-            self._early.remove((value, version, device))
+        while version in early:
+            early.remove(version)
             version += 1
-        self.put(value, version, device, item)
+        if not early:
+            self._early.pop((value, device), None)
+        self._items[value, version, device] = item
+        self._latest[value, device] = version
         return version
 
     def where(self, value: Name, version: int) -> list[str]:

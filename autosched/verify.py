@@ -159,7 +159,7 @@ class _Verifier:
 
     def _change(self, name: str, version: int, device: str) -> None:
         stands = self.standing.change(name, version, device)
-        held = None if stands is None else self.standing.get(name, stands, device)
+        held = self.standing.held(name, device)
         if stands is not None and held is not None and held.memory is self.home.get(name):
             self.at_home[name] = stands
 
@@ -175,10 +175,12 @@ class _Verifier:
         value = self.graph.values[use.value]
         part, device = self.graph.touched(task, use.value), run.stream.device
         if part is None:
-            block = self._use(run, (value.name, use.version, device), value.part, writes)
+            place = value.name, use.version, device
+            block = self._use(run, place, self.standing.get(*place), value.part, writes)
         else:  # the versions of other parts do not matter
             stands = self.standing.latest(value.name, device)
-            block = self._use(run, (value.name, use.version if stands is None else stands, device), part, writes)
+            place = value.name, use.version if stands is None else stands, device
+            block = self._use(run, place, self.standing.held(value.name, device), part, writes)
             self._check_part(task, value, block, part)
         if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
             self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
@@ -214,7 +216,8 @@ class _Verifier:
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
         self.stamps[self.at] = self.clocks.advance(copy)
         part = self._part(copy.value)
-        self._use(copy, (copy.value, copy.version, copy.source), part, writes=False)
+        source = (copy.value, copy.version, copy.source)
+        self._use(copy, source, self.standing.get(*source), part, writes=False)
         if self.standing.get(*target) is not None:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
@@ -288,9 +291,8 @@ class _Verifier:
         self.standing.put(*place, _Held(block, self.at))
         return block
 
-    def _use(self, instruction: Run | Copy, place: _Place, part: Part, writes: bool) -> _Memory:
+    def _use(self, instruction: Run | Copy, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
         """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
-        held = self.standing.get(*place)
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
@@ -320,9 +322,12 @@ class _Verifier:
     def _missing(self, place: _Place) -> str:
         """Return why a place holds nothing."""
         value, version, device = place
-        if (stands := self.standing.latest(value, device)) is not None and stands > version:
+        stands = self.standing.latest(value, device)
+        if stands is not None and stands > version:
             return f"was overwritten by version {stands}"
-        elsewhere = self.standing.where(value, version)
+        elsewhere = [other for other in self.standing.where(value, version) if other != device]
+        if stands is not None and stands == version:
+            return "a part of it was overwritten by what comes later"
         return (
             f"not there; it is on {elsewhere[0]}: a copy is missing"
             if elsewhere

@@ -8,6 +8,7 @@ two accesses to one block that meet, one of which writes, one must surely end be
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from autosched.graph import Graph, Task
@@ -108,7 +109,17 @@ class Reference:
     def seen(self, block: Block, name: str, part: Part) -> list[int]:
         root = self.graph.value(name).root
         tasks = [self.graph.tasks[index] for index in block.writers]
-        return [t.index for t in tasks if any(part.overlaps(p) for p in self.written(t, root))]
+        seen = [t.index for t in tasks if any(part.overlaps(p) for p in self.written(t, root))]
+        return self.sorted(seen, root)
+
+    def sorted(self, tasks: list[int], root: int) -> list[int]:
+        """Return them in the order of the serial run, as far as what they write is apart."""
+        parts = {index: self.written(self.graph.tasks[index], root) for index in tasks}
+        for _ in tasks:
+            for k, (a, b) in enumerate(pairwise(tasks)):
+                if a > b and not any(p.overlaps(q) for p in parts[a] for q in parts[b]):
+                    tasks[k : k + 2] = b, a
+        return tasks
 
     def find(self, i: int, name: str, device: str, part: Part, expected: list[int]) -> Block:
         for block in self.blocks:

@@ -65,15 +65,18 @@ class _Travel:
             self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
     def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self.origin[use], self.maker[use], self.holders[use] = device, maker, (device,)
+        self._note(use, device, maker)
         self.standing.put(*use, device, None)
+
+    def _note(self, use: Use, device: str, maker: int) -> None:
+        self.origin[use], self.maker[use], self.holders[use] = device, maker, (device,)
 
     def made(self, run: int, device: str, changes: Sequence[Use], outputs: Sequence[Use]) -> None:
         """Take note of what a run leaves on its device."""
         for value, version in changes:
             stands = self.standing.change(value, version, device)
             if stands is not None:
-                self._arrive(Use(value, stands), device, run)
+                self._note(Use(value, stands), device, run)
         for use in outputs:
             self._arrive(use, device, run)
 

@@ -106,8 +106,9 @@ class _Walk:
         blocks: dict[int, Block] = {}
         for value, version in task.reads:
             part = self.graph.touched(task, value)
-            stands = version if part is None else self.standing.latest(value, device)
-            block = blocks[value] = self._touched(i, stream, self.held(value, stands or 0, device))
+            held = self.held(value, version, device) if part is None else self.standing.held(value, device)
+            assert held is not None
+            block = blocks[value] = self._touched(i, stream, held)
             part = part or self.graph.values[value].part
             if value in written:
                 writers, readers = block.accesses.write(part, i)
@@ -116,10 +117,9 @@ class _Walk:
                 self.found += block.accesses.read(part, i)
         for value, version in task.changes:
             stands = self.standing.change(value, version, device)
-            if stands is not None:
-                block = self.held(value, stands, device).block
-                if block.value == self.graph.values[value].name:
-                    block.version = stands
+            held = self.standing.held(value, device)
+            if stands is not None and held is not None and held.block.value == self.graph.values[value].name:
+                held.block.version = stands
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(i, stream, use, blocks)
