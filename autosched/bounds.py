@@ -64,7 +64,7 @@ def _reads(graph: Graph, machine: Machine, costs: Costs) -> list[_Read]:
     number = {name: p for p, name in enumerate(machine.names)}
     found = []
     for task in graph.tasks:
-        for use in task.reads:
+        for use in graph.needs(task):
             value, maker = graph.values[use.value], graph.maker(use)
             where = number[home(graph, machine, value)] if maker is None else -1
             found.append(_Read(task.index, *use, maker, where, costs.value_nbytes(value)))
@@ -89,7 +89,7 @@ def _critical_path(
         if read.maker is None:
             arrival = [row[read.home] for row in copy_seconds(read.nbytes)]
             ready[read.task] = list(map(max, ready[read.task], arrival))
-        elif read.maker in before[read.task]:  # else it wrote another part of the value
+        else:
             before[read.task][read.maker] = max(read.nbytes, before[read.task][read.maker] or 0.0)
     after: list[_Edges] = [{} for _ in tasks]
     for task in tasks:

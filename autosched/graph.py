@@ -271,6 +271,11 @@ class Graph:
             return None
         return task.part[1]
 
+    def needs(self, task: Task) -> Iterator[Use]:
+        """Yield what must have come to where a task runs. Who touches a part needs no write but those it depends on."""
+        for use in task.reads:
+            yield use if self.touched(task, use.value) is None else Use(use.value, 0)
+
     def is_used(self, value: int) -> bool:
         """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
         return value in self._used

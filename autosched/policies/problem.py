@@ -129,7 +129,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
             homes.append(number[home(graph, machine, value)] if maker is None else -1)
         return found
 
-    reads = [[datum(index, version) for index, version in task.reads] for task in graph.tasks]
+    reads = [[datum(index, version) for index, version in graph.needs(task)] for task in graph.tasks]
     returns = [
         (datum(value.index, graph.last_version(value.index)), number[home(graph, machine, value)])
         for value in graph.sources

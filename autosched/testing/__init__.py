@@ -4,6 +4,7 @@
     explore                         run a program in all of its interleavings that can differ
     interleavings                   what they are; ``races`` and ``footprints``, what they come from
     following, contrary, uniform    choices of streams, for the backend ``virtual``
+    scattered                       a policy for tests: any devices, any order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for what they draw
 
 Torch is in use here; Hypothesis, only where a strategy is asked for.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autosched.testing.checking import Checked, check, machines_for
 from autosched.testing.exploring import Explored, explore
 from autosched.testing.interleavings import Footprint, contrary, following, footprints, interleavings, races, uniform
+from autosched.testing.scattering import scattered
 
 if TYPE_CHECKING:
     from autosched.testing.strategies import DEVICES, graphs, inputs_for, machines
@@ -37,6 +39,7 @@ __all__ = [
     "machines",
     "machines_for",
     "races",
+    "scattered",
     "uniform",
 ]
 

@@ -22,6 +22,7 @@ from autosched.testing.comparing import difference
 from autosched.testing.exploring import attempt
 from autosched.testing.interleavings import contrary, uniform
 from autosched.testing.reference import Reference, Setting, traced
+from autosched.testing.scattering import scattered
 
 __all__ = ["Checked", "check", "machines_for"]
 
@@ -52,9 +53,11 @@ def check(
 ) -> Checked:
     """Run a graph in many ways, and demand that each leaves the outputs and inputs that its serial run leaves.
 
-    ``examples`` is an input of each name; they are copied for each run, and never changed. Default: all ``policies``
-    on ``machines_for(graph)``. Of the ``interleavings`` of each program the first is in modelled order, half of the
-    others favour some streams, and the rest are random. All follow from ``seed``, which tasks see as torch's too.
+    ``examples`` is an input of each name; they are copied for each run, and never changed. Default: all ``policies``,
+    and two that scatter tasks at random, on ``machines_for(graph)``. Of the ``interleavings`` of each program the first
+    is in modelled order, half of the others favour some streams, and the rest are random. All follow from ``seed``,
+    which tasks see as torch's too.
+
     Raises InterleavingError, with a report, where one differs, two serial ones among them; HazardError for a task that
     writes an argument and does not say so; ScheduleError if no policy finds a schedule.
 
@@ -67,7 +70,7 @@ def check(
     """
     family = {"machine": machine} if machine is not None else _numbered(machines_for(graph))
     reference = Reference(Setting(graph.pinned(), examples, seed))
-    return _check(reference, _plans(graph, family, policies or ["auto", *POLICIES]), interleavings)
+    return _check(reference, _plans(graph, family, policies or _POLICIES), interleavings)
 
 
 def machines_for(graph: Graph) -> list[Machine]:
@@ -85,6 +88,9 @@ def machines_for(graph: Graph) -> list[Machine]:
         devices = [Device(name, streams) for name in names]
         found.append(Machine(devices, links, contention=contention, imagined=True))
     return found
+
+
+_POLICIES: list[str | Policy] = ["auto", *POLICIES, scattered(0), scattered(1)]
 
 
 class _Plan(NamedTuple):
@@ -176,7 +182,7 @@ def _report(
     reference: Reference, plan: _Plan, way: _Way, interleavings: int, complaint: str, culprit: Task | None
 ) -> str:
     made = plan.made
-    policy = repr(plan.policy) if isinstance(plan.policy, str) else getattr(plan.policy, "__name__", "yours")
+    policy = _told(plan.policy)
     task = (
         f"{culprit.name!r} on {made.placement.device[culprit.name]}, added at {culprit.source}" if culprit else "none"
     )
@@ -196,6 +202,13 @@ def _report(
     program = str(made.program).splitlines()
     more = [f"... and {len(program) - _MOST_LINES} lines more"] if len(program) > _MOST_LINES else []
     return "\n".join([*lines, *program[:_MOST_LINES], *more])
+
+
+def _told(policy: str | Policy) -> str:
+    """Return how the user would write a policy."""
+    if isinstance(policy, scattered):
+        return f"asc.testing.{policy}"
+    return repr(policy) if isinstance(policy, str) else getattr(policy, "__name__", "yours")
 
 
 def _described(machine: Machine) -> str:

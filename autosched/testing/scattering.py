@@ -1,0 +1,48 @@
+"""A policy that no one would choose: tasks on any devices, in any order, as a seed says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from autosched.costs import Costs
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.possible import Possible
+from autosched.policies.problem import Problem
+
+__all__ = ["scattered"]
+
+
+@dataclass(frozen=True)
+class scattered:  # noqa: N801  # it is called like the policies that are functions, and shown as it was made
+    """The policy that follows from a seed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name) for name in "abc"]
+    >>> {scattered(seed)(graph, Machine.emulated(gpus=0), Costs()).order[0] for seed in range(9)} == set("abc")
+    True
+    """
+
+    seed: int
+
+    def __call__(self, graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        """Place tasks one by one, each where it still may go. Raises ScheduleError where tasks cannot all be placed."""
+        source = random.Random(self.seed)
+        problem = Problem.of(graph, machine, costs)
+        possible = Possible(problem)
+        missing = [len(before) for before in problem.before]
+        ready = [task for task, count in enumerate(missing) if not count]
+        placed, order = [0] * len(missing), list[int]()
+        while ready:
+            task = ready.pop(source.randrange(len(ready)))
+            devices = list(possible.devices(task))
+            source.shuffle(devices)
+            placed[task] = possible.settle(task, devices)
+            order.append(task)
+            for user in graph.users[task]:
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+        return problem.placement(placed, order)

@@ -1,0 +1,136 @@
+"""Does anything go wrong? Random graphs x machines x policies x interleavings, each held to the serial run bit for bit.
+
+Graphs have in-place writes, views, slices that meet or do not, random numbers, constraints and orders; machines have 1
+to 8 devices. Each program must be proved, by ``verify`` and by the brute force that it is tested against; leave the
+same bytes in every interleaving; and with any one wait, copy, record or free left out, be refused. A failing example
+is shrunk and printed, with the seed that leads to it. Ends with code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from _report import options, publish, table
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.policies import POLICIES
+from autosched.program import Copy, Free, Program, Record, Run, Wait
+from autosched.testing import contrary, graphs, inputs_for, machines, scattered, uniform
+from autosched.testing.comparing import bits
+from autosched.testing.exploring import attempt
+from autosched.testing.reference import Reference, Setting
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.reference import Reference as BruteForce
+
+DEVICES = ("cpu", *(f"cuda:{i}" for i in range(7)))
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+POLICIES_TRIED = ["auto", *POLICIES, scattered(0), scattered(1)]
+INTERLEAVINGS = 4
+BATCH = 250  # examples under one seed
+
+
+def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]:
+    """Try to break the schedules of a graph; yield what was done."""
+    reference = Reference(Setting(graph, inputs_for(graph), number))
+    expected = bits(reference.results)
+    programs = {asc.schedule(graph, machine, policy=policy, costs=COSTS).program for policy in POLICIES_TRIED}
+    yield "graphs"
+    yield from what_is_in(graph)
+    for k, program in enumerate(sorted(programs, key=str)):
+        yield "programs"
+        asc.verify(program, graph, machine)
+        BruteForce(program, graph)
+        for choose in (None, contrary(number), contrary(number + 1), uniform(number))[:INTERLEAVINGS]:
+            left, error = attempt(reference.setting, program, graph, machine, choose)
+            if error is not None:
+                raise error
+            assert bits(left) == expected, f"{graph}\n{program}"
+            yield "interleavings"
+        for item in program:
+            yield type(item).__name__
+        yield from refusals(program, graph, random.Random(number + k))
+
+
+def what_is_in(graph: asc.Graph) -> Iterator[str]:
+    for task in graph.tasks:
+        yield "tasks"
+        if task.writes:
+            yield "writes in place"
+        if any(graph.values[use.value].root != use.value for use in task.outputs):
+            yield "views"
+        if task.random:
+            yield "random tasks"
+
+
+def refusals(program: Program, graph: asc.Graph, source: random.Random) -> Iterator[str]:
+    """Leave an instruction out: the program must be refused."""
+    i = source.randrange(len(program)) if len(program) else None
+    if i is None or not isinstance(program.instructions[i], (Wait, Copy, Record, Free, Run)):
+        return
+    rest = program.instructions[:i] + program.instructions[i + 1 :]
+    try:
+        asc.verify(replace(program, instructions=rest), graph)
+    except asc.ProgramError:
+        yield "refusals"
+        return
+    raise AssertionError(f"accepted without line {i}, {program.instructions[i]}:\n{graph}\n{program}")
+
+
+def soak(number: int, examples: int) -> Counter[str]:
+    """Attack so many graphs, as a seed says; return how often what was done."""
+    torch.set_num_threads(1)
+    done: Counter[str] = Counter()
+
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(data=st.data())
+    def test(data: st.DataObject) -> None:
+        devices = DEVICES[: data.draw(st.integers(1, len(DEVICES)))]
+        graph, machine = data.draw(graphs(devices)), data.draw(machines(devices))
+        done.update(attack(graph, machine, number))
+        done[f"on {len(devices)}"] += 1
+
+    test()
+    return done
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    batches, processes = (2, 2) if chosen.quick else (48, 2)
+    examples = 25 if chosen.quick else BATCH
+    start, done = time.perf_counter(), Counter[str]()
+    with ProcessPoolExecutor(processes) as pool:
+        for number, found in enumerate(pool.map(soak, range(batches), [examples] * batches)):
+            done += found
+            if not chosen.quick:
+                print(f"{number + 1} of {batches}: {done['programs']:,} programs", file=sys.stderr, flush=True)
+    minutes = (time.perf_counter() - start) / 60
+    shown = ["graphs", "tasks", "writes in place", "views", "random tasks", "programs", "interleavings", "refusals"]
+    rows = [[what, f"{done[what]:,}"] for what in shown]
+    rows += [[f"{kind.__name__.lower()} instructions", f"{done[kind.__name__]:,}"] for kind in (Run, Copy, Wait, Free)]
+    rows += [[f"graphs on {k} device{'s' * (k > 1)}", f"{done[f'on {k}']:,}"] for k in range(1, len(DEVICES) + 1)]
+    told = f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
+    publish(
+        "soak", "Soak", [(__doc__ or "").strip(), table(["", "tried"], rows), told], chosen, ("torch", "hypothesis")
+    )
+
+
+if __name__ == "__main__":
+    main()
