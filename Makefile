@@ -21,7 +21,8 @@ lint: $(INSTALLED) ## check style and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict autosched
 
-soak: $(INSTALLED) ## run all tests with thousands of generated graphs each, the slow ones too
+soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests, with a thousand examples each
+	$(BIN)/python benchmarks/soak.py --write
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
 
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form

@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 # No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves; deep ones search.
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
-settings.register_profile("deep", max_examples=5000, deadline=None, print_blob=True)
+settings.register_profile("deep", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile("quick")
 
 
