@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -300,3 +301,22 @@ def test_what_is_no_machine_and_no_backend_is_refused_at_once():
         asc.schedule(graph, "emulated")  # type: ignore[arg-type]
     with pytest.raises(asc.ScheduleError, match="unknown backend 'cuda'"):
         asc.schedule(graph, asc.Machine.emulated(), backend="cuda")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_planning_leaves_the_garbage_collector_as_it_was(on: bool) -> None:
+    seen: list[bool] = []
+
+    def policy(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
+        seen.append(gc.isenabled())
+        raise asc.ScheduleError("no")
+
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(asc.ScheduleError):
+            asc.schedule(asc.Graph(), asc.Machine.emulated(gpus=1), policy=policy)
+        assert seen == [False]
+        assert gc.isenabled() is on
+    finally:
+        (gc.enable if was_on else gc.disable)()
