@@ -37,7 +37,7 @@ BATCH_NORMS = frozenset("batch_norm cudnn_batch_norm instance_norm miopen_batch_
 _ALSO_WRITES = {
     "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
     "embedding_bag": ("input weight", "max_norm"),
-    "mkldnn_rnn_layer_backward": ("input " * 21 + "workspace", ""),
+    "mkldnn_rnn_layer_backward": ("input " * 22 + "workspace", ""),
     "rrelu_with_noise": ("input noise", ""),
 }
 SET_ITEM = frozenset(("__setitem__", "setitem"))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import autosched as asc
-from autosched.effects import effects_of
+from autosched.effects import _ALSO_WRITES, effects_of
 from autosched.tree import transform
 
 GPUS = asc.Machine.emulated(gpus=2)
@@ -295,3 +295,10 @@ def test_schemas_tell_what_in_place_operators_return():
     assert not effects_of(aten.add.Tensor, ["x", "y"], {}).in_place
     assert effects_of(aten.add.out, ["x", "y"], {"out": "z"}).writes == ["z"]
     assert effects_of(aten.slice.Tensor, ["x", 0, 1, 2], {}).view
+
+
+@pytest.mark.parametrize("name", [name for name, (_, condition) in _ALSO_WRITES.items() if not condition])
+def test_what_a_table_calls_written_stands_where_the_schema_has_it(name: str) -> None:
+    names = _ALSO_WRITES[name][0].split()
+    parameters = [argument.name for argument in getattr(aten, name).default._schema.arguments]
+    assert parameters.index(names[-1]) == len(names) - 1
