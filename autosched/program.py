@@ -170,6 +170,8 @@ class Program:
         >>> str(Program.parse(text)) == text
         True
         """
+        if not isinstance(text, str):
+            raise ProgramError(f"a program is read from a string, got {text!r}")
         inputs, outputs, instructions = [], [], []
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -194,6 +196,10 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
     return (instruction.stream,)
 
 
+_EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to read numbers of thousands of digits
+_VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
+
+
 def _versioned(value: str, version: int) -> str:
     return f"{value}@{version}" if version else value
 
@@ -204,9 +210,9 @@ def _parse(where: str, words: list[str]) -> Instruction | None:
     match words:
         case ["run", task]:
             return Run(stream, task)
-        case ["record", event] if number := re.fullmatch(r"e(\d+)", event):
+        case ["record", event] if number := _EVENT.fullmatch(event):
             return Record(stream, int(number[1]))
-        case ["wait", event] if number := re.fullmatch(r"e(\d+)", event):
+        case ["wait", event] if number := _EVENT.fullmatch(event):
             return Wait(stream, int(number[1]))
         case ["free", value] if found := _parse_value(value):
             return Free(stream, *found)
@@ -226,5 +232,5 @@ def _parse_stream(text: str) -> Stream | None:
 
 
 def _parse_value(text: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"([^@]+)(?:@([1-9]\d*))?", text)
+    found = _VALUE.fullmatch(text)
     return (found[1], int(found[2] or 0)) if found else None

@@ -176,7 +176,7 @@ def _instruction(item: Any, place: str) -> Instruction:
     what = "an instruction, such as 'cpu/compute  run h', as print(schedule) shows them"
     try:
         (instruction,) = Program.parse(item if isinstance(item, str) else "").instructions
-    except ValueError:  # which a ProgramError is, and what int() raises for very long numbers
+    except ValueError:  # which a ProgramError is, and what another number of instructions than one gives
         refuse(place, what, item)
     return instruction
 

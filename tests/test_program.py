@@ -93,9 +93,25 @@ def test_any_program_reads_back_as_it_was_written(program):
     assert str(Program.parse(str(program))) == str(program)
 
 
-@given(
-    st.text(alphabet="ab/@ e0>-<\n", max_size=40) | st.lists(st.sampled_from([*ODD, "cpu/compute", "\n"])).map(" ".join)
-)
+TOKENS = [
+    *ODD,
+    "cpu",
+    "cpu/compute",
+    "\n",
+    "\x85",
+    "h@1",
+    "h@0",
+    "e\u0663",
+    "e" + "9" * 5000,
+    "h@" + "9" * 5000,
+    "\ud800",
+]
+HEADS = [f"cpu/compute {verb}" for verb in ("run", "record", "wait", "free", "copy")]
+TAILS = st.lists(st.sampled_from(TOKENS), max_size=3).map(" ".join)
+LINES = st.lists(TAILS | st.builds("{} {}".format, st.sampled_from(HEADS), TAILS)).map("\n".join)
+
+
+@given(st.text(alphabet="ab/@ e0>-<\n", max_size=40) | LINES | st.text())
 def test_any_text_gives_a_program_or_names_a_line(text):
     try:
         program = Program.parse(text)
@@ -124,6 +140,9 @@ def test_any_text_gives_a_program_or_names_a_line(text):
         "cuda:0/compute record e",
         "cuda:0/compute record e-1",
         "cuda:0/compute wait e1x",
+        "cuda:0/compute wait e" + "9" * 5000,
+        "cuda:0/compute record e\u0663",
+        "cuda:0/compute free h@1" + "0" * 5000,
         "cuda:0/compute free",
         "cuda:0/compute free @1",
         "cuda:0/compute free h@",
@@ -145,6 +164,11 @@ def test_any_text_gives_a_program_or_names_a_line(text):
 def test_what_is_no_instruction_is_named_with_its_line(line):
     with pytest.raises(ProgramError, match=f"^{re.escape(f'line 2 is no instruction: {line!r}')}$"):
         Program.parse(f"cpu/compute run a\n{line}\ncpu/compute run b")
+
+
+def test_a_program_is_read_from_a_string():
+    with pytest.raises(ProgramError, match=r"^a program is read from a string, got b'cpu/compute  run h'$"):
+        Program.parse(b"cpu/compute  run h")
 
 
 # ---- streams and arrows
