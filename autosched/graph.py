@@ -17,6 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from autosched import effects
+from autosched.allowed import is_device, is_name
 from autosched.errors import GraphError, listed
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
 from autosched.task import Dependency, Kind, Seconds, Task, Use
@@ -184,17 +185,24 @@ class Graph:
             return result
         return written[0] if len(written) == 1 else tuple(written)
 
-    def output(self, *values: Value, **named: Value) -> None:
-        """Declare outputs: what a run returns, by name. An output shows the last version of its value."""
-        for item in (*values, *named.values()):
+    def output(self, /, *values: Value, **named: Value) -> None:
+        """Declare outputs: what a run returns, by name. An output shows the last version of its value.
+
+        Raises GraphError for values of another graph, and for names that are taken or can be none.
+        """
+        self._check_grows()
+        declared: dict[str, int] = {}
+        for label, item in (*((None, value) for value in values), *named.items()):
             if not isinstance(item, Value):
                 raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
-        for label, value in (*((value.name, value) for value in values), *named.items()):
-            if label in self.outputs:
-                raise GraphError(f"output {label!r} is declared twice; outputs so far: {listed(self.outputs)}")
-            self._check_grows()
-            self.outputs[label] = self._own(value).index
-            self._used.add(value.index)
+            name = item.name if label is None else label
+            if not is_name(name):
+                raise GraphError(f"the name of an output must be a string without spaces and '@', got {name!r}")
+            if name in self.outputs or name in declared:
+                raise GraphError(f"output {name!r} is declared twice; outputs so far: {listed(self.outputs)}")
+            declared[name] = self._own(item).index
+        self.outputs.update(declared)
+        self._used.update(declared.values())
 
     def pinned(self, inputs: Mapping[str, str] | None = None) -> Graph:
         """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given."""
@@ -561,7 +569,7 @@ class Graph:
 
     def _claim(self, name: str) -> str:
         self._check_grows()
-        if not isinstance(name, str) or not name or any(c.isspace() or c == "@" for c in name):
+        if not is_name(name):
             raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
         if name in self.names:
             raise GraphError(f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out")
@@ -583,7 +591,7 @@ _RANDOM = object()  # stands for the generators of random numbers among what tas
 
 def check_device(device: Any) -> str:
     """Return a device's name as it was given. Raises GraphError if it can be none."""
-    if not isinstance(device, str) or not device or any(c.isspace() or c in "/@" for c in device):
+    if not is_device(device):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
     return device
 

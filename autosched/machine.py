@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from autosched.allowed import is_device
 from autosched.errors import MachineError
 
 __all__ = ["LINKS", "Device", "Link", "Machine"]
@@ -264,11 +265,7 @@ class Machine:
         for device in self.devices:
             if not isinstance(device, Device):
                 raise MachineError(f"a machine's devices must be Device, got {device!r}")
-            if (
-                not isinstance(device.name, str)
-                or not device.name
-                or any(c.isspace() or c in "/@" for c in device.name)
-            ):
+            if not is_device(device.name):
                 raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
             if self.names.count(device.name) > 1:
                 raise MachineError(f"device {device.name!r} is there twice")

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from numbers import Integral, Real
 from typing import Any
 
+from autosched.allowed import is_device
 from autosched.backends import BACKENDS
 from autosched.check import Check
 from autosched.costs import Costs, Work
@@ -181,15 +182,11 @@ def _instruction(item: Any, place: str) -> Instruction:
     return instruction
 
 
-def _is_name(item: Any) -> bool:
-    return isinstance(item, str) and item != "" and not any(c.isspace() or c in "/@" for c in item)
-
-
 _text = one("a string", lambda item: isinstance(item, str))
 _flag = one("true or false", lambda item: isinstance(item, bool))
 _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
-_name = one("the name of a device, such as 'cpu' or 'cuda:0'", _is_name)
-_name_or_null = one("the name of a device, or null", lambda item: item is None or _is_name(item))
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
+_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
 _streams = one("a whole number, 1 to 1024", lambda item: type(item) is int and 1 <= item <= 1024)
 _amount = number("a number, 0 or more", lambda n: n >= 0)
 _delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)

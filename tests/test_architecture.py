@@ -25,17 +25,18 @@ WALKING = ["clocks", "parts", "standing"]  # what lowering and verify both mean 
 MAY_IMPORT = {
     # what, and what is given and decided: plain data
     "errors": [],
+    "allowed": [],  # one rule for names and numbers, for all that take some
     "tree": [],
     "parts": ["tree"],
     "standing": [],
     "effects": ["parts", "tree"],
     "layout": ["tree"],
-    "machine": ["errors"],
+    "machine": ["allowed", "errors"],
     "program": ["errors"],
     "timeline": ["errors", "program"],  # its spans lie on the program's streams
     "task": ["parts", "tree"],
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
-    "graph": ["errors", "effects", "parts", "task", "tree", "value"],
+    "graph": ["allowed", "errors", "effects", "parts", "task", "tree", "value"],
     "costs": ["errors", "machine", "graph"],
     "placement": ["errors", "machine", "graph"],
     # deciding, pure
@@ -59,7 +60,7 @@ MAY_IMPORT = {
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
     "readers": ["errors"],
-    "saved": [*DATA, "check", "backends", "readers"],  # of backends the names alone
+    "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph

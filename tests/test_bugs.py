@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.backends.accelerator import Accelerator
@@ -268,3 +270,45 @@ def test_a_backend_that_cannot_set_up_its_threads_says_so_instead_of_waiting_for
     made = asc.schedule(graph, asc.Machine.emulated(gpus=1), backend=Unfit())
     with pytest.raises(OSError, match="no such core"):
         made(x=1)
+
+
+@pytest.mark.parametrize("label", ["a b", "", "a@1", "a\x1cb", "\x85", "\u2028"])
+def test_an_output_could_have_a_name_that_the_text_of_a_program_cannot_carry(label: str) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with pytest.raises(
+        asc.GraphError, match="the name of an output must be a string without spaces and '@', got "
+    ) as e:
+        graph.output(**{"fine": x, label: x})
+    assert str(e.value).endswith(repr(label))
+    assert graph.outputs == {}
+
+
+def test_an_output_could_not_be_named_self() -> None:
+    graph = asc.Graph()
+    graph.output(**{"self": graph.input("x")})
+    assert run(graph, x=1) == {"self": 1}
+
+
+NAMES = st.text(max_size=4) | st.sampled_from(
+    "\x00 \x1c \x1fa \x85 a\u2028b \u200b \ufeff \ud800 # -> <- @ @1 a@1 / a/b e0 on run copy input overwriting".split(
+        " "
+    )
+)
+
+
+@given(source=NAMES, device=NAMES | st.just("cpu"))
+def test_names_that_graphs_and_machines_take_are_names_that_the_text_of_a_program_carries(
+    source: str, device: str
+) -> None:
+    task, label, cpu, gpu = f"{source}=", source, device, f"{device}0"
+    graph = asc.Graph()
+    try:
+        y = graph.add(abs, graph.input(source), name=task, on=gpu)
+        graph.add(add_one, y, writes=[y], on=cpu, outputs=0)
+        graph.output(**{label: y})
+        machine = asc.Machine([asc.Device(cpu), asc.Device(gpu)], [asc.Link(cpu, gpu, 1e9)])
+        program = asc.schedule(graph, machine, inputs=gpu, outputs=gpu).program
+    except (asc.GraphError, asc.MachineError):
+        return
+    assert asc.Program.parse(str(program)) == program

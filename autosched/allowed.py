@@ -1,0 +1,45 @@
+"""Allowed: what a name, the name of a device, and a number may be, wherever one comes in.
+
+Each rule stands here once; whoever asks says what is wrong, with its own error. Knows nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, TypeGuard
+
+__all__ = ["is_device", "is_name", "is_number"]
+
+
+def is_name(item: Any) -> TypeGuard[str]:
+    """Whether this is one word in the text of a program, with room for a version behind it.
+
+    >>> [is_name(item) for item in ("h", "h.1", "größe/2", "h@1", "two words", "", None)]
+    [True, True, True, False, False, False, False]
+    """
+    return isinstance(item, str) and item != "" and not any(c.isspace() or c == "@" for c in item)
+
+
+def is_device(item: Any) -> TypeGuard[str]:
+    """Whether this can name a device: a name, with room for a stream behind it.
+
+    >>> [is_device(item) for item in ("cpu", "cuda:0", "cuda:0/compute", "")]
+    [True, True, False, False]
+    """
+    return is_name(item) and "/" not in item
+
+
+def is_number(item: Any, infinite: bool = False) -> bool:
+    """Whether this is a number, 0 or more, that a float can hold; a bool is none.
+
+    >>> [is_number(item) for item in (0, 2.5, 10**400, True, "1", math.nan, math.inf)]
+    [True, True, False, False, False, False, False]
+    """
+    if isinstance(item, bool) or not isinstance(item, Real):
+        return False
+    try:
+        number = float(item)
+    except OverflowError:
+        return False
+    return 0 <= number < math.inf or (infinite and number == math.inf)
