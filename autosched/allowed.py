@@ -6,10 +6,11 @@ Each rule stands here once; whoever asks says what is wrong, with its own error.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["is_device", "is_name", "is_number"]
+__all__ = ["is_device", "is_name", "is_number", "no_seconds"]
 
 
 def is_name(item: Any) -> TypeGuard[str]:
@@ -43,3 +44,13 @@ def is_number(item: Any, infinite: bool = False) -> bool:
     except OverflowError:
         return False
     return 0 <= number < math.inf or (infinite and number == math.inf)
+
+
+def no_seconds(item: Any) -> Iterator[Any]:
+    """Yield what is no number in the seconds of a task: a number or one per device, infinite where it cannot run.
+
+    >>> list(no_seconds({"cpu": 1.0, "cuda:0": math.inf, "cuda:1": -1})), list(no_seconds("1"))
+    ([-1], ['1'])
+    """
+    numbers = item.values() if isinstance(item, Mapping) else [item]
+    return (number for number in numbers if not is_number(number, infinite=True))

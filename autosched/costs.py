@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from typing import Any
 
-from autosched.errors import ScheduleError
+from autosched.allowed import is_number, no_seconds
+from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph, Task, Value
 from autosched.machine import Device
 
@@ -24,12 +25,18 @@ Seconds = float | Mapping[str, float]
 class Work:
     """What a task does, whatever the device: floating point operations, and bytes read and written.
 
+    Raises ScheduleError for numbers that are negative, infinite or no numbers.
+
     >>> Work(flops=2e9, nbytes=1e6).seconds(Device("cuda:0", flops_per_second=1e12, launch_seconds=0))
     0.002
     """
 
     flops: float
     nbytes: float
+
+    def __post_init__(self) -> None:
+        _check_finite(self.flops, "flops of work")
+        _check_finite(self.nbytes, "nbytes of work")
 
     def seconds(self, device: Device) -> float:
         """Return the seconds on a device by the roofline model (Williams, Waterman, Patterson, CACM 2009)."""
@@ -44,6 +51,8 @@ class Costs:
     1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
     3. views cost nothing; 4. the roofline of ``work``; 5. ``default_seconds`` and ``default_nbytes``.
 
+    Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
+
     >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
     >>> costs.override(seconds={"a": 0.5}).seconds["a"]
     0.5
@@ -55,23 +64,30 @@ class Costs:
     default_seconds: float = 1e-5
     default_nbytes: float = 0.0
 
+    def __post_init__(self) -> None:
+        for kind in ("seconds", "nbytes", "work"):
+            _check_table(getattr(self, kind), kind)
+        for name, given in self.seconds.items():
+            _check_seconds(given, f"seconds of {name!r}")
+        for name, number in self.nbytes.items():
+            _check_finite(number, f"nbytes of {name!r}")
+        for name, work in self.work.items():
+            if not isinstance(work, Work):
+                raise ScheduleError(f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}")
+        _check_seconds(self.default_seconds, "default_seconds")
+        _check_finite(self.default_nbytes, "default_nbytes")
+
     @classmethod
     def table(cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None) -> Costs:
-        """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name.
-
-        Raises ScheduleError for numbers that are negative or no numbers.
-        """
+        """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name."""
         return cls().override(seconds, nbytes)
 
     def override(
         self, seconds: Mapping[str, Seconds] | None = None, nbytes: Mapping[str, float] | None = None
     ) -> Costs:
         """Return costs in which these entries replace or join what is there."""
-        for name, given in (seconds or {}).items():
-            for number in given.values() if isinstance(given, Mapping) else [given]:
-                _check(number, f"seconds of {name!r}")
-        for name, number in (nbytes or {}).items():
-            _check(number, f"nbytes of {name!r}")
+        _check_table(seconds or {}, "seconds")
+        _check_table(nbytes or {}, "nbytes")
         return replace(self, seconds={**self.seconds, **(seconds or {})}, nbytes={**self.nbytes, **(nbytes or {})})
 
     def task_seconds(self, task: Task, device: Device) -> float:
@@ -93,12 +109,22 @@ class Costs:
         """Raise ScheduleError if a table names what the graph does not have: a misspelt name would cost nothing."""
         tasks = {task.name for task in graph.tasks}
         values = {value.name for value in graph.values}
-        for kind, given, known in (("seconds", self.seconds, tasks), ("nbytes", self.nbytes, values)):
-            for name in given:
+        for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
+            for name in getattr(self, kind):
                 if name not in known:
                     raise ScheduleError(f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have")
 
 
-def _check(number: float, what: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, Real) or not number >= 0:
-        raise ScheduleError(f"{what} must be a number, 0 or more, got {number!r}")
+def _check_table(given: Any, kind: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ScheduleError(f"{kind} must be a table by name, got {shown(given)}")
+
+
+def _check_seconds(given: Any, what: str) -> None:
+    for number in no_seconds(given):
+        raise ScheduleError(f"{what} must be a number, 0 or more, got {shown(number)}")
+
+
+def _check_finite(number: Any, what: str) -> None:
+    if not is_number(number):
+        raise ScheduleError(f"{what} must be a number, 0 or more, and finite, got {shown(number)}")

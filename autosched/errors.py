@@ -6,6 +6,7 @@ Each also inherits the built-in class that a reader would expect, so ``except Va
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "AutoschedError",
@@ -18,6 +19,7 @@ __all__ = [
     "ScheduleError",
     "TaskError",
     "listed",
+    "shown",
 ]
 
 
@@ -66,3 +68,15 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     shown = [repr(name) for name in names]
     more = f" and {len(shown) - most} more" if len(shown) > most else ""
     return (", ".join(shown[:most]) or "none") + more
+
+
+def shown(item: Any) -> str:
+    """Return what an error message shows of an object: its repr, or its type where Python refuses to write that.
+
+    >>> shown(1.5), shown(10**5000)
+    ('1.5', 'a int that cannot be shown')
+    """
+    try:
+        return repr(item)
+    except Exception:
+        return f"a {type(item).__name__} that cannot be shown"

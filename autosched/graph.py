@@ -17,8 +17,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from autosched import effects
-from autosched.allowed import is_device, is_name
-from autosched.errors import GraphError, listed
+from autosched.allowed import is_device, is_name, is_number, no_seconds
+from autosched.errors import GraphError, listed, shown
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
 from autosched.task import Dependency, Kind, Seconds, Task, Use
 from autosched.tree import flatten, transform
@@ -135,7 +135,8 @@ class Graph:
         * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones return what they write.
         * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
 
-        Raises GraphError for values of another graph, names already taken, writes that are no argument.
+        Raises GraphError for values of another graph, names already taken, writes that are no argument, and costs
+        that are no numbers.
         """
         if not callable(fn):
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
@@ -403,6 +404,7 @@ class Graph:
             if not isinstance(value, Value) or found.get(value.index) is not value:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
+        check_costs(label, seconds, nbytes)
         state = effects.shared_state(fn, flatten((args, kwargs)))
         random = random or any(map(effects.draws, state))
         state += [_RANDOM] if random else []
@@ -594,6 +596,14 @@ def check_device(device: Any) -> str:
     if not is_device(device):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
     return device
+
+
+def check_costs(label: str, seconds: Any, nbytes: Any) -> None:
+    """Raise GraphError unless these are what a task may cost, as far as they are given."""
+    for number in no_seconds(0 if seconds is None else seconds):
+        raise GraphError(f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}")
+    if nbytes is not None and not is_number(nbytes):
+        raise GraphError(f"nbytes of task {label!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
 
 
 def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from autosched.allowed import is_device
@@ -140,8 +140,6 @@ def _plain(item: Any) -> Any:
         return item
     if isinstance(item, Integral):
         return int(item)
-    if not isinstance(item, Real):
-        raise ScheduleError(f"{item!r} is no number and cannot be saved")
     return float(item) if math.isfinite(item) else str(float(item))
 
 
@@ -189,7 +187,7 @@ _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 _name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
 _streams = one("a whole number, 1 to 1024", lambda item: type(item) is int and 1 <= item <= 1024)
 _amount = number("a number, 0 or more", lambda n: n >= 0)
-_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+_finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 _rate = number("a number above 0", lambda n: n > 0)
 
 
@@ -202,11 +200,11 @@ _DEVICE = {
     "streams": _streams,
     "flops_per_second": _rate,
     "bytes_per_second": _rate,
-    "launch_seconds": _delay,
+    "launch_seconds": _finite,
     "nbytes": _rate,
     "physical": _name_or_null,
 }
-_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _delay}
+_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _finite}
 _MACHINE = {
     "devices": each(record(Device, _DEVICE)),
     "links": each(record(Link, _LINK)),
@@ -215,10 +213,10 @@ _MACHINE = {
 }
 _COSTS = {
     "seconds": table(_seconds),
-    "nbytes": table(_amount),
-    "work": table(record(Work, {"flops": _amount, "nbytes": _amount})),
+    "nbytes": table(_finite),
+    "work": table(record(Work, {"flops": _finite, "nbytes": _finite})),
     "default_seconds": _amount,
-    "default_nbytes": _amount,
+    "default_nbytes": _finite,
 }
 _DOCUMENT = {
     "format": one(f"{_FORMAT}, the version that this autosched reads", lambda v: type(v) is int and v == _FORMAT),

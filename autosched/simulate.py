@@ -42,6 +42,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
                 streams = occupied(instruction)
                 start = max([free[stream] for stream in streams])
                 end = start + seconds[i]
+                if math.isinf(end):
+                    raise ScheduleError(f"{instruction} on {instruction.stream} would end later than a float can say")
                 for stream in streams:
                     free[stream] = end
                 spans.append(Span(*what(instruction), streams, start, end, i))

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "task": ["parts", "tree"],
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
     "graph": ["allowed", "errors", "effects", "parts", "task", "tree", "value"],
-    "costs": ["errors", "machine", "graph"],
+    "costs": ["allowed", "errors", "machine", "graph"],
     "placement": ["errors", "machine", "graph"],
     # deciding, pure
     "bounds": ["errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -312,3 +313,53 @@ def test_names_that_graphs_and_machines_take_are_names_that_the_text_of_a_progra
     except (asc.GraphError, asc.MachineError):
         return
     assert asc.Program.parse(str(program)) == program
+
+
+TOO_MUCH: list[Any] = [math.inf, math.nan, -1, 10**400, True, "8"]
+
+
+@pytest.mark.parametrize("nbytes", TOO_MUCH)
+def test_bytes_that_are_no_finite_number_led_policies_astray_and_made_times_that_are_no_numbers(nbytes: Any) -> None:
+    graph = asc.Graph()
+    with pytest.raises(asc.GraphError, match="nbytes of task 'a' must be a number, 0 or more, and finite, got "):
+        graph.add(abs, graph.input("x"), name="a", nbytes=nbytes)
+    with pytest.raises(asc.ScheduleError, match="nbytes of 'a' must be a number, 0 or more, and finite, got "):
+        asc.Costs.table({}, {"a": nbytes})
+
+
+@pytest.mark.parametrize("seconds", TOO_MUCH[1:])
+def test_seconds_that_are_no_number_were_found_when_planning_or_never(seconds: Any) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for number in (seconds, {"cpu": 1.0, "cuda:0": seconds}):
+        with pytest.raises(asc.GraphError, match="seconds of task 'a' must be numbers, 0 or more, got "):
+            graph.add(abs, x, name="a", seconds=number)
+    assert graph.tasks == []
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
+@pytest.mark.parametrize("seconds", [math.inf, {"cpu": math.inf}, {"cuda:7": 1.0}])
+def test_a_task_that_can_run_nowhere_is_named(policy: str, seconds: Any) -> None:
+    graph = asc.Graph()
+    graph.output(a=graph.add(abs, graph.input("x"), name="a", seconds=seconds))
+    with pytest.raises(asc.ScheduleError, match=r"task 'a' can run nowhere: of 'cpu', .* are finite on none"):
+        asc.schedule(graph, MACHINE, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_task_that_ends_later_than_a_float_can_say_is_named(policy: str, shared: bool) -> None:
+    graph = asc.Graph()
+    a = graph.add(abs, graph.input("x"), name="a", seconds=1e308)
+    graph.output(b=graph.add(abs, a, name="b", seconds=1e308, aliases=a if shared else None))
+    with pytest.raises(asc.ScheduleError, match="later than a float can say"):
+        asc.schedule(graph, MACHINE, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["auto", "heft", "single", "round_robin"])
+def test_a_copy_that_takes_longer_than_a_float_can_say_is_refused(policy: str) -> None:
+    graph = asc.Graph()
+    graph.output(a=graph.add(abs, graph.input("x"), name="a", on="cuda:0"))
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e-10)])
+    with pytest.raises(asc.ScheduleError, match=r"later than a float can say|take for ever"):
+        asc.schedule(graph, machine, policy=policy, costs=asc.Costs(default_nbytes=1e300))

@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 
 import pytest
 
@@ -80,19 +81,48 @@ def test_an_override_keeps_work_and_defaults():
     assert (costs.work, costs.default_seconds, costs.default_nbytes) == ({"a": Work(1, 1)}, 2.0, 3.0)
 
 
-@pytest.mark.parametrize("number", [-1, -0.5, math.nan, "fast", None, True])
-def test_numbers_that_cannot_be_costs(number):
-    message = f"must be a number, 0 or more, got {number!r}"
+def refused(message):
+    return pytest.raises(ScheduleError, match=f"^{re.escape(message)}$")
+
+
+NO_NUMBERS = [-1, -0.5, math.nan, "fast", None, True, 10**400, Fraction(10**400, 3), -math.inf, 1j]
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
+def test_numbers_that_cannot_be_seconds(number):
     for seconds in (number, {"cpu": 1.0, "cuda:0": number}):
-        with pytest.raises(ScheduleError, match=f"^{re.escape(f'seconds of {chr(39)}a{chr(39)} {message}')}$"):
+        with refused(f"seconds of 'a' must be a number, 0 or more, got {number!r}"):
             Costs.table(seconds={"a": seconds})
-    with pytest.raises(ScheduleError, match=f"^{re.escape(f'nbytes of {chr(39)}a{chr(39)} {message}')}$"):
+    with refused(f"default_seconds must be a number, 0 or more, got {number!r}"):
+        Costs(default_seconds=number)
+
+
+@pytest.mark.parametrize("number", [*NO_NUMBERS, math.inf])
+def test_numbers_that_cannot_be_bytes_or_work(number):
+    message = f"must be a number, 0 or more, and finite, got {number!r}"
+    with refused(f"nbytes of 'a' {message}"):
         Costs().override(nbytes={"a": number})
+    with refused(f"default_nbytes {message}"):
+        Costs(default_nbytes=number)
+    with refused(f"flops of work {message}"):
+        Work(number, 0)
+    with refused(f"nbytes of work {message}"):
+        Work(0, number)
 
 
-@pytest.mark.parametrize("number", [0, 0.0, 3, math.inf])
+def test_tables_that_are_none():
+    with refused("seconds must be a table by name, got 3"):
+        Costs.table(3)
+    with refused("nbytes must be a table by name, got ['a']"):
+        Costs(nbytes=["a"])
+    with refused("work of 'a' must be Work(flops, nbytes), got 3"):
+        Costs(work={"a": 3})
+
+
+@pytest.mark.parametrize("number", [0, 0.0, 3, Fraction(1, 3)])
 def test_numbers_that_can_be_costs(number):
     assert Costs.table(seconds={"a": number}, nbytes={"a": number}).seconds["a"] == number
+    assert Costs.table(seconds={"a": math.inf, "b": {"cpu": math.inf}}).seconds["a"] == math.inf
 
 
 def test_a_misspelt_name_is_named(graph):
@@ -101,3 +131,5 @@ def test_a_misspelt_name_is_named(graph):
         Costs.table(seconds={"plain": 1.0, "plan": 1.0}).check(graph)
     with pytest.raises(ScheduleError, match=r"^costs give nbytes for 'y', which graph 'g' does not have$"):
         Costs.table({}, nbytes={"y": 1}).check(graph)
+    with pytest.raises(ScheduleError, match=r"^costs give work for 'y', which graph 'g' does not have$"):
+        Costs(work={"y": Work(1, 1)}).check(graph)

@@ -198,11 +198,11 @@ def test_the_machine_of_a_file_is_one_that_machine_reads(saved: Path) -> None:
 def test_whatever_number_can_be_a_cost_is_saved(path: Path) -> None:
     graph = layers()
     seconds = {"h": {"cuda:0": np.float32(0.1), "cuda:1": np.int64(2)}, "out": Fraction(1, 3)}
-    made = asc.schedule(graph, TWO_GPUS, costs=asc.Costs.table(seconds, {"out": math.inf, "w": np.float64(7)}))
+    made = asc.schedule(graph, TWO_GPUS, costs=asc.Costs.table(seconds, {"out": Fraction(5, 2), "w": np.float64(7)}))
     made.save(path)
     loaded = asc.load(path, graph)
     assert loaded.costs.seconds == {"h": {"cuda:0": np.float32(0.1), "cuda:1": 2}, "out": 1 / 3}
-    assert loaded.costs.nbytes == {"out": math.inf, "w": 7}
+    assert loaded.costs.nbytes == {"out": 2.5, "w": 7}
     assert loaded.simulate() == made.simulate()
 
 
@@ -241,24 +241,10 @@ def test_a_backend_that_is_an_object_cannot_be_saved(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("costs", "message"),
-    [
-        (asc.Costs(default_seconds=-1), 'costs.default_seconds must be a number, 0 or more, or "inf", got -1'),
-        (asc.Costs(default_nbytes=math.nan), 'costs.default_nbytes must be .*, got "nan"'),
-        (asc.Costs(default_nbytes=-math.inf), 'costs.default_nbytes must be .*, got "-inf"'),
-        (asc.Costs(work={"h": Work("many", 0)}), r'costs.work\["h"\].flops must be .*, got "many"'),  # type: ignore[arg-type]
-        (asc.Costs(work={"h": Work(1j, 0)}), r"1j is no number and cannot be saved"),  # type: ignore[arg-type]
-        (asc.Costs(seconds={"h": {0: 1.0, "cuda:0": 1.0}}), "has the key 0, and only strings"),  # type: ignore[dict-item]
-        (asc.Costs(nbytes={"w": 1}, work={"h": Work(10**400, 0)}), r"\.flops must be .*, got 1000000*\.\.\."),
-    ],
-)
-def test_costs_that_are_no_numbers_cannot_be_saved(costs: asc.Costs, message: str, path: Path) -> None:
-    made = asc.schedule(layers(), TWO_GPUS, costs=COSTS.override({"h": 1.0, "out": 1.0}))
-    known: dict[str, Any] = {"seconds": {"h": 1.0, "out": 1.0}, "nbytes": {"x": 1, "w": 1, "h": 1}}
-    given = dataclasses.replace(costs, **{name: {**table, **getattr(costs, name)} for name, table in known.items()})
-    with pytest.raises(asc.ScheduleError, match=message):
-        dataclasses.replace(made, costs=given).save(path)
+def test_costs_whose_keys_are_no_strings_cannot_be_saved(path: Path) -> None:
+    costs = asc.Costs(seconds={"h": {0: 1.0, "cuda:0": 1.0}})  # type: ignore[dict-item]
+    with pytest.raises(asc.ScheduleError, match="has the key 0, and only strings"):
+        asc.schedule(layers(), TWO_GPUS, costs=costs).save(path)
 
 
 def test_a_program_changed_by_hand_is_proved_before_it_is_saved(path: Path) -> None:
@@ -492,7 +478,9 @@ INSTRUCTION = "must be an instruction, such as 'cpu/compute  run h', as print(sc
         (put("costs", "seconds", "h", value={"cuda:0": None}), f'costs.seconds["h"]["cuda:0"] {AMOUNT} null'),
         (put("costs", "seconds", "h", value="inf"), "cuda:0/compute cannot run h: costs and links make it take for"),
         (put("costs", "seconds", "g", value=1), "costs give seconds for 'g', which graph 'layers' does not have"),
-        (put("costs", "default_nbytes", value=10**309), f"costs.default_nbytes {AMOUNT} 1000"),
+        (put("costs", "default_nbytes", value=10**309), "costs.default_nbytes must be a number, 0 or more, got 1000"),
+        (put("costs", "nbytes", "h", value="inf"), 'costs.nbytes["h"] must be a number, 0 or more, got "inf"'),
+        (put("costs", "work", "g", value={"flops": 1, "nbytes": 1}), "costs give work for 'g', which graph 'layers'"),
         (put("costs", "work", "h", value={"flops": 1}), "costs.work[\"h\"] misses key 'nbytes'; its keys are 'flops'"),
         (put("graph", 0, value={}), "graph[0] must be a string, got an object"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import networkx
 
 from autosched.errors import GraphError
-from autosched.graph import Graph, Value
+from autosched.graph import Graph, Value, check_costs
 
 __all__ = ["from_networkx", "to_networkx"]
 
@@ -30,7 +30,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
 
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     """See ``Graph.from_networkx``."""
-    if not dag.is_directed() or dag.is_multigraph() or not networkx.is_directed_acyclic_graph(dag):
+    if not isinstance(dag, networkx.DiGraph) or dag.is_multigraph() or not networkx.is_directed_acyclic_graph(dag):
         raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
@@ -66,5 +66,6 @@ def _add_node(graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tu
     for n, piece in zip(parts, pieces, strict=True):
         sent[node, n] = piece
         piece.nbytes = dag.edges[node, n]["nbytes"]
+        check_costs(f"{node}->{n}", None, piece.nbytes)
     if dag.out_degree(node) == 0:
         graph.output(whole)

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from autosched.costs import Costs
+from autosched.errors import ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import Placement
@@ -104,7 +105,10 @@ class _Plan:
             stream, gap, start = self._gap(device, ready, seconds[device], limit)
             if start + together[device] < least:
                 best, least = _Slot(device, stream, gap, start, copies), start + together[device]
-        assert best is not None, "a task always has a device left"
+        if best is None:
+            raise ScheduleError(
+                f"task {self.problem.tasks[task]!r} would end later than a float can say, wherever it runs"
+            )
         return best
 
     def commit(self, task: int, slot: _Slot) -> None:
