@@ -9,14 +9,15 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autosched.allowed import is_device
-from autosched.errors import MachineError
+from autosched.allowed import is_device, is_number
+from autosched.errors import MachineError, ScheduleError, shown
+from autosched.readers import each, number, one, parse, record
 
-__all__ = ["LINKS", "Device", "Link", "Machine"]
+__all__ = ["LINKS", "READER", "Device", "Link", "Machine"]
 
 # Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds to start a copy.
 LINKS: Mapping[str, tuple[float, float]] = {
@@ -93,8 +94,10 @@ class Machine:
     def __init__(
         self, devices: Iterable[Device], links: Iterable[Link] = (), *, contention: bool = True, imagined: bool = False
     ):
-        object.__setattr__(self, "devices", tuple(devices))
-        object.__setattr__(self, "links", tuple(links))
+        for field, items in (("devices", devices), ("links", links)):
+            if not isinstance(items, Iterable):
+                raise MachineError(f"{field} of a machine must be a list, got {items!r}")
+            object.__setattr__(self, field, tuple(items))
         object.__setattr__(self, "contention", contention)
         object.__setattr__(self, "imagined", imagined)
         self._check()
@@ -115,6 +118,7 @@ class Machine:
         if torch.accelerator.is_available():
             kind, count = str(torch.accelerator.current_accelerator()), torch.accelerator.device_count()
         wanted = count if gpus is None else gpus
+        _check_count(wanted)
         if wanted and not count:
             raise MachineError(
                 f"this machine has no accelerator, so gpus={gpus} cannot be; Machine.emulated(gpus={gpus}) can"
@@ -143,8 +147,7 @@ class Machine:
         ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown
         names.
         """
-        if not isinstance(gpus, int) or gpus < 0:
-            raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
+        _check_count(gpus)
         names = [f"cuda:{i}" for i in range(gpus)]
         links = _links(names, link or "pcie4", bytes_per_second, latency)
         devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(_GPU, name=name) for name in names)]
@@ -153,8 +156,10 @@ class Machine:
     def slower(self, factor: float) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
 
-        What a slow CPU needs to play a fast machine: all ratios stay.
+        What a slow CPU needs to play a fast machine: all ratios stay. Raises MachineError unless it is above 0.
         """
+        if not is_number(factor) or factor == 0:
+            raise MachineError(f"a machine can be slower by a number above 0, got {shown(factor)}")
         devices = [
             replace(
                 d,
@@ -188,7 +193,7 @@ class Machine:
 
     def device(self, name: str) -> Device:
         """Return a device by name. Raises MachineError if there is none."""
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
             raise MachineError(f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}")
         return found
@@ -252,12 +257,10 @@ class Machine:
         True
         """
         try:
-            plain = json.loads(text)
-            devices = [Device(**_numbers(Device, item)) for item in plain.pop("devices")]
-            links = [Link(**_numbers(Link, item)) for item in plain.pop("links", [])]
-            return cls(devices, links, **plain)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            machine: Machine = parse(text, READER)
+        except ScheduleError as error:
             raise MachineError(f"not the JSON of a machine: {error}") from error
+        return machine
 
     def _check(self) -> None:
         if not self.devices:
@@ -265,16 +268,15 @@ class Machine:
         for device in self.devices:
             if not isinstance(device, Device):
                 raise MachineError(f"a machine's devices must be Device, got {device!r}")
+        for device in self.devices:
             if not is_device(device.name):
                 raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
             if self.names.count(device.name) > 1:
                 raise MachineError(f"device {device.name!r} is there twice")
-            most = 1024 if device.kind == "cpu" else _STREAMS
-            if not isinstance(device.streams, int) or not 1 <= device.streams <= most:
-                raise MachineError(f"device {device.name!r} has {device.streams!r} streams; 1 to {most} are possible")
-            _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
-            _not_negative(device, "launch_seconds")
+            _check_device(device)
         for link in self.links:
+            if not isinstance(link, Link):
+                raise MachineError(f"a machine's links must be Link, got {link!r}")
             for end in (link.source, link.destination):
                 self.device(end)
             if link.source == link.destination:
@@ -285,6 +287,9 @@ class Machine:
             ends = [frozenset((link.source, link.destination)) for link in self.links]
             twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
             raise MachineError(f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways")
+        for flag in ("contention", "imagined"):
+            if not isinstance(getattr(self, flag), bool):
+                raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
 
 
 _STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
@@ -302,7 +307,7 @@ def _figure(number: float) -> str:
 
 
 def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:
-    if link not in LINKS:
+    if not isinstance(link, str) or link not in LINKS:
         raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
     between, to_host = LINKS[link], LINKS["pcie4" if link.startswith("nvlink") else link]
 
@@ -318,24 +323,59 @@ def _plain(item: Device | Link) -> dict[str, Any]:
     return {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
 
 
-def _numbers(kind: type[Device] | type[Link], item: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name for field in fields(kind)}
-    for key in item:
-        if key not in known:
-            raise ValueError(f"{kind.__name__.lower()} has no field {key!r}")
-    texts = ("name", "physical", "source", "destination")
-    return {key: math.inf if value == "inf" and key not in texts else value for key, value in item.items()}
+def _check_device(device: Device) -> None:
+    most = 1024 if device.kind == "cpu" else _STREAMS
+    if not _is_whole(device.streams) or not 1 <= device.streams <= most:
+        raise MachineError(f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible")
+    _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
+    _not_negative(device, "launch_seconds")
+    if device.physical is not None and not is_device(device.physical):
+        raise MachineError(f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}")
+
+
+def _check_count(gpus: Any) -> None:
+    if not _is_whole(gpus) or gpus < 0:
+        raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
+
+
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def _positive(item: Device | Link, *names: str) -> None:
     for name in names:
         value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise MachineError(f"{name} of {item!r} must be a number above 0")
+        if not isinstance(value, (int, float)) or not is_number(value, infinite=True) or value == 0:
+            raise MachineError(f"{name} of {shown(item)} must be a number above 0")
 
 
 def _not_negative(item: Device | Link, *names: str) -> None:
     for name in names:
         value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise MachineError(f"{name} of {item!r} must be a number, 0 or more")
+        if not isinstance(value, (int, float)) or not is_number(value):
+            raise MachineError(f"{name} of {shown(item)} must be a number, 0 or more")
+
+
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
+_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
+_streams = one("a whole number, 1 to 1024", lambda item: _is_whole(item) and 1 <= item <= 1024)
+_flag = one("true or false", lambda item: isinstance(item, bool))
+_rate = number("a number above 0", lambda n: n > 0)
+_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+_DEVICE = {
+    "name": _name,
+    "streams": _streams,
+    "flops_per_second": _rate,
+    "bytes_per_second": _rate,
+    "launch_seconds": _delay,
+    "nbytes": _rate,
+    "physical": _name_or_null,
+}
+_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _delay}
+_MACHINE = {
+    "devices": each(record(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
+    "links": each(record(Link, _LINK, optional=["latency"])),
+    "contention": _flag,
+    "imagined": _flag,
+}
+READER = record(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
@@ -28,7 +28,7 @@ def parse(text: str, reader: Reader) -> Any:
     """
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ScheduleError(f"not JSON: {error}") from error
     return reader(document, "")
 
@@ -77,17 +77,19 @@ def table(reader: Reader) -> Reader:
     return read
 
 
-def record(make: Callable[..., Any], readers: Mapping[str, Reader]) -> Reader:
-    """Read an object with these keys, all of them and no others, and make something of the parts."""
+def record(make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()) -> Reader:
+    """Read an object with these keys, all but the optional ones and no others, and make something of the parts."""
 
     def read(item: Any, place: str) -> Any:
         if not isinstance(item, dict):
             refuse(place, "an object", item)
         for key in (*readers, *item):
-            if key not in item or key not in readers:
+            if key not in readers or (key not in item and key not in optional):
                 fault = "misses" if key in readers else "has an unknown"
                 raise ScheduleError(f"{place or 'it'} {fault} key {key!r}; its keys are {listed(readers, most=16)}")
-        parts = {key: read(item[key], f"{place}.{key}" if place else key) for key, read in readers.items()}
+        parts = {
+            key: read(item[key], f"{place}.{key}" if place else key) for key, read in readers.items() if key in item
+        }
         try:
             return make(**parts)
         except AutoschedError as error:

@@ -22,7 +22,7 @@ from autosched.check import Check
 from autosched.costs import Costs, Work
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Task
-from autosched.machine import Device, Link, Machine
+from autosched.machine import READER, Machine
 from autosched.placement import Placement
 from autosched.program import Instruction, Program, Run
 from autosched.readers import each, number, one, parse, record, refuse, table
@@ -181,36 +181,16 @@ def _instruction(item: Any, place: str) -> Instruction:
 
 
 _text = one("a string", lambda item: isinstance(item, str))
-_flag = one("true or false", lambda item: isinstance(item, bool))
 _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
-_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
-_streams = one("a whole number, 1 to 1024", lambda item: type(item) is int and 1 <= item <= 1024)
 _amount = number("a number, 0 or more", lambda n: n >= 0)
 _finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
-_rate = number("a number above 0", lambda n: n > 0)
 
 
 def _seconds(item: Any, place: str) -> Any:
     return (table(_amount) if isinstance(item, dict) else _amount)(item, place)
 
 
-_DEVICE = {
-    "name": _name,
-    "streams": _streams,
-    "flops_per_second": _rate,
-    "bytes_per_second": _rate,
-    "launch_seconds": _finite,
-    "nbytes": _rate,
-    "physical": _name_or_null,
-}
-_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _finite}
-_MACHINE = {
-    "devices": each(record(Device, _DEVICE)),
-    "links": each(record(Link, _LINK)),
-    "contention": _flag,
-    "imagined": _flag,
-}
 _COSTS = {
     "seconds": table(_seconds),
     "nbytes": table(_finite),
@@ -226,7 +206,7 @@ _DOCUMENT = {
     "outputs": table(_name),
     "placement": table(_name),
     "program": each(_instruction),
-    "machine": record(Machine, _MACHINE),
+    "machine": READER,
     "costs": record(Costs, _COSTS),
     "graph": each(_text),
 }

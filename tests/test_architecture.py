@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "standing": [],
     "effects": ["parts", "tree"],
     "layout": ["tree"],
-    "machine": ["allowed", "errors"],
+    "readers": ["errors"],  # of JSON, which a machine, too, is kept as
+    "machine": ["allowed", "errors", "readers"],
     "program": ["errors"],
     "timeline": ["errors", "program"],  # its spans lie on the program's streams
     "task": ["parts", "tree"],
@@ -59,7 +60,6 @@ MAY_IMPORT = {
     "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
-    "readers": ["errors"],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],

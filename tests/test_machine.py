@@ -164,21 +164,64 @@ def test_links_and_flags_may_be_left_out_of_json():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "Expecting value: line 1 column 1 (char 0)"),
-        ("[" * 100_000, "maximum recursion depth exceeded"),
-        ("[]", ""),
-        ("3", ""),
-        ("{}", "'devices'"),
-        ('{"devices": 3}', ""),
-        ('{"devices": ["cpu"]}', ""),
-        ('{"devices": [{}]}', ""),
+        ("", "not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("[" * 100_000, "not JSON: maximum recursion depth exceeded"),
+        ("[]", "it must be an object, got a list"),
+        ("3", "it must be an object, got 3"),
+        ("{}", "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'"),
+        ('{"devices": 3}', "devices must be a list, got 3"),
+        ('{"devices": ["cpu"]}', 'devices[0] must be an object, got "cpu"'),
+        ('{"devices": [{}]}', "devices[0] misses key 'name'; its keys are 'name', 'streams', "),
         ('{"devices": []}', "a machine needs at least one device"),
-        ('{"devices": [{"name": "cpu", "cores": 3}]}', "device has no field 'cores'"),
-        ('{"devices": [{"name": "cpu", "streams": "inf"}]}', "device 'cpu' has inf streams; 1 to 1024 are possible"),
-        ('{"devices": [{"name": "cpu", "nbytes": NaN}]}', "nbytes of Device(name='cpu'"),
-        ('{"devices": [{"name": "cpu"}], "links": [{"source": "cpu", "to": "b"}]}', "link has no field 'to'"),
-        ('{"devices": [{"name": "cpu"}], "links": [{"source": [], "destination": "cpu", "bytes_per_second": 1}]}', ""),
-        ('{"devices": [{"name": "cpu"}], "colour": "red"}', ""),
+        (
+            '{"devices": [{"name": "cpu", "cores": 3}]}',
+            "devices[0] has an unknown key 'cores'; its keys are 'name', 'streams', ",
+        ),
+        (
+            '{"devices": [{"name": "cpu", "streams": "inf"}]}',
+            'devices[0].streams must be a whole number, 1 to 1024, got "inf"',
+        ),
+        (
+            '{"devices": [{"name": "cpu", "nbytes": NaN}]}',
+            'not JSON: NaN is none of its numbers; infinity is written as the string "inf"',
+        ),
+        (
+            '{"devices": [{"name": "cpu"}], "links": [{"source": "cpu", "to": "b"}]}',
+            "links[0] misses key 'destination'; its keys are 'source', 'destination', ",
+        ),
+        (
+            '{"devices": [{"name": "cpu"}], "links": [{"source": [], "destination": "cpu", "bytes_per_second": 1}]}',
+            "links[0].source must be the name of a device, such as 'cpu' or 'cuda:0', got a list",
+        ),
+        ('{"devices": [{"name": "cpu"}], "colour": "red"}', "it has an unknown key 'colour'; its keys are 'devices', "),
+        (
+            '{"devices": [{"name": "cpu", "streams": true}]}',
+            "devices[0].streams must be a whole number, 1 to 1024, got t",
+        ),
+        (
+            '{"devices": [{"name": "cpu", "nbytes": true}]}',
+            'devices[0].nbytes must be a number above 0, or "inf", got t',
+        ),
+        (
+            '{"devices": [{"name": "cpu", "launch_seconds": "inf"}]}',
+            "devices[0].launch_seconds must be a number, 0 or ",
+        ),
+        ('{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}', "not JSON: Infinity is none of its numbers; "),
+        (
+            '{"devices": [{"name": "cpu", "flops_per_second": 1e999}]}',
+            "devices[0].flops_per_second must be a number ab",
+        ),
+        (
+            '{"devices": [{"name": "cpu", "name": "b"}]}',
+            "devices[0] must be an object, got one with the key 'name' twic",
+        ),
+        ('{"devices": [{"name": "cpu"}], "imagined": 1}', "imagined must be true or false, got 1"),
+        (
+            '{"devices": [{"name": "cpu", "physical": 0}]}',
+            "devices[0].physical must be the name of a device, or null, ",
+        ),
+        ('{"devices": [{"name": "cpu"}, {"name": "cpu"}]}', "device 'cpu' is there twice"),
+        (None, "not JSON: the JSON object must be str, bytes or bytearray, not NoneType"),
     ],
 )
 def test_what_is_no_json_of_a_machine(text, reason):
@@ -221,13 +264,46 @@ def test_a_device_named_as_none_can_be(name):
         Machine([Device(name)])
 
 
+def test_a_device_that_is_none_behind_one_that_is():
+    with refused("a machine's devices must be Device, got 'cuda:0'"):
+        Machine([Device("cpu"), "cuda:0"])
+
+
+def test_a_link_that_is_none():
+    with refused("a machine's links must be Link, got ('a', 'b')"):
+        Machine([Device("a"), Device("b")], [("a", "b")])
+
+
+def test_devices_that_are_no_list():
+    with refused(f"devices of a machine must be a list, got {Device('cpu')!r}"):
+        Machine(Device("cpu"))
+    with refused("links of a machine must be a list, got None"):
+        Machine([Device("cpu")], None)
+
+
+@pytest.mark.parametrize("flag", ["contention", "imagined"])
+def test_flags_that_are_neither_true_nor_false(flag):
+    with refused(f"{flag} must be True or False, got 'no'"):
+        Machine([Device("cpu")], **{flag: "no"})
+
+
+@pytest.mark.parametrize("physical", ["", "cuda 0", 0])
+def test_a_torch_device_that_can_be_none(physical):
+    with refused(f"physical of device 'cuda:0' must be as 'cuda:0' or None, got {physical!r}"):
+        Machine([Device("cuda:0", physical=physical)])
+
+
 def test_a_device_twice():
+    cpu = Device("cpu")
+    with refused("device 'cpu' is there twice"):
+        Machine([cpu, cpu])
     with refused("device 'cpu' is there twice"):
         Machine([Device("cpu"), Device("cuda:0"), Device("cpu")])
 
 
 @pytest.mark.parametrize(
-    ("name", "streams", "most"), [("cpu", 0, 1024), ("cpu", 1025, 1024), ("cuda:0", 25, 24), ("cuda:0", 1.5, 24)]
+    ("name", "streams", "most"),
+    [("cpu", 0, 1024), ("cpu", 1025, 1024), ("cuda:0", 25, 24), ("cuda:0", 1.5, 24), ("cpu", True, 1024)],
 )
 def test_streams_that_cannot_be(name, streams, most):
     with refused(f"device {name!r} has {streams!r} streams; 1 to {most} are possible"):
@@ -235,14 +311,14 @@ def test_streams_that_cannot_be(name, streams, most):
 
 
 @pytest.mark.parametrize("field", ["flops_per_second", "bytes_per_second", "nbytes"])
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, "fast", None])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, "fast", None, True, 10**400])
 def test_rates_that_are_not_above_zero(field, value):
     device = Device("cpu", **{field: value})
     with refused(f"{field} of {device!r} must be a number above 0"):
         Machine([device])
 
 
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "soon"])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "soon", True, 10**400])
 def test_times_that_are_negative_or_endless(value):
     device, link = Device("cpu", launch_seconds=value), Link("a", "b", 1.0, latency=value)
     with refused(f"launch_seconds of {device!r} must be a number, 0 or more"):
@@ -276,13 +352,25 @@ def test_two_links_between_the_same_devices(second):
 def test_an_unknown_link():
     with refused("unknown link 'pcie9'; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"):
         Machine.emulated(link="pcie9")
+    with refused("unknown link ['pcie4']; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"):
+        Machine.emulated(link=["pcie4"])
 
 
-def test_fewer_gpus_than_none():
-    with refused("gpus must be a whole number, 0 or more, got -1"):
-        Machine.emulated(gpus=-1)
+@pytest.mark.parametrize("gpus", [-1, 1.0, True, "2"])
+def test_a_number_of_gpus_that_is_none(gpus):
+    for make in (Machine.emulated, Machine.local):
+        with refused(f"gpus must be a whole number, 0 or more, got {gpus!r}"):
+            make(gpus=gpus)
+
+
+@pytest.mark.parametrize("factor", [0, -2.0, math.nan, math.inf, "twice"])
+def test_a_factor_that_is_none(factor):
+    with refused(f"a machine can be slower by a number above 0, got {factor!r}"):
+        Machine.emulated().slower(factor)
 
 
 def test_an_unknown_device():
     with refused("the machine has no device 'cuda:2'; it has 'cpu', 'cuda:0', 'cuda:1'"):
         Machine.emulated().device("cuda:2")
+    with refused("the machine has no device ['cpu']; it has 'cpu', 'cuda:0', 'cuda:1'"):
+        Machine.emulated().device(["cpu"])
