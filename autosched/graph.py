@@ -21,7 +21,7 @@ from autosched.allowed import is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
 from autosched.task import Dependency, Kind, Seconds, Task, Use
-from autosched.tree import flatten, transform
+from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
 if TYPE_CHECKING:
@@ -82,16 +82,21 @@ class Graph:
         return tuple(self.input(name) for name in names)
 
     def constant(self, tensor: Any, name: str | None = None) -> Value:
-        """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments."""
+        """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments.
+
+        Raises GraphError for a name that is taken, and for another than that which the tensor has.
+        """
         found = self._constants.get(id(tensor))
         if found is None:
             device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
             found = self._new_value(
-                self._claim(name) if name else self._fresh("constant"),
+                self._claim(name) if name is not None else self._fresh("constant"),
                 home=None if device == "cpu" else device,
                 tensor=tensor,
             )
             self._constants[id(tensor)] = found
+        if name not in (None, found.name):
+            raise GraphError(f"the tensor is constant {found.name!r} of graph {self.name!r} already, got name {name!r}")
         return found
 
     @contextlib.contextmanager
@@ -159,6 +164,10 @@ class Graph:
         **facts: Any,
     ) -> Any:
         """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known."""
+        for what, trees in (("arguments", (*args, *kwargs.values())), ("outputs=", [outputs])):
+            if any(is_deeper(_DEEPEST, tree) for tree in trees):
+                label = facts.get("name") or effects.function_name(fn)
+                raise GraphError(f"task {label!r} has {what} nested more than {_DEEPEST} deep")
         known = effects.effects_of(fn, args, kwargs)
         returns_written = known.in_place and outputs is None
         base = self._as_argument(known.base)
@@ -588,6 +597,7 @@ class Graph:
         return name
 
 
+_DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
 _RANDOM = object()  # stands for the generators of random numbers among what tasks share
 
 

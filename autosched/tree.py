@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["flatten", "match", "transform"]
+__all__ = ["flatten", "is_deeper", "match", "transform"]
 
 
 def flatten(tree: Any) -> Iterator[Any]:
@@ -39,6 +39,17 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: transform(change, item) for key, item in tree.items()}
     return change(tree)
+
+
+def is_deeper(most: int, tree: Any) -> bool:
+    """Whether tuples, lists and dicts stand in each other more than ``most`` deep, as those that hold themselves do.
+
+    >>> is_deeper(2, [0, {"a": (1,)}]), is_deeper(3, [0, {"a": (1,)}])
+    (True, False)
+    """
+    if not isinstance(tree, (tuple, list, dict)):
+        return False
+    return most == 0 or any(is_deeper(most - 1, item) for item in (tree.values() if isinstance(tree, dict) else tree))
 
 
 def match(shape: Any, tree: Any) -> Iterator[Any]:

@@ -363,3 +363,37 @@ def test_a_copy_that_takes_longer_than_a_float_can_say_is_refused(policy: str) -
     machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e-10)])
     with pytest.raises(asc.ScheduleError, match=r"later than a float can say|take for ever"):
         asc.schedule(graph, machine, policy=policy, costs=asc.Costs(default_nbytes=1e300))
+
+
+def nested(item: Any, deep: int) -> Any:
+    for _ in range(deep):
+        item = [item]
+    return item
+
+
+def test_arguments_in_lists_in_lists_ended_the_stack_and_so_did_lists_that_hold_themselves() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    endless: list[Any] = [x]
+    endless += [endless, endless]
+    for tree in (nested(x, 1000), {"a": nested(x, 100)}, endless):
+        with pytest.raises(asc.GraphError, match="task 'a' has arguments nested more than 100 deep"):
+            graph.add(len, tree, name="a")
+        with pytest.raises(asc.GraphError, match="task 'len' has arguments nested more than 100 deep"):
+            graph.add(len, items=tree)
+        with pytest.raises(asc.GraphError, match="task 'a' has outputs= nested more than 100 deep"):
+            graph.add(len, x, name="a", outputs=tree)
+    graph.add(lambda tree: tree, nested(x, 100), outputs=nested("y", 100))
+    graph.output(graph.value("y"))
+    assert run(graph, x=1) == {"y": 1}
+
+
+def test_a_constant_could_be_asked_for_by_another_name_which_then_named_nothing() -> None:
+    graph = asc.Graph()
+    tensor = torch.ones(2)
+    w = graph.constant(tensor, "w")
+    assert graph.constant(tensor) is graph.constant(tensor, "w") is w
+    with pytest.raises(asc.GraphError, match="the tensor is constant 'w' of graph 'graph' already, got name 'v'"):
+        graph.constant(tensor, "v")
+    with pytest.raises(asc.GraphError, match="a name must be a string without spaces and '@', got ''"):
+        graph.constant(torch.ones(3), "")
