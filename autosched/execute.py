@@ -28,6 +28,7 @@ from autosched.workers import Fault, Late, Stretch, Tape, Team
 
 __all__ = ["Executor"]
 
+_serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
 Wrap = Callable[[int, Step], Step]
 Read = TypeVar("Read")
 
@@ -52,6 +53,8 @@ class Executor:
         for task in graph.tasks:
             if task.fn is None:
                 raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not run")
+        if id(backend) in _serving:
+            raise ScheduleError(f"{backend!r} serves another schedule, which is not closed; make a backend for each")
         self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
         backend.open(program, machine)
         self.memory = Memory(program, graph, backend.place)
@@ -64,6 +67,7 @@ class Executor:
         self.caller = 0  # the thread that holds it, or held it last
         self.tidy = functools.partial(_tidy, self.crew, backend, self.memory)
         self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
+        _serving[id(backend)] = backend
 
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
@@ -295,3 +299,4 @@ def _close(crew: Team, backend: Backend, busy: threading.Lock) -> None:
     if busy.acquire(timeout=1.0):
         busy.release()
     backend.close()
+    _serving.pop(id(backend), None)

@@ -66,7 +66,8 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
-    * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``; default: what fits.
+    * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``, which serves one schedule
+      from its first call until it is closed, and no other meanwhile; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
       ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
 

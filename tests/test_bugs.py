@@ -397,3 +397,18 @@ def test_a_constant_could_be_asked_for_by_another_name_which_then_named_nothing(
         graph.constant(tensor, "v")
     with pytest.raises(asc.GraphError, match="a name must be a string without spaces and '@', got ''"):
         graph.constant(torch.ones(3), "")
+
+
+def test_a_backend_that_two_schedules_were_given_mixed_up_their_clocks_and_events() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.input("x") + 1)
+    backend = Emulated()
+    first, second = (asc.schedule(graph, MACHINE, backend=backend) for _ in range(2))
+    assert first(x=1) == {"y": 2}
+    for _ in range(2):
+        with pytest.raises(asc.ScheduleError, match=r"Emulated.* serves another schedule, which is not closed; make a"):
+            second(x=1)
+    assert first(x=1) == {"y": 2}
+    first.close()
+    with second:
+        assert second(x=1) == {"y": 2}

@@ -65,6 +65,7 @@ class Accelerator(Host):
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
         if machine.accelerators and not machine.contention:
             raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
+        self.streams, self.events = {}, {}
         self.devices = {device.name: _real(device.name, device.physical) for device in machine.devices}
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
