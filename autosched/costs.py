@@ -74,7 +74,8 @@ class Costs:
         for name, work in self.work.items():
             if not isinstance(work, Work):
                 raise ScheduleError(f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}")
-        _check_seconds(self.default_seconds, "default_seconds")
+        if not is_number(self.default_seconds, infinite=True):
+            raise ScheduleError(f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}")
         _check_finite(self.default_nbytes, "default_nbytes")
 
     @classmethod

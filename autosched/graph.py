@@ -147,8 +147,8 @@ class Graph:
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
             raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
         return self.record(
-            fn, args, kwargs, name=name, writes=_as_tuple(writes), aliases=aliases, after=_as_tuple(after), on=on,
-            outputs=outputs, random=random, seconds=seconds, nbytes=nbytes,
+            fn, args, kwargs, name=name, writes=_as_tuple("writes", writes), aliases=aliases,
+            after=_as_tuple("after", after), on=on, outputs=outputs, random=random, seconds=seconds, nbytes=nbytes,
         )  # fmt: skip
 
     def record(
@@ -246,7 +246,7 @@ class Graph:
 
     def task(self, name: str) -> Task:
         """Return a task by its name. Raises GraphError if there is none."""
-        found = self.names.get(name)
+        found = self.names.get(name) if isinstance(name, str) else None
         index = found.index if isinstance(found, Task) else found.producer if found is not None else None
         if index is None or self.tasks[index].name != name:
             raise GraphError(
@@ -256,7 +256,7 @@ class Graph:
 
     def value(self, name: str) -> Value:
         """Return a value by its name. Raises GraphError if there is none."""
-        found = self.names.get(name)
+        found = self.names.get(name) if isinstance(name, str) else None
         if not isinstance(found, Value):
             raise GraphError(
                 f"graph {self.name!r} has no value {name!r}; values are {listed(v.name for v in self.values)}"
@@ -349,7 +349,7 @@ class Graph:
         """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
         sources = self.sources
         names = {v.name for v in sources if v.tensor is None}
-        for name in names ^ inputs.keys() and sorted(names ^ inputs.keys()):
+        for name in names ^ inputs.keys() and sorted(names ^ inputs.keys(), key=str):
             what = f"misses input {name!r}" if name in names else f"was given {name!r}, which is no input"
             raise GraphError(f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}")
         return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
@@ -630,8 +630,12 @@ def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
     )
 
 
-def _as_tuple(item: Any) -> tuple[Any, ...]:
-    return (item,) if isinstance(item, (Task, Value, str)) else tuple(item)
+def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
+    if isinstance(item, (Task, Value, str)):
+        return (item,)
+    if not isinstance(item, Iterable):
+        raise GraphError(f"{what}= needs one item or a list of them, got {item!r}")
+    return tuple(item)
 
 
 def _caller() -> tuple[str, int]:

@@ -105,6 +105,9 @@ def _bases(graph: Graph, task: Task) -> list[Value]:
 
 def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     """Raise ScheduleError if a placement leaves out a task, breaks a constraint, or orders against a dependency."""
+    table, order = placement.device, placement.order
+    if not isinstance(table, Mapping) or not isinstance(order, Sequence) or not all(isinstance(n, str) for n in order):
+        raise ScheduleError(f"a placement is a table of devices by task, and a tuple of tasks, got {placement!r}")
     if len(placement.order) != len(graph.tasks) or len(set(placement.order)) != len(graph.tasks):
         raise ScheduleError(f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}")
     allowed = choices(graph, machine)

@@ -16,16 +16,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from autosched.allowed import is_number
+from autosched.arguments import check_kinds
 from autosched.backends import Backend, check_name, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.costs import Costs
-from autosched.errors import AutoschedError, MachineError, ScheduleError, listed
+from autosched.errors import AutoschedError, MachineError, ScheduleError, listed, shown
 from autosched.execute import Executor
 from autosched.graph import Graph
 from autosched.lowering import lower
@@ -86,6 +87,7 @@ def schedule(
         raise MachineError(
             f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
         )
+    check_kinds(graph, costs, examples, inputs, outputs, backend)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     if "timeout" in pinned.input_names:
@@ -99,7 +101,9 @@ def schedule(
         check_name(backend)
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {check!r}")
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend or suited(machine), check)
+    plan = functools.partial(
+        _plan, pinned, machine, costs, wanted, suited(machine) if backend is None else backend, check
+    )
     with _without_collecting():
         made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
         made.verify()
@@ -120,6 +124,7 @@ def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
     ...     asc.load(f"{folder}/plan.json", graph)
     <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
     """
+    check_kinds(graph)
     data = Path(path).read_bytes()
     try:
         return _bound(from_text(data.decode()), graph)
@@ -277,9 +282,11 @@ class Schedule:
 def _checked(timeout: Any) -> float | None:
     if timeout is None:
         return None
-    if not isinstance(timeout, Real) or not (seconds := float(timeout)) >= 0:  # NaN is not
-        raise ScheduleError(f"timeout must be a number of seconds, 0 or more, or None for no limit; got {timeout!r}")
-    return seconds
+    if not is_number(timeout, infinite=True):
+        raise ScheduleError(
+            f"timeout must be a number of seconds, 0 or more, or None for no limit; got {shown(timeout)}"
+        )
+    return float(timeout)
 
 
 @contextlib.contextmanager
@@ -297,7 +304,7 @@ def _without_collecting() -> Iterator[None]:
 def _policy(policy: str | Policy) -> Policy:
     if callable(policy):
         return policy
-    if policy not in POLICIES:
+    if not isinstance(policy, str) or policy not in POLICIES:
         known = ", ".join(map(repr, ["auto", *POLICIES]))
         raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
     return POLICIES[policy]

@@ -66,6 +66,8 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
     Traceback (most recent call last):
     autosched.errors.ProgramError: task 'add' never runs
     """
+    if not isinstance(program, Program):
+        raise ProgramError(f"verify needs a Program, got {program!r}; Program.parse reads one from text")
     if machine is not None:
         _check_machine(program, machine)
     _Verifier(program, graph).run()

@@ -67,6 +67,7 @@ MAY_IMPORT = {
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
+    "arguments": ["backends", "costs", "errors", "graph"],  # the kinds of what schedule is given
     "schedule": EVERYTHING,
     "cli": EVERYTHING,
     "demo": EVERYTHING,

@@ -412,3 +412,96 @@ def test_a_backend_that_two_schedules_were_given_mixed_up_their_clocks_and_event
     first.close()
     with second:
         assert second(x=1) == {"y": 2}
+
+
+def simple() -> asc.Graph:
+    graph = asc.Graph()
+    graph.output(y=graph.add(abs, graph.input("x"), name="a"))
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("option", "item", "message"),
+    [
+        ("costs", {"a": 1.0}, r"costs must be Costs, or None for a guess, got \{'a': 1.0\}"),
+        ("examples", 3, "examples must be an input of each name, as a mapping, got 3"),
+        ("examples", {1: 2}, "misses input 'x'|was given 1"),
+        ("inputs", ["x"], r"inputs must be a device, or a mapping with one for each input, got \['x'\]"),
+        ("outputs", [], r"outputs must be a device, or a mapping with one for each output, got \[\]"),
+        ("outputs", {"y": ["cpu"]}, r"the machine has no device \['cpu'\]"),
+        ("backend", 3, "backend must be a name, or an object with the methods of autosched.backends.Backend, got 3"),
+        (
+            "backend",
+            {},
+            r"backend must be a name, or an object with the methods of autosched.backends.Backend, got \{\}",
+        ),
+        ("backend", Emulated, "backend must be a name, or an object .*, got <class "),
+        ("policy", ["heft"], r"unknown policy \['heft'\]; known are 'auto', "),
+        (
+            "policy",
+            lambda *_: asc.Placement({"a": "cpu"}, 3),
+            "a placement is a table of devices by task, and a tuple ",
+        ),  # type: ignore[arg-type]
+        (
+            "policy",
+            lambda *_: asc.Placement({"a": "cpu"}, ([],)),
+            "a placement is a table of devices by task, and a tup",
+        ),  # type: ignore[arg-type]
+        (
+            "policy",
+            lambda *_: asc.Placement(None, ("a",)),
+            "a placement is a table of devices by task, and a tuple of ",
+        ),  # type: ignore[arg-type]
+        ("policy", lambda *_: asc.Placement({"a": []}, ("a",)), r"the machine has no device \[\]"),  # type: ignore[dict-item]
+    ],
+)
+def test_arguments_of_another_kind_ended_schedule_with_an_error_of_pythons(
+    option: str, item: Any, message: str
+) -> None:
+    with pytest.raises(asc.AutoschedError, match=message):
+        asc.schedule(simple(), MACHINE, **{option: item})
+
+
+@pytest.mark.parametrize("graph", [None, "graph", asc.Graph])
+def test_what_is_no_graph_is_said_to_be_none(graph: Any) -> None:
+    for call in (asc.schedule, lambda given, _: asc.load("/nowhere", given)):
+        with pytest.raises(asc.ScheduleError, match="graph must be a Graph, got "):
+            call(graph, MACHINE)
+
+
+def test_what_is_no_program_is_said_to_be_none() -> None:
+    with pytest.raises(
+        asc.ProgramError, match=r"verify needs a Program, got 'cpu/compute  run a'; Program.parse reads"
+    ):
+        asc.verify("cpu/compute  run a", simple())  # type: ignore[arg-type]
+
+
+def test_writes_and_after_that_are_no_lists_and_names_that_are_no_strings_ended_with_an_error_of_pythons() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with pytest.raises(asc.GraphError, match="writes= needs one item or a list of them, got None"):
+        graph.add(abs, x, writes=None)
+    with pytest.raises(asc.GraphError, match="after= needs one item or a list of them, got 3"):
+        graph.add(abs, x, after=3)
+    for look in (graph.task, graph.value):
+        with pytest.raises(asc.GraphError, match=r"has no (task|value) \['x'\]"):
+            look(["x"])  # type: ignore[arg-type, operator]
+
+
+@pytest.mark.parametrize(
+    ("option", "item", "message"),
+    [
+        ("examples", None, "examples must be an input of each name, as a mapping, got None"),
+        ("examples", {}, "misses input 'x'"),
+        ("policies", "auto", "policies must be a list of names and functions, got 'auto'"),
+        ("interleavings", 0, "interleavings must be a whole number, 1 or more, got 0"),
+        ("interleavings", 2.0, "interleavings must be a whole number, 1 or more, got 2.0"),
+        ("seed", -1, r"seed must be a whole number, 0 to 2\*\*63 - 1, got -1"),
+        ("seed", None, r"seed must be a whole number, 0 to 2\*\*63 - 1, got None"),
+        ("graph", None, "graph must be a Graph, got None"),
+    ],
+)
+def test_arguments_of_another_kind_ended_a_check_with_an_error_of_pythons(option: str, item: Any, message: str) -> None:
+    given: dict[str, Any] = {"graph": simple(), "machine": MACHINE, "examples": {"x": torch.ones(1)}, option: item}
+    with pytest.raises(asc.AutoschedError, match=message):
+        asc.testing.check(**given)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from autosched.errors import ScheduleError
 from autosched.machine import Machine
@@ -29,6 +29,7 @@ __all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
 Transfer = Callable[[Any, Any], Any]  # (what to copy, what to overwrite or None) -> the copy
 
 
+@runtime_checkable
 class Backend(Protocol):
     """The methods of a backend, in the order in which they are called."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import NoneType
 from typing import Any, NamedTuple
 
-from autosched.errors import AutoschedError, InterleavingError, ScheduleError
+from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
 from autosched.graph import Graph, Task
 from autosched.interleaver import Choose
 from autosched.machine import LINKS, Device, Link, Machine
@@ -68,9 +69,24 @@ def check(
     >>> print(check(graph, Machine.emulated(gpus=2), examples={"x": torch.eye(2)}, policies=["round_robin"]))
     1 schedules, 1 distinct programs, 20 interleavings: each as the serial run, bit for bit
     """
+    _refuse_misfits(graph, examples, policies, interleavings, seed)
     family = {"machine": machine} if machine is not None else _numbered(machines_for(graph))
     reference = Reference(Setting(graph.pinned(), examples, seed))
     return _check(reference, _plans(graph, family, policies or _POLICIES), interleavings)
+
+
+def _refuse_misfits(graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any) -> None:
+    """Raise ScheduleError for what ``check`` does not take, and GraphError for missing or unknown examples."""
+    for name, item, fits, what in (
+        ("graph", graph, isinstance(graph, Graph), "a Graph"),
+        ("examples", examples, isinstance(examples, Mapping), "an input of each name, as a mapping"),
+        ("policies", policies, isinstance(policies, (list, tuple, NoneType)), "a list of names and functions"),
+        ("interleavings", interleavings, type(interleavings) is int and interleavings > 0, "a whole number, 1 or more"),
+        ("seed", seed, type(seed) is int and 0 <= seed < 2**63, "a whole number, 0 to 2**63 - 1"),
+    ):
+        if not fits:
+            raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
+    graph.bind(examples)
 
 
 def machines_for(graph: Graph) -> list[Machine]:

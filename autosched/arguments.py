@@ -1,0 +1,42 @@
+"""Arguments: of which kind those of ``schedule`` must be, so that a wrong one is said by its name and not met later.
+
+Looks no further: what is in them, those who use them check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autosched.backends import Backend
+from autosched.costs import Costs
+from autosched.errors import ScheduleError, shown
+from autosched.graph import Graph
+
+__all__ = ["check_kinds"]
+
+
+def check_kinds(
+    graph: Any, costs: Any = None, examples: Any = None, inputs: Any = None, outputs: Any = None, backend: Any = None
+) -> None:
+    """Raise ScheduleError for what is of another kind than ``schedule`` takes.
+
+    >>> check_kinds(Graph(), inputs=["cuda:0"])
+    Traceback (most recent call last):
+    autosched.errors.ScheduleError: inputs must be a device, or a mapping with one for each input, got ['cuda:0']
+    """
+    for name, item, kinds, what in (
+        ("graph", graph, Graph, "a Graph"),
+        ("costs", costs, Costs | None, "Costs, or None for a guess"),
+        ("examples", examples, Mapping | None, "an input of each name, as a mapping"),
+        ("inputs", inputs, str | Mapping | None, "a device, or a mapping with one for each input"),
+        ("outputs", outputs, str | Mapping | None, "a device, or a mapping with one for each output"),
+        (
+            "backend",
+            backend,
+            str | Backend | None,
+            "a name, or an object with the methods of autosched.backends.Backend",
+        ),
+    ):
+        if not isinstance(item, kinds) or isinstance(item, type):  # a class has the methods, but not yet their object
+            raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
