@@ -209,7 +209,8 @@ class Graph:
             if not is_name(name):
                 raise GraphError(f"the name of an output must be a string without spaces and '@', got {name!r}")
             if name in self.outputs or name in declared:
-                raise GraphError(f"output {name!r} is declared twice; outputs so far: {listed(self.outputs)}")
+                so_far = listed([*self.outputs, *declared])
+                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
             declared[name] = self._own(item).index
         self.outputs.update(declared)
         self._used.update(declared.values())
@@ -511,7 +512,7 @@ class Graph:
         """Return the names of the values of a task's result, in the shape that ``outputs`` gives."""
         if outputs is None:
             return label
-        if isinstance(outputs, int) and not isinstance(outputs, bool):
+        if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 0:
             outputs = tuple(f"{label}.{i}" for i in range(outputs))
         taken: set[str] = set()
         for leaf in flatten(outputs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from autosched.costs import Costs
-from autosched.errors import ScheduleError
+from autosched.errors import ProgramError, ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
@@ -37,6 +37,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
             case Record(stream, event):
                 events[event] = free[stream]
             case Wait(stream, event):
+                if event not in events:
+                    raise ProgramError(f"{stream} waits for e{event}, which is not recorded before")
                 free[stream] = max(free[stream], events[event])
             case Run() | Copy():
                 streams = occupied(instruction)

@@ -505,3 +505,9 @@ def test_arguments_of_another_kind_ended_a_check_with_an_error_of_pythons(option
     given: dict[str, Any] = {"graph": simple(), "machine": MACHINE, "examples": {"x": torch.ones(1)}, option: item}
     with pytest.raises(asc.AutoschedError, match=message):
         asc.testing.check(**given)
+
+
+def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error() -> None:
+    program = asc.Program.parse("cpu/compute  wait e3\ncpu/compute  record e3")
+    with pytest.raises(asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"):
+        asc.simulate(program, simple(), MACHINE, asc.Costs())

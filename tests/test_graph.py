@@ -710,7 +710,7 @@ def test_after_what_is_no_task(graph, after):
         graph.add(identity, after=[item])
 
 
-@pytest.mark.parametrize(("outputs", "bad"), [(True, True), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)])
+@pytest.mark.parametrize(("outputs", "bad"), [(True, True), (-1, -1), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)])
 def test_outputs_that_are_no_names(graph, outputs, bad):
     with refused(f"outputs= of task 't' must be a number or a tree of names, got {bad!r} in it"):
         graph.add(identity, name="t", outputs=outputs)
@@ -742,6 +742,8 @@ def test_an_output_declared_twice(graph):
     graph.output(graph.value("x"))
     with refused("output 'x' is declared twice; outputs so far: 'x'"):
         graph.output(x=graph.value("y"))
+    with refused("output 'y' is declared twice; outputs so far: 'x', 'y'"):
+        graph.output(graph.value("y"), graph.value("y"))
 
 
 def test_a_task_or_value_that_is_not_there(graph):
