@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit" is our first law.
 # It also keeps the two test processes from fighting for two cores.
@@ -13,6 +13,8 @@ torch.set_num_threads(1)
 # No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves; deep ones search.
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=1000, deadline=None, print_blob=True)
+# For tests/mutants.py, where a failure is no riddle and need not be made small.
+settings.register_profile("unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("quick")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -155,6 +156,28 @@ def test_declared_random_numbers_are_fine_and_so_are_modules_that_draw_them(chec
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(graph, check, "emulated", x=torch.zeros(3))
+
+
+def test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares():
+    begun, drawn = threading.Event(), threading.Event()
+
+    def quiet(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert drawn.wait(30)
+        return x + 1
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        assert begun.wait(30)
+        made = torch.rand_like(x)
+        drawn.set()
+        return made
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(graph.add(quiet, x), graph.add(draw, x, random=True))
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    with asc.schedule(graph, machine, policy="round_robin", backend="threads", check=True) as schedule:
+        schedule(x=torch.zeros(1))
 
 
 def test_tasks_that_share_a_generator_keep_their_order():

@@ -407,6 +407,47 @@ def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
     assert (end.position, type(end.error)) == (1, KeyboardInterrupt)
 
 
+def failing_first(*then):
+    """Return a tape of a thread that fails when the other is in a step, and of that, which goes on with some more."""
+    tape, begun = Tape(), threading.Event()
+
+    def fail():
+        assert begun.wait(GENEROUS)
+        raise ValueError("planted")
+
+    def begin():
+        begun.set()
+        while not crew.stopped:
+            time.sleep(0.001)
+        for step in then:
+            step()
+
+    tape.add("a", 0, fail)
+    tape.add("b", 1, begin)
+    crew = Crew(["a", "b"], prepare=lambda: None)
+    return crew, tape
+
+
+def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
+    crew, tape = failing_first(lambda: 1 / 0)
+    end = crew.run(tape)
+    crew.close()
+    assert isinstance(end, Fault)
+    assert (end.position, type(end.error)) == (0, ValueError)
+
+
+def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
+    """Whoever did come has locked it himself, in passing."""
+    crew, tape = failing_first()
+    lock = tape.lock()
+    tape.add("b", 2, lock.acquire)
+    crew.run(tape)
+    assert not lock.locked()
+    assert crew.afterwards(lambda: None)
+    crew.close()
+    assert lock.locked()
+
+
 def test_interrupts_at_any_moment_leave_the_schedule_usable():
     """One in the last lines of a call once left it believing that it was called by itself."""
     main, done, calling = threading.main_thread().ident, threading.Event(), threading.Event()

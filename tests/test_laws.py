@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,11 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.backends import Step
+from autosched.backends.host import Host
 from autosched.backends.virtual import Virtual
+from autosched.interleaver import Interleaver
 from autosched.policies import POLICIES
-from autosched.program import Copy, Free, Program, Record, Run, Wait
+from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verify import verify
+from autosched.workers import Fault, Late, Tape, Team
 
 ALL = ["auto", *POLICIES]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -159,6 +165,29 @@ def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simu
             assert schedule.profile(**inputs_for(graph)) == schedule.simulate()
 
 
+class AnyStep(Virtual):
+    """Goes on with any stream after each step, where ``Virtual`` ends the instruction first."""
+
+    class Crew(Interleaver):
+        def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
+            steps = {name: [(n, step) for n, (_, step) in enumerate(line)] for name, line in tape.steps.items()}
+            return super().run(Tape(steps, tape.locks), deadline)
+
+    def crew(self, threads: Sequence[str]) -> Team:
+        return AnyStep.Crew(self.choose)
+
+
+@pytest.mark.parametrize("policy", ["heft", "round_robin"])
+@given(graph=graphs(), machine=machines(), data=st.data())
+def test_law_5_threads_that_are_switched_between_any_two_steps_give_the_timeline_of_the_simulator(
+    policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
+    """So no thread is let go before what it waits for was issued."""
+    backend = AnyStep(lambda ready: data.draw(st.sampled_from(ready)))
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=backend) as schedule:
+        assert schedule.profile(**inputs_for(graph)) == schedule.simulate()
+
+
 class PlantedError(Exception):
     pass
 
@@ -197,3 +226,52 @@ def test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run(
             assert not behind & set(ran)
         broken.clear()
         assert_equals_serial(schedule, graph)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@given(graph=graphs(), machine=machines())
+def test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    """Inputs, constants, outputs, and what shares memory with those."""
+    with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="host") as schedule:
+        schedule(**inputs_for(graph))  # makes the executor, and is watched; the next one is not
+        memory = schedule._executor.memory
+        at_the_end: list[set[int]] = []
+
+        def outputs() -> dict[str, object]:
+            at_the_end.append({slot for slot, item in enumerate(memory.data) if item is not None})
+            return type(memory).outputs(memory)
+
+        memory.outputs = outputs
+        schedule(**inputs_for(graph))
+        kept = [slot for _, slot in (*memory._given, *memory._outputs)]
+        constants = {slot for slot, item in enumerate(memory._blank) if item is not None}
+        assert at_the_end[0] <= constants.union(*(memory.sharing[slot] for slot in kept))
+
+
+class Entered(Host):
+    """A thread for each device, which puts its runs and copies on the streams that it has entered last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current: dict[int, Sequence[Stream]] = {}
+
+    def thread(self, stream: Stream) -> str:
+        return stream.device
+
+    def enter(self, streams: Sequence[Stream]) -> Step:
+        return lambda: self.current.update({threading.get_ident(): streams})
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        def step() -> None:
+            assert self.current.get(threading.get_ident()) == streams
+            call()
+
+        return step
+
+
+@given(graph=graphs(), machine=machines())
+def test_law_8_what_is_put_on_streams_finds_them_entered_by_its_thread(graph: asc.Graph, machine: asc.Machine) -> None:
+    with asc.schedule(graph, machine, policy="round_robin", costs=COSTS, backend=Entered()) as schedule:
+        assert_equals_serial(schedule, graph, runs=2)

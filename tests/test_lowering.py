@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import dedent
 
 import networkx as nx
@@ -13,7 +14,8 @@ from networkx.algorithms import bipartite
 
 import autosched as asc
 from autosched.lowering import lower
-from autosched.program import Copy, Free, Run, Wait
+from autosched.program import Copy, Free, Record, Run, Wait, occupied
+from autosched.testing import graphs, machines
 
 TWO_GPUS = asc.Machine.emulated(gpus=2)
 
@@ -447,3 +449,31 @@ def test_frees_alone_cost_no_wait_while_there_is_work(graph, streams):
 
     with_frees, without = lowered(freed, machine), lowered(kept, machine)
     assert working(with_frees) == working(without)
+
+
+@given(graph=graphs(), machine=machines())
+def test_memory_goes_back_at_the_first_place_where_that_costs_no_wait(graph, machine):
+    """So no free could stand one run, copy or wait earlier; of those that wait at the end, none behind the last run."""
+    program = asc.schedule(graph, machine, policy="round_robin").program
+    lines = program.instructions
+    last = max(i for i, line in enumerate(lines) if isinstance(line, (Run, Copy)))
+    for i, line in enumerate(lines):
+        if isinstance(line, Free):
+            before = max(j for j in range(i) if isinstance(lines[j], (Run, Copy, Wait)))
+            at = min(before, last + 1)
+            earlier = replace(program, instructions=(*lines[:at], line, *lines[at:i], *lines[i + 1 :]))
+            with pytest.raises(asc.ProgramError):
+                asc.verify(earlier, graph)
+
+
+@given(graph=graphs(), machine=machines())
+def test_no_two_events_are_recorded_at_one_moment(graph, machine):
+    """Between two records of a stream there is something that the second one stands for, and the first does not."""
+    program = asc.schedule(graph, machine, policy="round_robin").program
+    fresh = set()
+    for line in program.instructions:
+        if isinstance(line, Record):
+            assert line.stream in fresh, f"e{line.event}\n{program}"
+            fresh.remove(line.stream)
+        elif isinstance(line, (Run, Copy, Wait)):
+            fresh.update(occupied(line))

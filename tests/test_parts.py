@@ -173,7 +173,9 @@ def test_a_part_covers_what_lies_in_it(a: str, b: str) -> None:
     assert not part(b).covers(part(a))
 
 
-accesses = st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 10), st.booleans()), max_size=40)
+accesses = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 4), st.sampled_from([False] * 9 + [True])), max_size=40
+)
 
 
 @given(accesses)
@@ -195,13 +197,12 @@ def test_accesses_order_what_conflicts_directly_or_through_others(
         assert all(any(parts[i].overlaps(parts[j]) for j in reached[i]) for _ in reached[i])
 
 
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.booleans()), max_size=30), st.integers(0, 29))
-def test_an_index_finds_all_that_overlaps(drawn: list[tuple[int, int, bool]], which: int) -> None:
+@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.booleans()), max_size=30))
+def test_an_index_finds_all_that_overlaps(drawn: list[tuple[int, int, bool]]) -> None:
     looks, index = Looks(), Index[int]()
     x = looks.root()
     parts = [looks.item(x, slice(a, b) if rows else (slice(None), slice(a, b))) for a, b, rows in drawn]
     for i, made in enumerate(parts):
         index.setdefault(made, i)
-    asked = parts[which] if which < len(parts) else x
-    assert [found for found, _ in index.overlapping(asked) if not found.overlaps(asked)] == []
-    assert {found for found, _ in index.overlapping(asked)} == {p for p in parts if p.overlaps(asked)}
+    for asked in (x, *parts):
+        assert {found for found, _ in index.overlapping(asked)} == {p for p in parts if p.overlaps(asked)}

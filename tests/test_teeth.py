@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.clocks import Clocks
 from autosched.graph import Task, Value
-from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
+from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
 from autosched.testing.comparing import bits
 from autosched.testing.exploring import attempt
@@ -49,7 +49,29 @@ def happens_before(program: Program) -> set[tuple[int, int]]:
 
 @given(graph=graphs(most=8), machine=machines())
 def test_vector_clocks_know_exactly_what_happens_before_what(graph: asc.Graph, machine: asc.Machine) -> None:
-    program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
+    assert_clocks_know(asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program)
+
+
+@st.composite
+def thrown_together(draw: st.DrawFn) -> Program:
+    """Runs, copies on two streams, records and waits in any order, as no schedule would have them."""
+    streams = [Stream("cuda:0", name) for name in "abc"]
+    instructions: list[Instruction] = []
+    for i in range(draw(st.integers(0, 16))):
+        one, other = draw(st.permutations(streams))[:2]
+        recorded = [item.event for item in instructions if isinstance(item, Record)]
+        kinds: list[Instruction] = [Run(one, f"t{i}"), Copy(one, f"t{i}", 0, "cuda:0", "cuda:1", other)]
+        kinds += [Record(one, len(recorded))] + [Wait(one, event) for event in recorded]
+        instructions.append(draw(st.sampled_from(kinds)))
+    return Program(tuple(instructions))
+
+
+@given(program=thrown_together())
+def test_vector_clocks_know_what_happens_before_what_in_any_list(program: Program) -> None:
+    assert_clocks_know(program)
+
+
+def assert_clocks_know(program: Program) -> None:
     expected = happens_before(program)
     clocks, stamps = Clocks(program.streams), {}
     for b, instruction in enumerate(program.instructions):

@@ -1,0 +1,552 @@
+"""Deliberate bugs: each is planted in a copy of the package, and a test there must fail.
+
+    python tests/mutants.py              plant each, run the test that should catch it, print a table
+    python tests/mutants.py --all        run all tests that are not slow against each, print which fail
+    python tests/mutants.py --list       print what there is
+
+Names of mutants, or parts of them, choose some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MUTANTS", "Mutant", "Outcome", "mutated", "row", "run"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 120.0  # a test that takes longer has caught nothing
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: text that stands once in a module, what comes in its place, and the test that must see it."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    caught_by: str
+
+
+class Outcome(NamedTuple):
+    """The tests that failed, the first one first, and how long it took."""
+
+    failed: list[str]
+    seconds: float
+
+
+def mutated(mutant: Mutant) -> str:
+    """Return the module's source with the bug in it."""
+    source = (ROOT / mutant.module).read_text(encoding="utf-8")
+    count = source.count(mutant.old)
+    assert count == 1, (
+        f"mutant {mutant.name!r} replaces text that must stand once in {mutant.module}, and stands there {count} times:"
+        f"\n{mutant.old}\nIf the code has moved, let tests/mutants.py follow it."
+    )
+    return source.replace(mutant.old, mutant.new)
+
+
+def run(mutant: Mutant, everything: bool = False) -> Outcome:
+    """Plant a bug in a copy of the repository, and run its test there, or all."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"))
+        (copy / mutant.module).write_text(mutated(mutant), encoding="utf-8")
+        start = time.perf_counter()
+        one = ["-x", "--hypothesis-profile=unshrunk", mutant.caught_by]
+        tests = ["tests", "--ignore=tests/test_mutants.py"] if everything else one
+        failed = _failures(copy, tests, 20 * SECONDS if everything else SECONDS)
+        return Outcome(failed, time.perf_counter() - start)
+
+
+def _failures(folder: Path, tests: Iterable[str], seconds: float) -> list[str]:
+    """Return the names of the tests that fail in a folder; none if they take too long."""
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-rf"]
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=folder,  # which comes first on the path, so the copy is imported
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    found = re.findall(r"^FAILED \S*?(\w+\.py)::(\w+)", ended.stdout, re.MULTILINE)
+    return list(dict.fromkeys(f"{file}::{test}" for file, test in found))
+
+
+def row(*cells: str) -> str:
+    """Return a line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table(mutants: Iterable[Mutant], everything: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of the table, each with whether all is well."""
+    yield row("deliberate bug", "in", "caught by", "seconds"), True
+    yield row("---", "---", "---", "--:"), True
+    for mutant in mutants:
+        failed, seconds = run(mutant, everything)
+        caught = ", ".join(f"`{test}`" for test in failed) or "**nothing**"
+        yield row(mutant.name, f"`{mutant.module.removeprefix('autosched/')}`", caught, f"{seconds:.0f}"), bool(failed)
+
+
+def main() -> int:
+    """Return how the command line ends: 1 if a bug survives."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="words of the mutants' names; default: all mutants")
+    parser.add_argument("--all", action="store_true", help="run all tests that are not slow against each")
+    parser.add_argument("--list", action="store_true", help="print what there is")
+    chosen = parser.parse_args()
+    mutants = [mutant for mutant in MUTANTS if not chosen.names or any(name in mutant.name for name in chosen.names)]
+    if chosen.list:
+        print("\n".join(f"{mutant.module}: {mutant.name}" for mutant in mutants))
+        return 0
+    well = True
+    for line, caught in table(mutants, chosen.all):
+        print(line, flush=True)
+        well = well and caught
+    return 0 if well else 1
+
+
+LOWERING = "autosched/lowering"
+LAWS = "tests/test_laws.py"
+SERIAL = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_at_once"
+INTERLEAVED = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving"
+EMULATED = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_emulated"
+TIMELINE = f"{LAWS}::test_law_5_threads_that_are_switched_between_any_two_steps_give_the_timeline_of_the_simulator"
+LEFT = f"{LAWS}::test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept"
+NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
+REFERENCE = "tests/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
+CLOCKS = "tests/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
+ACCESSES = "tests/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+
+MUTANTS = (
+    Mutant(
+        "a copy does not wait for the task that wrote what it copies",
+        f"{LOWERING}/hazards.py",
+        "        self.found += source.block.accesses.read(part, i)\n",
+        "        source.block.accesses.read(part, i)\n",
+        SERIAL,
+    ),
+    Mutant(
+        "a write does not wait for readers",
+        f"{LOWERING}/hazards.py",
+        "                self.found += writers + readers\n            else:",
+        "                self.found += writers\n            else:",
+        SERIAL,
+    ),
+    Mutant(
+        "a copy home does not wait for readers of the caller's tensor",
+        f"{LOWERING}/hazards.py",
+        "            self.found += writers + readers\n            self.standing",
+        "            self.found += writers\n            self.standing",
+        EMULATED,
+    ),
+    Mutant(
+        "a reader of a view does not wait for the task that makes the view",
+        f"{LOWERING}/hazards.py",
+        "self.standing.put(*use, stream.device, _Held(base, i))",
+        "self.standing.put(*use, stream.device, _Held(base, -1))",
+        SERIAL,
+    ),
+    Mutant(
+        "after= is forgotten",
+        f"{LOWERING}/hazards.py",
+        '        self.found += [self.ran[d.task] for d in task.dependencies if d.kind == "order"]\n',
+        "",
+        SERIAL,
+    ),
+    Mutant(
+        "a block is kept only where its last version is an output of its own name",
+        f"{LOWERING}/hazards.py",
+        "            if stands is not None and held is not None and held.block.value == self.graph.values[value].name:",
+        "            if stands is not None and held is not None:",
+        SERIAL,
+    ),
+    Mutant(
+        "waits ask for the earliest producer first",
+        f"{LOWERING}/events.py",
+        "reversed(after[i])",
+        "after[i]",
+        NEEDLESS,
+    ),
+    Mutant(
+        "a record stands before the run it is for",
+        f"{LOWERING}/events.py",
+        """        result.append(instruction)
+        if i in waited:
+            event[i] = len(event)
+            result.append(Record(instruction.stream, event[i]))
+""",
+        """        if i in waited:
+            event[i] = len(event)
+            result.append(Record(instruction.stream, event[i]))
+        result.append(instruction)
+""",
+        SERIAL,
+    ),
+    Mutant(
+        "a free waits for the last use alone",
+        f"{LOWERING}/frees.py",
+        "        for use in block.uses.values():\n            stamp",
+        "        for use in [max(block.uses.values())]:\n            stamp",
+        SERIAL,
+    ),
+    Mutant(
+        "the waits at the end are all there, also those that others imply",
+        f"{LOWERING}/frees.py",
+        "                del seen[user]",
+        "                pass",
+        NEEDLESS,
+    ),
+    Mutant(
+        "a copy on two streams lets no memory of the second go",
+        f"{LOWERING}/frees.py",
+        "                for stream in occupied(instruction)[1:]:\n                    self._release(stream)\n",
+        "",
+        "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
+    ),
+    Mutant(
+        "a wait lets no memory go",
+        f"{LOWERING}/frees.py",
+        "                self.clocks.wait(instruction)\n                self._release(stream)\n",
+        "                self.clocks.wait(instruction)\n",
+        "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
+    ),
+    Mutant(
+        "an event for a free is looked for among the later ones alone",
+        f"{LOWERING}/frees.py",
+        "if at >= position), None)",
+        "if at > position), None)",
+        "tests/test_lowering.py::test_no_two_events_are_recorded_at_one_moment",
+    ),
+    Mutant(
+        "the copy home of what was written once is left out",
+        f"{LOWERING}/copies.py",
+        "        if last := graph.last_version(value.index):",
+        "        if (last := graph.last_version(value.index)) > 1:",
+        SERIAL,
+    ),
+    Mutant(
+        "a copy home goes into memory of its own",
+        f"{LOWERING}/copies.py",
+        "overwrite=back)",
+        "overwrite=False)",
+        SERIAL,
+    ),
+    Mutant(
+        "what is on a device already travels there again",
+        f"{LOWERING}/copies.py",
+        "        self.holders[use] += (device,)\n",
+        "",
+        SERIAL,
+    ),
+    Mutant(
+        "edges that others imply count for the streams",
+        f"{LOWERING}/streams.py",
+        "            if not reach[u] >> v & 1:",
+        "            if v not in reduced[u]:",
+        "tests/test_lowering.py::test_waits_on_one_device_are_as_few_as_nimble_proves_possible",
+    ),
+    # ---- verify
+    Mutant(
+        "verify does not look at readers",
+        "autosched/verify.py",
+        "        for before in readers:",
+        "        for before in ():",
+        REFERENCE,
+    ),
+    Mutant(
+        "verify does not look at writers",
+        "autosched/verify.py",
+        "        for before in writers:",
+        "        for before in ():",
+        REFERENCE,
+    ),
+    Mutant(
+        "verify lets a free race with who only reads",
+        "autosched/verify.py",
+        "        block.uses[instruction.stream] = self.at\n\n    def _missing",
+        "        if writes:\n            block.uses[instruction.stream] = self.at\n\n    def _missing",
+        REFERENCE,
+    ),
+    Mutant(
+        "verify takes views to be there from the start",
+        "autosched/verify.py",
+        "_Held(base, self.at)",
+        "_Held(base, _GIVEN)",
+        REFERENCE,
+    ),
+    Mutant(
+        "verify takes memory that was freed to be there",
+        "autosched/verify.py",
+        '        if block.freed:\n            self._fail("presence"',
+        '        if block.freed and writes:\n            self._fail("presence"',
+        REFERENCE,
+    ),
+    Mutant(
+        "verify takes a version to be at home still that was overwritten",
+        "autosched/verify.py",
+        "            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)\n",
+        "",
+        "tests/test_verify.py::test_a_program_that_breaks_a_law_of_writes_is_refused_and_told_why",
+    ),
+    Mutant(
+        "verify lets any stream free what a copy brought",
+        "autosched/verify.py",
+        "tuple([s for s in streams if s.device == copy.destination][:1])",
+        "()",
+        REFERENCE,
+    ),
+    Mutant(
+        "verify does not ask whether parts were written in time",
+        "autosched/verify.py",
+        '            if dependency.kind == "data" and before.index not in self.ran:',
+        '            if dependency.kind == "order" and before.index not in self.ran:',
+        REFERENCE,
+    ),
+    Mutant(
+        "verify does not ask whether a part was overwritten too early",
+        "autosched/verify.py",
+        ".index > task.index:",
+        ".index < 0:",
+        REFERENCE,
+    ),
+    Mutant(
+        "a wait does not pass on what its event was behind",
+        "autosched/clocks.py",
+        "        behind = joined(self.behind[own], seen)\n",
+        "        behind = list(self.behind[own])\n",
+        CLOCKS,
+    ),
+    Mutant(
+        "an event forgets the last run or copy before it",
+        "autosched/clocks.py",
+        "        return own, self.count[own], self.behind[own]\n\n    def record",
+        "        return own, self.count[own] - 1, self.behind[own]\n\n    def record",
+        CLOCKS,
+    ),
+    Mutant(
+        "a copy orders the first of its streams alone",
+        "autosched/clocks.py",
+        "            self.behind[own] = self.behind[also] = tuple(both)",
+        "            self.behind[own] = tuple(both)",
+        CLOCKS,
+    ),
+    Mutant(
+        "of writes that came early one is remembered",
+        "autosched/standing.py",
+        "        while version in early:",
+        "        if version in early:",
+        "tests/test_standing.py::test_a_value_stands_at_the_first_version_whose_write_has_not_come",
+    ),
+    Mutant(
+        "a value whose parts came early is said to be there",
+        "autosched/standing.py",
+        "return None if (value, device) in self._early else self._items.get((value, version, device))",
+        "return self._items.get((value, version, device))",
+        REFERENCE,
+    ),
+    Mutant(
+        "a write covers all parts that it overlaps",
+        "autosched/parts.py",
+        "            if part.covers(other):",
+        "            if part.overlaps(other):",
+        ACCESSES,
+    ),
+    Mutant(
+        "a write of everything forgets the readers of parts",
+        "autosched/parts.py",
+        "            writers += wrote\n            readers += read\n",
+        "            writers += wrote\n",
+        ACCESSES,
+    ),
+    Mutant(
+        "every other row and every third are taken to be apart",
+        "autosched/parts.py",
+        "step = math.gcd(a[2], b[2])",
+        "step = max(a[2], b[2])",
+        "tests/test_parts.py::test_these_may_overlap",
+    ),
+    Mutant(
+        "a search begins where what is looked for begins",
+        "autosched/parts.py",
+        "(low - self._longest[axis],)",
+        "(low,)",
+        "tests/test_parts.py::test_an_index_finds_all_that_overlaps",
+    ),
+    # ---- execute
+    Mutant(
+        "a thread is let go before the event is recorded",
+        "autosched/execute.py",
+        "tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))",
+        "tape.add(thread, i, *handshakes.record(event), backend.record(stream, event))",
+        TIMELINE,
+    ),
+    Mutant(
+        "a wait is issued before its thread has been let go",
+        "autosched/execute.py",
+        "tape.add(thread, i, *handshakes.wait(i), backend.wait(stream, event))",
+        "tape.add(thread, i, backend.wait(stream, event), *handshakes.wait(i))",
+        TIMELINE,
+    ),
+    Mutant(
+        "of the threads that wait for an event one waits",
+        "autosched/execute.py",
+        "and (event, thread) not in held:",
+        "and event not in self.waiting:",
+        INTERLEAVED,
+    ),
+    Mutant(
+        "a copy does not hold up the second of its streams",
+        "autosched/execute.py",
+        "        self.tape.add(others[0], i, arrived.release, done.acquire)",
+        "        self.tape.add(others[0], i, arrived.release)",
+        TIMELINE,
+    ),
+    Mutant(
+        "a copy does not wait for the second of its streams",
+        "autosched/execute.py",
+        "        self.tape.add(here, i, arrived.acquire)\n",
+        "",
+        TIMELINE,
+    ),
+    Mutant(
+        "a thread enters a stream once, and stays there",
+        "autosched/execute.py",
+        "if current.get(thread) != streams:",
+        "if thread not in current:",
+        f"{LAWS}::test_law_8_what_is_put_on_streams_finds_them_entered_by_its_thread",
+    ),
+    Mutant(
+        "every run is watched as the first one is",
+        "autosched/execute.py",
+        "        self.checked = True\n",
+        "",
+        "tests/test_execute.py::test_a_schedule_called_again_rebuilds_nothing",
+    ),
+    Mutant(
+        "the first run is not watched",
+        "autosched/execute.py",
+        "self.check, self.checked = check, False",
+        "self.check, self.checked = check, True",
+        "tests/test_execute.py::test_a_task_that_touches_what_it_did_not_declare_is_found_out_in_the_first_run",
+    ),
+    Mutant(
+        "tensors stay after a run",
+        "autosched/execute.py",
+        "    memory.clear()\n",
+        "",
+        "tests/test_execute.py::test_a_run_leaves_nothing_of_it_behind",
+    ),
+    Mutant(
+        "a free that goes with its run takes one of the views along",
+        "autosched/execute.py",
+        "return slots[0] if len(slots) == 1 else 0",
+        "return slots[0]",
+        LEFT,
+    ),
+    Mutant(
+        "a copy home leaves the caller's tensor as it was",
+        "autosched/memory.py",
+        "transfer(data[source], data[target] if copy.overwrite else None)",
+        "transfer(data[source], None)",
+        SERIAL,
+    ),
+    Mutant(
+        "views stay when their memory goes",
+        "autosched/memory.py",
+        "self.freed[i] = self.sharing[slot]",
+        "self.freed[i] = [slot]",
+        LEFT,
+    ),
+    Mutant(
+        "a run that fails leaves its constants behind and takes none up",
+        "autosched/memory.py",
+        "        self._blank.append(arg)\n",
+        "        self._blank.append(None)\n",
+        SERIAL,
+    ),
+    Mutant(
+        "results land one slot late where nothing uses the first",
+        "autosched/memory.py",
+        "self.made[i].append(self._new(*use, device) if used else None)",
+        "self.made[i] += [self._new(*use, device)] if used else []",
+        SERIAL,
+    ),
+    Mutant(
+        "the first fault is overwritten by its echoes",
+        "autosched/crew.py",
+        "            if not self.stopped or (interrupt and self.fault is not None and not self._interrupted):",
+        "            if fault is not None:",
+        "tests/test_faults.py::test_the_first_fault_is_told_of_and_not_what_fails_behind_it",
+    ),
+    Mutant(
+        "the locks of a run that failed stay open",
+        "autosched/crew.py",
+        "                lock.acquire(blocking=False)",
+        "                pass",
+        "tests/test_faults.py::test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again",
+    ),
+    Mutant(
+        "a thread that was let go takes the next step",
+        "autosched/crew.py",
+        "                if self.stopped:\n                    return\n                if not",
+        "                if not",
+        f"{LAWS}::test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run",
+    ),
+    Mutant(
+        "an interrupt behind a fault is lost",
+        "autosched/crew.py",
+        "or (interrupt and self.fault is not None and not self._interrupted)",
+        "or (interrupt and self.fault is None)",
+        "tests/test_faults.py::test_an_interrupt_that_comes_behind_a_fault_is_not_lost",
+    ),
+    Mutant(
+        "what a task returns late stays in memory",
+        "autosched/crew.py",
+        "                    late()\n",
+        "                    pass\n",
+        "tests/test_faults.py::test_what_a_task_returns_after_it_was_let_go_goes_nowhere",
+    ),
+    Mutant(
+        "a declared write excuses writes of other parts",
+        "autosched/check.py",
+        "other.root == root and other.part.overlaps(part) for",
+        "other.root == root for",
+        "tests/test_check.py::test_a_task_that_writes_another_part_than_it_declared_is_found_out",
+    ),
+    Mutant(
+        "a result that shares memory with an undeclared argument passes",
+        "autosched/check.py",
+        "            if root != value.root:",
+        "            if root != value.root and not self.task.writes:",
+        "tests/test_execute.py::test_a_task_that_touches_what_it_did_not_declare_is_found_out_in_the_first_run",
+    ),
+    Mutant(
+        "random numbers of a task beside it are held against a task",
+        "autosched/check.py",
+        "        beside = [watch.task, *watch.beside]",
+        "        beside = [watch.task]",
+        "tests/test_check.py::test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares",
+    ),
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
