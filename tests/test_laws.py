@@ -26,7 +26,7 @@ from autosched.workers import Fault, Late, Tape, Team
 
 ALL = ["auto", *POLICIES]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
-CPUS = ("cpu", "cpu:1")
+CPUS, GPUS = ("cpu", "cpu:1"), ("cuda:0", "cuda:1", "cuda:2")
 
 
 def equal(a: object, b: object) -> bool:
@@ -178,11 +178,11 @@ class AnyStep(Virtual):
 
 
 @pytest.mark.parametrize("policy", ["heft", "round_robin"])
-@given(graph=graphs(), machine=machines(), data=st.data())
+@given(graph=graphs(GPUS), machine=machines(GPUS), data=st.data())
 def test_law_5_threads_that_are_switched_between_any_two_steps_give_the_timeline_of_the_simulator(
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
-    """So no thread is let go before what it waits for was issued."""
+    """So no thread is let go before what it waits for was issued; a copy between GPUs holds a stream of each."""
     backend = AnyStep(lambda ready: data.draw(st.sampled_from(ready)))
     with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=backend) as schedule:
         assert schedule.profile(**inputs_for(graph)) == schedule.simulate()

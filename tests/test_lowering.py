@@ -290,6 +290,17 @@ def test_memory_is_freed_at_the_first_place_where_a_wait_that_is_there_anyway_al
     ]
 
 
+def test_memory_is_freed_under_the_version_of_the_value_that_owns_it():
+    """A view that was taken behind a write is at a version of its own."""
+    graph = asc.Graph()
+    a = graph.add(fn, name="a")
+    graph.add(fn, a, name="write", writes=[a], outputs=())
+    view = a[0]
+    graph.add(fn, a, name="again", writes=[a], outputs=())
+    graph.output(graph.add(fn, view, name="y"))
+    assert [str(i) for i in lowered(graph) if isinstance(i, Free)] == ["free a@2"]
+
+
 def test_an_order_edge_across_devices_is_one_wait_and_no_copy():
     graph = asc.Graph()
     a = graph.add(fn, name="a")
