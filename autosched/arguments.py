@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autosched.backends import Backend
+from autosched.backends import Backend, check_name
 from autosched.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph
@@ -17,7 +17,13 @@ __all__ = ["check_kinds"]
 
 
 def check_kinds(
-    graph: Any, costs: Any = None, examples: Any = None, inputs: Any = None, outputs: Any = None, backend: Any = None
+    graph: Any,
+    costs: Any = None,
+    examples: Any = None,
+    inputs: Any = None,
+    outputs: Any = None,
+    backend: Any = None,
+    check: Any = False,
 ) -> None:
     """Raise ScheduleError for what is of another kind than ``schedule`` takes.
 
@@ -40,3 +46,7 @@ def check_kinds(
     ):
         if not isinstance(item, kinds) or isinstance(item, type):  # a class has the methods, but not yet their object
             raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
+    if isinstance(backend, str):
+        check_name(backend)
+    if check not in (False, True, "bytes"):
+        raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")

@@ -22,7 +22,7 @@ from typing import Any
 
 from autosched.allowed import is_number
 from autosched.arguments import check_kinds
-from autosched.backends import Backend, check_name, make, suited
+from autosched.backends import Backend, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.costs import Costs
@@ -87,7 +87,7 @@ def schedule(
         raise MachineError(
             f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
         )
-    check_kinds(graph, costs, examples, inputs, outputs, backend)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     if "timeout" in pinned.input_names:
@@ -97,13 +97,8 @@ def schedule(
     if costs is None:
         costs = _estimated(pinned, examples) if examples is not None else Costs()
     costs.check(pinned)
-    if isinstance(backend, str):
-        check_name(backend)
-    if check not in (False, True, "bytes"):
-        raise ScheduleError(f"check must be False, True or 'bytes', got {check!r}")
-    plan = functools.partial(
-        _plan, pinned, machine, costs, wanted, suited(machine) if backend is None else backend, check
-    )
+    backend = suited(machine) if backend is None else backend
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
     with _without_collecting():
         made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
         made.verify()
