@@ -10,7 +10,7 @@ that share a coordinate with bounds apart have no element in common, whatever th
     x[:4]  and  x[-4:]       perhaps apart: so they are taken to overlap
 
 A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its own; it is a part of
-what it was made from. Where elements of a view can lie on each other (``expand``, ``as_strided``) it has none.
+what it was made from. Where elements of a view can lie on each other (``expand``) it has none. ``as_strided`` may see all.
 
 Knows torch's functions by name, and no graph.
 """
@@ -91,9 +91,10 @@ def _within(inner: Bounds, outer: Bounds) -> bool:
     return inner[0] >= outer[0] and inner[1] <= outer[1] and steps
 
 
-_OPAQUE = frozenset("as_strided broadcast_to expand expand_as unfold".split())
+_OPAQUE = frozenset("broadcast_to expand expand_as unfold".split())
 _SAME = frozenset("alias detach".split())
 _PIECES = frozenset("chunk dsplit hsplit split split_with_sizes tensor_split unbind unsafe_chunk vsplit".split())
+_SPLITS_AT = frozenset("dsplit hsplit tensor_split vsplit".split())  # at indices, which need not rise
 
 
 class Looks:
@@ -113,7 +114,11 @@ class Looks:
 
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
         """Return what a view sees that a torch function makes of ``base`` and further arguments."""
+        if name == "as_strided":
+            return Part()  # of the storage, not of the base
         if base.look < 0 or name in _OPAQUE:
+            return self.opaque(base)
+        if name in _SPLITS_AT and not all(isinstance(item, int) for item in (*args, *kwargs.values())):
             return self.opaque(base)
         match name, args:
             case (("getitem" | "__getitem__"), [key]) if is_basic(key):
@@ -177,7 +182,7 @@ class Looks:
 def is_basic(key: Any) -> bool:
     """Whether an index makes a view; masks and tensors of numbers make a copy."""
     if isinstance(key, tuple):
-        return all(map(is_basic, key))
+        return all(is_basic(item) and not isinstance(item, tuple) for item in key)
     return key is None or key is ... or isinstance(key, slice) or (isinstance(key, int) and not isinstance(key, bool))
 
 

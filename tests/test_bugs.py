@@ -511,3 +511,26 @@ def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error()
     program = asc.Program.parse("cpu/compute  wait e3\ncpu/compute  record e3")
     with pytest.raises(asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"):
         asc.simulate(program, simple(), MACHINE, asc.Costs())
+def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.input("x")[1, (0, 2)])
+    assert run(graph, x=torch.arange(9.0).reshape(3, 3))["y"].tolist() == [3.0, 5.0]
+
+
+def test_pieces_split_at_indices_that_fall_overlap() -> None:
+    graph = asc.Graph()
+    pieces = graph.input("x").tensor_split([3, 1])
+    pieces[0].add_(1)
+    pieces[2].mul_(2)
+    assert graph.task("add").index in [d.task for d in graph.task("mul").dependencies]
+    asc.testing.check(graph, examples={"x": torch.arange(5.0)})
+
+
+def test_as_strided_sees_more_than_the_view_it_is_called_on() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    row = x[1]
+    graph.output(total=x[0].as_strided((4,), (1,), 0).sum())
+    row.add_(1)
+    assert (graph.task("sum").index, "anti") in graph.task("add").dependencies
+    asc.testing.check(graph, examples={"x": torch.arange(4.0).reshape(2, 2)})

@@ -32,6 +32,8 @@ moves = st.one_of(
     st.tuples(st.just("expand"), st.tuples(st.just(2), st.just(-1), st.just(-1))),
     st.tuples(st.just("unfold"), st.tuples(st.just(0), st.just(2), st.just(1))),
     st.tuples(st.sampled_from(["chunk", "split", "tensor_split"]), st.tuples(st.integers(1, 3), st.integers(0, 1))),
+    st.tuples(st.just("tensor_split"), st.tuples(st.lists(st.integers(-4, 5), min_size=1, max_size=3))),
+    st.tuples(st.just("as_strided"), st.tuples(st.just((2,)), st.just((1,)), st.integers(0, 4))),
     st.tuples(st.just("unbind"), st.tuples(st.integers(0, 1))),
 )
 shapes = st.lists(st.integers(0, 6), min_size=1, max_size=3)
@@ -103,7 +105,7 @@ class Expression:
         return Expression(self.looks, self.looks.item(self.part, key))
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: Expression(self.looks, self.looks.view(self.part, name, args, {}))
+        return lambda *args, **kwargs: Expression(self.looks, self.looks.view(self.part, name, args, kwargs))
 
 
 LOOKS = Looks()
@@ -156,6 +158,9 @@ def test_these_are_apart(a: str, b: str) -> None:
         ("x.expand(3, 4)[0]", "x.expand(3, 4)[1]"),
         ("x.unfold(0, 2, 1)[0]", "x.unfold(0, 2, 1)[1]"),
         ("x.as_strided((2, 2), (1, 1))[0]", "x.as_strided((2, 2), (1, 1))[1]"),
+        ("x[0].as_strided((9,), (1,), 0)", "x[1]"),
+        ("x.tensor_split((3, 1))[0]", "x.tensor_split((3, 1))[2]"),
+        ("x.tensor_split(tensor_indices_or_sections=[3, 1])[0]", "x.tensor_split(tensor_indices_or_sections=[3, 1])[2]"),
         ("x.view(4, 5)[0]", "x[1]"),
         ("x[2:8][:-1]", "x[6]"),
         ("x", "x[3]"),
