@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CellType, FunctionType, MethodType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from autosched.parts import is_basic
@@ -55,6 +55,8 @@ RANDOM = frozenset(
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
 _UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
+_LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
+_MOST_ITEMS = 1000  # of what holds modules; longer ones are data
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
 
 
@@ -174,29 +176,68 @@ def function_name(fn: Callable[..., Any] | None) -> str:
 
 
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
-    """Return the modules, optimizers and generators that a task reaches, as function, closure, globals or arguments.
+    """Return the modules, parameters, optimizers and generators that a task reaches.
 
-    Running one, even under ``functional_call``, may change it, so tasks that share one must not run at the same time.
+    As function, argument, closure, default or global of a function, its own or of the same file; in a list, tuple, set
+    or dict; or as an attribute of an object that it reaches. Running one, even under ``functional_call``, may change
+    it, so tasks that share one must not run at the same time.
 
     >>> shared_state(abs, [1.0])
     []
     """
     found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # kept, so that no id is used again
     pending = [fn, *args]
     while pending:
         item = pending.pop()
-        if _is_state(item):
-            parts = item.modules() if hasattr(item, "modules") else [item]
-            found.update((id(part), part) for part in parts)
-        elif isinstance(item, functools.partial):
-            pending += [item.func, *item.args, *item.keywords.values()]
-        elif isinstance(item, MethodType):
-            pending += [item.__self__, item.__func__]
-        elif isinstance(item, FunctionType) and not str(item.__module__).startswith("torch."):
-            names = item.__code__.co_names
-            pending += [cell.cell_contents for cell in item.__closure__ or () if cell != CellType()]
-            pending += [item.__globals__[name] for name in names if _is_state(item.__globals__.get(name))]
+        if id(item) not in seen:
+            seen[id(item)] = item
+            if _is_state(item):
+                found.update((id(part), part) for part in _parts(item))
+            else:
+                pending += _reached(item)
     return list(found.values())
+
+
+def _parts(state: Any) -> list[Any]:
+    """Return what a module or an optimizer shares with others of its kind: its modules, its parameters."""
+    if hasattr(type(state), "named_parameters"):
+        modules = list(state.modules())
+        return modules + [item for module in modules for item in module.parameters(recurse=False)]
+    groups = state.param_groups if hasattr(type(state), "add_param_group") else ()
+    return [state, *(parameter for group in groups for parameter in group["params"])]
+
+
+def _reached(item: Any) -> Iterable[Any]:
+    """Return what a task that reaches an item can reach through it."""
+    match item:
+        case functools.partial():
+            return [item.func, *item.args, *item.keywords.values()]
+        case MethodType():
+            return [item.__self__, item.__func__]
+        case FunctionType():
+            return [] if str(item.__module__).startswith("torch.") else _reached_by_call(item)
+        case list() | tuple() | set() | frozenset() | dict():
+            inside = item.values() if isinstance(item, dict) else item
+            return inside if len(item) <= _MOST_ITEMS else ()
+        case type() | ModuleType():
+            return ()
+    if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
+        return ()
+    attributes = getattr(item, "__dict__", {})  # not their attributes in turn: one could reach the whole program
+    return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
+
+
+def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
+    yield from (cell.cell_contents for cell in fn.__closure__ or () if cell != CellType())
+    yield from (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+    codes = [fn.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for item in map(fn.__globals__.get, code.co_names):
+            if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
+                yield item
 
 
 def _is_state(item: Any) -> bool:

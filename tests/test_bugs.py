@@ -534,3 +534,53 @@ def test_as_strided_sees_more_than_the_view_it_is_called_on() -> None:
     row.add_(1)
     assert (graph.task("sum").index, "anti") in graph.task("add").dependencies
     asc.testing.check(graph, examples={"x": torch.arange(4.0).reshape(2, 2)})
+
+
+MODEL = torch.nn.Linear(3, 3)
+MODELS = {"only": [MODEL]}
+
+
+def call_model(x: Any) -> Any:
+    return MODEL(x)
+
+
+def call_caller(x: Any) -> Any:
+    return call_model(x)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.models = {"only": MODEL}
+
+    def __call__(self, x: Any) -> Any:
+        return self.models["only"](x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, model=MODEL: model(x),
+        lambda x: [MODEL(row) for row in x],
+        lambda x: MODELS["only"][0](x),
+        call_caller,
+        Trainer(),
+        Trainer().__call__,
+        torch.optim.SGD(MODEL.parameters()).step,
+        torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(MODEL.parameters())).step,
+        torch.optim.Adam(list(MODEL.parameters())[:1]).zero_grad,
+    ],
+)
+def test_a_module_that_was_reached_in_a_roundabout_way_kept_no_order(fn: Callable[..., Any]) -> None:
+    graph = asc.Graph()
+    graph.add(MODEL, graph.input("x"))
+    graph.add(fn, graph.input("y"))
+    assert [tuple(d) for d in graph.tasks[1].dependencies] == [(0, "order")]
+
+
+def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:
+    def power(x: Any, n: int = 3) -> Any:
+        return x * power(x, n - 1) if n > 1 else x + 0
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(power, graph.input("x")))
+    assert run(graph, x=2)["y"] == 8
