@@ -173,6 +173,8 @@ class Graph:
         base = self._as_argument(known.base)
         base = base if isinstance(base, Value) else None
         written = [self._as_value(item) for item in known.writes]
+        if known.name in effects.MOVE:
+            self._check_moves(known.name, written[0])
         part = None
         if known.name in effects.SET_ITEM and len(args) > 1 and is_basic(args[1]):
             part = written[0].index, self._looks.item(written[0].part, args[1])
@@ -191,6 +193,9 @@ class Graph:
             part=part,
             **facts,
         )
+        if known.name in effects.RESHAPE:
+            for member in self.members(written[0].index):  # one of them may be the very same tensor
+                self.values[member].part = self._looks.anew(self.values[member].part)
         if not returns_written:
             return result
         return written[0] if len(written) == 1 else tuple(written)
@@ -557,6 +562,13 @@ class Graph:
         if not isinstance(value, Value):
             raise GraphError(f"cannot write {item!r} in place: it is no tensor")
         return value
+
+    def _check_moves(self, name: str, value: Value) -> None:
+        """Raise GraphError where a method would make a value share other memory than it did."""
+        if name == "set_" or value.part.bounds or len(self.members(value.index)) > 1:
+            raise GraphError(
+                f"{name} gives value {value.name!r} other memory, which other values may see; make a new value instead"
+            )
 
     def _own(self, value: Value) -> Value:
         if value.graph is not self:

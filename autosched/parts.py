@@ -112,6 +112,11 @@ class Looks:
         """Return a part of which no more is known than that it lies in ``base``."""
         return Part(base.bounds)
 
+    def anew(self, part: Part) -> Part:
+        """Return the same part after something has changed, in place, which dimensions it has."""
+        look = self._look(object())
+        return part if part.look < 0 else Part(part.bounds, look, (), (look, 0))
+
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
         """Return what a view sees that a torch function makes of ``base`` and further arguments."""
         if name == "as_strided":

@@ -584,3 +584,24 @@ def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:
     graph = asc.Graph()
     graph.output(y=graph.add(power, graph.input("x")))
     assert run(graph, x=2)["y"] == 8
+
+
+def test_rows_were_taken_to_be_apart_from_what_were_columns_before_a_transposition_in_place() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    upper = x[:2]
+    same = x.contiguous()
+    same.t_()
+    right = x[2:]
+    upper.add_(1)
+    right.mul_(2)
+    assert graph.task("add").index in [d.task for d in graph.task("mul").dependencies]
+
+
+@pytest.mark.parametrize("name", ["set_", "resize_", "as_strided_"])
+def test_a_view_that_is_moved_to_other_memory_is_refused(name: str) -> None:
+    graph = asc.Graph()
+    row = graph.input("x")[0]
+    with pytest.raises(asc.GraphError, match=f"{name} gives value 'getitem' other memory"):
+        getattr(row, name)(graph.input("y"))
+    assert len(graph) == 1
