@@ -11,18 +11,19 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from autosched.errors import HazardError, listed
-from autosched.graph import Graph, Task
-from autosched.layout import extents, first_meeting, overlaps_itself
+from autosched.graph import Graph, Task, Value
+from autosched.layout import Extent, extents, first_meeting, overlaps_itself
 from autosched.tree import flatten
 
 __all__ = ["Check", "Watcher"]
 
 Check = bool | Literal["bytes"]
 Values = Callable[[], Sequence[Any]]
+_Owned = tuple[Value, Extent]
 
 
 class Watcher:
@@ -98,7 +99,6 @@ class _Watch:
     def __init__(self, graph: Graph, task: Task, looks: Sequence[Callable[[Any], Any]]):
         self.graph, self.task, self.looks = graph, task, looks
         self.names = [graph.values[use.value].name for use in task.reads]
-        self.roots = [graph.values[use.value].root for use in task.reads]
         self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
         self.beside: list[Task] = []  # what ran at the same time
 
@@ -116,23 +116,36 @@ class _Watch:
 
     def look_at(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
         """Raise HazardError where results share memory that they should not; return those that share a storage."""
-        owners = {
-            e.storage: (n, r) for n, r, item in zip(self.names, self.roots, given, strict=True) for e in extents(item)
-        }
-        made = [(value, extent) for value, item in zip(self.made, results, strict=True) for extent in extents(item)]
+        lent = list(_owned([self.graph.values[use.value] for use in self.task.reads], given))
+        made = list(_owned(self.made, results))
         for value, extent in made:
-            name, root = owners.get(extent.storage, (value.name, value.root))
-            if root != value.root:
-                raise self._shares(value.name, name)
+            near = [(v, e) for v, e in lent if e.storage == extent.storage or e.meets(extent)]
+            near = [(v, e) for v, e in near if e.meets(extent)] or near
+            if near and all(v.root != value.root for v, _ in near) and self._matters((value, extent), near[-1]):
+                raise self._shares(value.name, near[-1][0].name)
             if self.graph.in_parts(value.index) and value.root == value.index and overlaps_itself(extent.tensor):
                 raise self._error(
                     f"returned {value.name!r}, parts of which are written, lying on itself in memory; clone it"
                 )
-        shared = first_meeting(made, lambda a, b: a.root != b.root)
+        shared = first_meeting([(pair, pair[1]) for pair in made], self._matters)
+        if shared is not None and shared[0][0] is shared[1][0]:
+            raise self._error(
+                f"returned {shared[0][0].name!r}, which is written, with tensors that share memory with each other; "
+                f"clone them, or give each a name: graph.add(..., outputs=...)"
+            )
         if shared is not None:
-            raise self._shares(shared[1].name, shared[0].name)
+            raise self._shares(shared[1][0].name, shared[0][0].name)
         storages = Counter(extent.storage for _, extent in made)
         return [value.root for value, extent in made if storages[extent.storage] > 1]
+
+    def _matters(self, a: _Owned, b: _Owned) -> bool:
+        """Whether it matters that two share memory: who keeps an array keeps its memory, so only if it is written."""
+        (one, extent), (other, also) = a, b
+        written = self.graph.last_version(one.root) or self.graph.last_version(other.root)
+        if one is other:
+            return one.root == one.index and written > 0
+        arrays = not hasattr(extent.tensor, "untyped_storage") and not hasattr(also.tensor, "untyped_storage")
+        return one.root != other.root and (written > 0 or not arrays)
 
     def _shares(self, result: str, other: str) -> HazardError:
         return HazardError(
@@ -144,12 +157,22 @@ class _Watch:
         return HazardError(f"task {self.task.name!r} {what}\n    added at {self.task.source}")
 
 
+def _owned(values: Sequence[Value], items: Sequence[Any]) -> Iterator[_Owned]:
+    for value, item in zip(values, items, strict=True):
+        yield from ((value, extent) for extent in extents(item))
+
+
 def _nothing(item: Any) -> None:
     pass
 
 
-def _versions(item: Any) -> list[int]:
-    return [leaf._version for leaf in flatten(item) if hasattr(leaf, "_version") and not leaf.is_inference()]
+def _versions(item: Any) -> list[Any]:
+    """Return the version counters of tensors, and the bytes of what has none: arrays, and tensors of inference mode."""
+    return [
+        leaf._version if hasattr(leaf, "untyped_storage") and not leaf.is_inference() else _copied(leaf)
+        for leaf in flatten(item)
+        if hasattr(leaf, "untyped_storage") or hasattr(leaf, "tobytes")
+    ]
 
 
 def _bytes(item: Any) -> list[Any]:

@@ -1,11 +1,13 @@
-"""Layout: which bytes tensors lie on. Tells whether two of them meet, without importing torch or reading any number.
+"""Layout: which bytes tensors and NumPy's arrays lie on. Tells whether two of them meet, and reads no number.
 
-What is no strided tensor with memory of its own (sparse, meta, a number) lies nowhere.
+What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies nowhere.
+Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import ne
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ __all__ = ["Extent", "extents", "first_meeting", "overlaps_itself"]
 
 
 class Extent(NamedTuple):
-    """A tensor's bytes: somewhere from address ``first`` to before ``end``, in a storage (its address)."""
+    """A tensor's or array's bytes: somewhere from address ``first`` to before ``end``, in a storage (its address)."""
 
     first: int
     end: int
@@ -34,6 +36,10 @@ class Extent(NamedTuple):
         if self.first >= other.end or other.first >= self.end:
             return False
         a, b = self.tensor, other.tensor
+        if _is_array(a) and _is_array(b):
+            return _arrays_meet(a, b)
+        if _is_array(a) or _is_array(b):
+            return True
         if self.storage != other.storage or a.element_size() != b.element_size():
             return True
         elements = a.untyped_storage().nbytes() // a.element_size()
@@ -43,8 +49,12 @@ class Extent(NamedTuple):
 
 
 def extents(tree: Any) -> Iterator[Extent]:
-    """Yield where the tensors of a tree lie; those without elements lie nowhere."""
+    """Yield where the tensors and arrays of a tree lie; those without elements lie nowhere."""
     for leaf in flatten(tree):
+        if _is_array(leaf):
+            if leaf.size:
+                yield _extent_of_array(leaf)
+            continue
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             storage = leaf.untyped_storage().data_ptr()
             if storage and leaf.numel():
@@ -77,14 +87,15 @@ def first_meeting(
 
 
 def overlaps_itself(tensor: Any) -> bool:
-    """Whether elements of a strided tensor may lie on each other, as those of an expanded one do.
+    """Whether elements of a strided tensor or array may lie on each other, as those of an expanded one do.
 
     >>> import torch
     >>> overlaps_itself(torch.zeros(3, 2).t()), overlaps_itself(torch.zeros(2).expand(3, 2))
     (False, True)
     """
     behind = 0
-    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    strides = [abs(stride) // tensor.itemsize for stride in tensor.strides] if _is_array(tensor) else tensor.stride()
+    for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
         if n > 1:
             if stride <= behind:
                 return True
@@ -94,3 +105,31 @@ def overlaps_itself(tensor: Any) -> bool:
 
 def _bool(tensor: Any) -> Any:
     return (tensor.new_empty(0) == 0).dtype
+
+
+def _is_array(leaf: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _extent_of_array(array: Any) -> Extent:
+    first = array.ctypes.data
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    end = first + sum(span for span in reach if span > 0) + array.itemsize
+    owner = array
+    while _is_array(owner.base):
+        owner = owner.base
+    tensor = getattr(owner.base, "untyped_storage", None)  # of which it is a view
+    storage = owner.ctypes.data if tensor is None else tensor().data_ptr()
+    return Extent(first + sum(span for span in reach if span < 0), end, storage, array)
+
+
+def _arrays_meet(a: Any, b: Any) -> bool:
+    numpy = sys.modules["numpy"]
+    try:
+        return bool(numpy.shares_memory(a, b, max_work=_MOST_WORK))
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+_MOST_WORK = 10_000  # of solving for an element in common, which NumPy does exactly

@@ -40,6 +40,8 @@ class Memory:
         self._given = [(name, slot) for name, slot, _ in homes]
         self._written = {name for name, _ in self._given if graph.last_version(graph.value(name).index)}
         self._in_parts = {name for name in self._written if graph.in_parts(graph.value(name).index)}
+        copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
+        self._untied = self._in_parts | self._written & copied  # whose tensors are told apart, or become so
         self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
@@ -71,7 +73,13 @@ class Memory:
         written, in_parts = self._written, self._in_parts
         owned = [(name, extent) for name, slot in self._given for extent in extents(self.data[slot])]
         self._entangled = _sharing_storage(owned, written)
-        shared = first_meeting(owned, lambda a, b: a != b and (a in written or b in written))
+        untied = self._untied
+        shared = first_meeting(owned, lambda a, b: a in untied if a == b else a in written or b in written)
+        if shared is not None and shared[0] == shared[1]:
+            raise HazardError(
+                f"tensors in {shared[0]!r} share memory with each other, and it is written in place; pass clones, or "
+                f"give each tensor an input of its own"
+            )
         if shared is not None:
             raise HazardError(
                 f"{shared[0]!r} and {shared[1]!r} share memory, and {shared[shared[0] not in written]!r} is written in "
@@ -80,8 +88,8 @@ class Memory:
         for name, extent in owned:
             if name in in_parts and overlaps_itself(extent.tensor):
                 raise HazardError(
-                    f"{name!r} lies on itself in memory, strides {extent.tensor.stride()}, and parts of it are written "
-                    f"in place; pass a clone"
+                    f"{name!r} lies on itself in memory, strides {_strides(extent.tensor)}, and parts of it are "
+                    f"written in place; pass a clone"
                 )
 
     def is_entangled(self, value: int) -> bool:
@@ -242,6 +250,10 @@ class Memory:
         self.sharing[slot] = [slot]
         self.data.append(data)
         return slot
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.stride() if hasattr(tensor, "stride") else tensor.strides)
 
 
 def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> set[str]:

@@ -10,7 +10,8 @@ that share a coordinate with bounds apart have no element in common, whatever th
     x[:4]  and  x[-4:]       perhaps apart: so they are taken to overlap
 
 A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its own; it is a part of
-what it was made from. Where elements of a view can lie on each other (``expand``) it has none. ``as_strided`` may see all.
+what it was made from. Where elements of a view can lie on each other (``expand``) it has none; ``as_strided`` may see
+all of the memory.
 
 Knows torch's functions by name, and no graph.
 """

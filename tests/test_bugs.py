@@ -605,3 +605,92 @@ def test_a_view_that_is_moved_to_other_memory_is_refused(name: str) -> None:
     with pytest.raises(asc.GraphError, match=f"{name} gives value 'getitem' other memory"):
         getattr(row, name)(graph.input("y"))
     assert len(graph) == 1
+
+
+def twice(x: Any) -> list[Any]:
+    y = x + 1
+    return [y, y[1:]]
+
+
+def test_a_list_of_tensors_that_share_memory_was_written_as_if_they_were_apart() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    x[0].add_(1)
+    x[1].mul_(2)
+    tensor = torch.ones(3)
+    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"):
+        run(graph, x=[tensor, tensor[1:]])
+    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"):
+        run(graph, x=[tensor.numpy(), tensor.numpy()])
+    assert tensor.tolist() == [1.0, 1.0, 1.0]
+    run(graph, x=[tensor[:1], tensor[1:]])
+
+
+def test_tensors_that_share_memory_came_apart_where_they_were_copied_to_be_written() -> None:
+    def change(tensors: list[Any]) -> None:
+        tensors[0].add_(1)
+        tensors[1].mul_(2)
+
+    graph = asc.Graph()
+    graph.add(change, graph.input("x"), writes=[graph.value("x")], outputs=0, name="change")
+    tensor = torch.ones(3)
+    run(graph, x=[tensor, tensor])
+    assert tensor.tolist() == [4.0, 4.0, 4.0]
+    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other"):
+        run(graph, policy=placed(change="cuda:0"), x=[tensor, tensor])
+
+
+def test_a_task_that_returns_tensors_that_share_memory_as_one_value_must_not_have_them_written() -> None:
+    graph = asc.Graph()
+    made = graph.add(twice, graph.input("x"))
+    graph.output(y=made[0])
+    assert run(graph, x=torch.ones(2))["y"].tolist() == [2.0, 2.0]
+    made[1].add_(1)
+    with pytest.raises(asc.HazardError, match="'twice' returned 'twice', which is written, with tensors that share"):
+        run(graph, x=torch.ones(2))
+
+
+ARRAY = torch.zeros(4).numpy()
+
+
+@pytest.mark.parametrize("x", [ARRAY[:3], torch.from_numpy(ARRAY)[:3], ARRAY[2::-1]])
+def test_arrays_that_share_memory_were_written_all_the_same(x: Any) -> None:
+    graph = asc.Graph()
+    x_, _ = graph.inputs("x", "y")
+    graph.add(add_one, x_, writes=[x_], outputs=0)
+    with pytest.raises(asc.HazardError, match="'x' and 'y' share memory"):
+        run(graph, x=x, y=ARRAY[2:])
+    run(graph, x=ARRAY[:2], y=ARRAY[2:])
+
+
+def test_what_a_task_did_to_an_array_and_did_not_declare_was_not_found() -> None:
+    graph = asc.Graph()
+    graph.add(add_one, graph.input("x"), outputs=0)
+    with pytest.raises(asc.HazardError, match="wrote its argument 'x' in place without declaring it"):
+        run(graph, x=ARRAY.copy())
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(lambda x: x[1:], x, name="rest"))
+    run(graph, x=ARRAY.copy())  # nothing is written, and no one frees an array that is in use
+    graph.add(add_one, x, writes=[x], outputs=0)
+    with pytest.raises(asc.HazardError, match="result 'rest' of task 'rest' shares memory with 'x'"):
+        run(graph, x=ARRAY.copy())
+
+
+def test_a_tensor_of_inference_mode_has_no_version_and_was_not_watched() -> None:
+    graph = asc.Graph()
+    graph.add(torch.inference_mode()(add_one), graph.input("x"), outputs=0)
+    with torch.inference_mode():
+        x = torch.ones(2)
+    with pytest.raises(asc.HazardError, match="wrote its argument 'x' in place without declaring it"):
+        run(graph, x=x)
+
+
+def test_views_of_slices_of_one_storage_were_taken_for_each_other() -> None:
+    graph = asc.Graph()
+    a, b = graph.inputs("a", "b")
+    a.view_as(b).add_(1)
+    b.mul_(2)
+    flat = torch.ones(4)
+    run(graph, a=flat[:2], b=flat[2:])
+    assert flat.tolist() == [2.0, 2.0, 2.0, 2.0]

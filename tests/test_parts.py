@@ -160,7 +160,10 @@ def test_these_are_apart(a: str, b: str) -> None:
         ("x.as_strided((2, 2), (1, 1))[0]", "x.as_strided((2, 2), (1, 1))[1]"),
         ("x[0].as_strided((9,), (1,), 0)", "x[1]"),
         ("x.tensor_split((3, 1))[0]", "x.tensor_split((3, 1))[2]"),
-        ("x.tensor_split(tensor_indices_or_sections=[3, 1])[0]", "x.tensor_split(tensor_indices_or_sections=[3, 1])[2]"),
+        (
+            "x.tensor_split(tensor_indices_or_sections=[3, 1])[0]",
+            "x.tensor_split(tensor_indices_or_sections=[3, 1])[2]",
+        ),
         ("x.view(4, 5)[0]", "x[1]"),
         ("x[2:8][:-1]", "x[6]"),
         ("x", "x[3]"),

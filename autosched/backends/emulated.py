@@ -98,6 +98,8 @@ class Emulated(Host):
 def _poison(value: Any) -> None:
     """Set all bits of tensors, and of nothing else in their storage: NaN in every floating point format."""
     for extent in extents(value):
+        if not isinstance(extent.tensor, torch.Tensor):
+            continue
         leaf, size = extent.tensor, extent.tensor.element_size()
         shape, strides = (*leaf.shape, size), (*(n * size for n in leaf.stride()), 1)
         raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)

@@ -150,7 +150,9 @@ class Kept:
                 own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
                 self.tensors += [(f"{name!r} of a {type(module).__name__}", tensor) for name, tensor in own]
         known = {id(tensor) for _, tensor in self.tensors}
-        self.tensors += [("a parameter", item) for item in shared if hasattr(item, "data_ptr") and id(item) not in known]
+        self.tensors += [
+            ("a parameter", item) for item in shared if hasattr(item, "data_ptr") and id(item) not in known
+        ]
         self._saved = [(tensor.detach().clone(), _clone(tensor.grad)) for _, tensor in self.tensors]
         optimizers = [item for item in shared if isinstance(item, torch.optim.Optimizer)]
         self._states = [(optimizer, copy.deepcopy(optimizer.state_dict())) for optimizer in optimizers]
