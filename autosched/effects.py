@@ -86,9 +86,10 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     name = _raw_name(fn)
     if hasattr(fn, "_schema"):
         return _by_schema(fn, name, args, kwargs)
-    writes = _written(name, args, kwargs, home == "torch")
+    writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
     looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
-    shares = looks or (name in MAY_ALIAS and not kwargs.get("copy", False)) or _is_idle_dropout(fn, name, args, kwargs)
+    may_share = name in _UNMARKED_VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+    shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
     view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
     return Effects(name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
@@ -249,4 +250,6 @@ def _is_state(item: Any) -> bool:
 
 def draws(state: Any) -> bool:
     """Whether something that a task shares is a module that draws random numbers."""
-    return type(state).__name__ in RANDOM and bool(getattr(state, "training", True))
+    rate = getattr(state, "dropout", 0)  # of recurrent networks and attention
+    drops = type(state).__name__ in RANDOM or (isinstance(rate, (int, float)) and rate > 0)
+    return drops and bool(getattr(state, "training", True))
