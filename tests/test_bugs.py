@@ -523,6 +523,8 @@ def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error()
     program = asc.Program.parse("cpu/compute  wait e3\ncpu/compute  record e3")
     with pytest.raises(asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"):
         asc.simulate(program, simple(), MACHINE, asc.Costs())
+
+
 def test_an_index_with_a_tuple_in_a_tuple_was_refused() -> None:
     graph = asc.Graph()
     graph.output(y=graph.input("x")[1, (0, 2)])
