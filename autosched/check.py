@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+from autosched.effects import RESHAPE, effects_of
 from autosched.errors import HazardError, listed
 from autosched.graph import Graph, Task, Value
 from autosched.layout import Extent, extents, first_meeting, overlaps_itself
@@ -65,7 +66,8 @@ class Watcher:
         root, part = self.graph.values[value].root, self.graph.values[value].part
         written = [self.graph.values[use.value] for use in task.writes]
         if any(other.root == root and other.part.overlaps(part) for other in written):
-            return _nothing
+            known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
+            return _strides if self.graph.in_parts(value) and known not in RESHAPE else _nothing
         if self.graph.touched(task, value) is not None:  # a view, which others may write meanwhile
             return _nothing
         if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):
@@ -108,7 +110,11 @@ class _Watch:
 
     def compare(self, before: Sequence[Any], after: Sequence[Any]) -> None:
         """Raise HazardError where the two states differ."""
-        for name, old, new in zip(self.names, before, after, strict=True):
+        for name, look, old, new in zip(self.names, self.looks, before, after, strict=True):
+            if look is _strides and old != new:
+                raise self._error(
+                    f"changed the shape of {name!r} in place, of which there are views; make a new tensor"
+                )
             if not _same(old, new):
                 raise self._error(
                     f"wrote its argument {name!r} in place without declaring it: graph.add(..., writes=[{name}])"
@@ -166,6 +172,13 @@ def _nothing(item: Any) -> None:
     pass
 
 
+def _strides(item: Any) -> list[Any]:
+    """Return how tensors lie in memory."""
+    return [
+        (extent.tensor.shape, extent.tensor.stride()) for extent in extents(item) if hasattr(extent.tensor, "stride")
+    ]
+
+
 def _versions(item: Any) -> list[Any]:
     """Return the version counters of tensors, and the bytes of what has none: arrays, and tensors of inference mode."""
     return [
@@ -184,6 +197,7 @@ def _copied(leaf: Any) -> Any:
     if hasattr(leaf, "untyped_storage"):
         if next(extents(leaf), None) is None:
             return None
+        leaf = leaf.int_repr() if leaf.is_quantized else leaf  # another look at a quantized one's bytes crashes
         plain = leaf.detach().resolve_conj().resolve_neg().clone(memory_format=sys.modules["torch"].contiguous_format)
         return plain.reshape(-1).view(sys.modules["torch"].uint8)
     return leaf.tobytes() if hasattr(leaf, "tobytes") else leaf

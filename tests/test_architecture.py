@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "crew": ["workers"],
     "interleaver": ["workers"],
     "progress": ["graph", "program", "workers"],
-    "check": ["errors", "graph", "layout", "tree"],
+    "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
     "profile": [*DATA, "backends", "execute"],

@@ -18,6 +18,7 @@ from autosched.backends.accelerator import Accelerator
 from autosched.backends.emulated import Emulated
 from autosched.backends.host import copy_in_host_memory
 from autosched.backends.virtual import Virtual
+from autosched.testing.comparing import difference
 
 MACHINE = asc.Machine.emulated(gpus=2)
 SPARSE = torch.eye(3).to_sparse()
@@ -708,3 +709,31 @@ def test_views_of_slices_of_one_storage_were_taken_for_each_other() -> None:
     flat = torch.ones(4)
     run(graph, a=flat[:2], b=flat[2:])
     assert flat.tolist() == [2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_task_that_transposed_its_argument_in_place_misled_those_that_touch_parts_of_it() -> None:
+    def transpose(x: Any) -> None:
+        x.t_()
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    upper = x[:2]
+    graph.add(transpose, x, writes=[x], outputs=0)
+    upper.add_(1)
+    x[2:].mul_(2)
+    with pytest.raises(asc.HazardError, match="task 'transpose' changed the shape of 'x' in place"):
+        run(graph, x=torch.ones(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch means to drop quantized tensors
+def test_a_quantized_tensor_crashed_the_interpreter_when_its_bytes_were_compared() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.input("x").dequantize())
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+    with asc.schedule(graph, MACHINE, check="bytes") as schedule:
+        assert schedule(x=quantized)["y"].tolist() == [1.0, 1.0, 1.0]
+    asc.testing.check(graph, examples={"x": quantized}, interleavings=2)
+
+
+def test_sparse_tensors_that_differ_could_not_be_compared_in_words() -> None:
+    assert difference(SPARSE, SPARSE * 3) == "differs in 3 of 9 numbers, by up to 2"

@@ -52,6 +52,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _leaf_bits(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         dense = leaf.detach().cpu()
+        dense = dense.int_repr() if dense.is_quantized else dense  # another look at its bytes crashes
         dense = (dense if dense.layout == torch.strided else dense.to_dense()).resolve_conj().resolve_neg()
         whole = dense.clone(memory_format=torch.contiguous_format)  # one number is contiguous with any stride
         return str(leaf.dtype), tuple(leaf.shape), whole.view(-1).view(torch.uint8).numpy().tobytes()
@@ -69,7 +70,7 @@ def _unequal(expected: Any, found: Any) -> str:
     if not hasattr(expected, "shape"):
         return f"is {found!r:.60} instead of {expected!r:.60}"
     try:
-        a, b = (torch.as_tensor(item).detach().cpu().to(torch.complex128) for item in (expected, found))
+        a, b = (torch.as_tensor(item).detach().cpu().to_dense().to(torch.complex128) for item in (expected, found))
     except (TypeError, RuntimeError):  # arrays of objects, and tensors of no plain layout
         return "differs"
     gap = (a - b).abs()[~((a == b) | (a.isnan() & b.isnan()))]
