@@ -89,6 +89,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
     looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
     may_share = name in _UNMARKED_VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+    looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
     shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
     view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
@@ -151,6 +152,11 @@ def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[st
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     training = given.get("training", given.get("train", getattr(fn, "training", True)))
     return "dropout" in name.lower() and (not training or given.get("p", getattr(fn, "p", 0.5)) == 0)
+
+
+def _picks(key: Any) -> bool:
+    """Whether an index surely copies: a list does; a tensor that holds a single number makes a view."""
+    return any(isinstance(item, list) for item in (key if isinstance(key, tuple) else (key,)))
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

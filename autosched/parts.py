@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from autosched.tree import flatten
@@ -152,7 +153,7 @@ class Looks:
         """Return the part that ``tensor[key]`` sees, for a basic index."""
         if base.look < 0:
             return base
-        keys = list(key) if isinstance(key, tuple) else [key]
+        keys = [int(k) if isinstance(k, Integral) else k for k in (key if isinstance(key, tuple) else (key,))]
         new = self._look((base.look, "getitem", _text(keys)))
         bounds, lead, number = dict(base.bounds), list[_Dimension](), 0
         while keys and keys[0] is not ...:
@@ -189,7 +190,9 @@ def is_basic(key: Any) -> bool:
     """Whether an index makes a view; masks and tensors of numbers make a copy."""
     if isinstance(key, tuple):
         return all(is_basic(item) and not isinstance(item, tuple) for item in key)
-    return key is None or key is ... or isinstance(key, slice) or (isinstance(key, int) and not isinstance(key, bool))
+    return (
+        key is None or key is ... or isinstance(key, slice) or (isinstance(key, Integral) and not isinstance(key, bool))
+    )
 
 
 def _narrowed(bounds: dict[Axis, Bounds], old: _Dimension, key: Any, fresh: _Dimension) -> _Dimension | None:

@@ -113,7 +113,7 @@ def soak(number: int, examples: int) -> Counter[str]:
 
 def main() -> None:
     chosen = options(__doc__)
-    batches, processes = (2, 2) if chosen.quick else (48, 2)
+    batches, processes = (2, 2) if chosen.quick else (40, 2)
     examples = 25 if chosen.quick else BATCH
     start, done = time.perf_counter(), Counter[str]()
     with ProcessPoolExecutor(processes) as pool:

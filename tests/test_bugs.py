@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -737,3 +738,24 @@ def test_a_quantized_tensor_crashed_the_interpreter_when_its_bytes_were_compared
 
 def test_sparse_tensors_that_differ_could_not_be_compared_in_words() -> None:
     assert difference(SPARSE, SPARSE * 3) == "differs in 3 of 9 numbers, by up to 2"
+
+
+def test_a_list_as_an_index_was_taken_for_a_view_which_is_a_copy() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(add_one, x[[0, 1]], name="add_one", writes=[graph.value("getitem")], outputs=())
+    z = x + 0
+    graph.output(z)
+    assert [dependency.task for dependency in graph.task("add").dependencies] == []
+    assert graph.last_version(x.index) == 0
+
+
+def test_an_integer_of_numpy_was_no_index_of_a_part() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for i in (np.int64(0), np.int32(1), -1):
+        x[i].add_(1)
+    graph.output(x)
+    assert [len(task.dependencies) for task in graph.tasks if not task.view] == [1, 1, 3]
+    inputs = torch.zeros(3)
+    assert run(graph, x=inputs)["x"].tolist() == [1, 1, 1]
