@@ -32,6 +32,7 @@ from autosched.testing.reference import Reference, Setting
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.reference import Reference as BruteForce
+from tests.reference import RefusedError
 
 DEVICES = ("cpu", *(f"cuda:{i}" for i in range(7)))
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -50,7 +51,10 @@ def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]
     for k, program in enumerate(sorted(programs, key=str)):
         yield "programs"
         asc.verify(program, graph, machine)
-        BruteForce(program, graph)
+        try:
+            BruteForce(program, graph)
+        except RefusedError as refusal:
+            raise AssertionError(f"accepted by verify alone ({refusal}):\n{graph}\n\n{program}") from None
         for choose in (None, contrary(number), contrary(number + 1), uniform(number))[:INTERLEAVINGS]:
             left, error = attempt(reference.setting, program, graph, machine, choose)
             if error is not None:

@@ -8,7 +8,6 @@ two accesses to one block that meet, one of which writes, one must surely end be
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from autosched.graph import Graph, Task
@@ -115,8 +114,9 @@ class Reference:
     def sorted(self, tasks: list[int], root: int) -> list[int]:
         """Return them in the order of the serial run, as far as what they write is apart."""
         parts = {index: self.written(self.graph.tasks[index], root) for index in tasks}
-        for _ in tasks:
-            for k, (a, b) in enumerate(pairwise(tasks)):
+        for end in range(len(tasks) - 1, 0, -1):
+            for k in range(end):
+                a, b = tasks[k : k + 2]
                 if a > b and not any(p.overlaps(q) for p in parts[a] for q in parts[b]):
                     tasks[k : k + 2] = b, a
         return tasks
