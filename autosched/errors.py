@@ -10,6 +10,7 @@ from typing import Any
 
 __all__ = [
     "AutoschedError",
+    "CaptureError",
     "GraphError",
     "HazardError",
     "InterleavingError",
@@ -25,6 +26,10 @@ __all__ = [
 
 class AutoschedError(Exception):
     """Any error raised by autosched."""
+
+
+class CaptureError(AutoschedError, RuntimeError):
+    """A function does what no graph can say."""
 
 
 class GraphError(AutoschedError, ValueError):

@@ -90,7 +90,7 @@ class Graph:
         if found is None:
             device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
             found = self._new_value(
-                self._claim(name) if name is not None else self._fresh("constant"),
+                self._claim(name) if name is not None else self.fresh("constant"),
                 home=None if device == "cpu" else device,
                 tensor=tensor,
             )
@@ -410,8 +410,9 @@ class Graph:
         look: str | None = None,
         view: bool = False,
         part: tuple[int, Part] | None = None,
+        where: tuple[str, int] | None = None,
     ) -> Any:
-        label = self._fresh(effects.function_name(fn)) if name is None else self._claim(name)
+        label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
         found = {leaf.index: leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value)}
         reads = list(found.values())
@@ -441,7 +442,7 @@ class Graph:
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
             index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, random,
-            part, seconds, _caller(), tuple(state),
+            part, seconds, where or _caller(), tuple(state),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -599,7 +600,8 @@ class Graph:
             raise GraphError(f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out")
         return name
 
-    def _fresh(self, base: str) -> str:
+    def fresh(self, base: str) -> str:
+        """Return a name that begins like this and is not taken."""
         self._check_grows()
         count = self._counts.get(base, 0)
         name = f"{base}_{count}" if count else base

@@ -1,0 +1,258 @@
+"""Capture: a PyTorch function, a module or a whole training step becomes a graph, a task for each ATen operator.
+
+The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down what it does: forward,
+backward and optimizer. Tensors that it reaches otherwise than by its arguments, in modules and optimizers, become inputs
+too. What it leaves there that was not there before, such as the moments of a new optimizer, is put out.
+
+Operators write what their schemas say or ``effects`` knows; which results share memory, the fake tensors' storages tell.
+All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows no machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autosched.effects import effects_of
+from autosched.errors import CaptureError
+from autosched.frontends.state import State
+from autosched.graph import Graph, Value
+from autosched.tree import flatten, transform
+
+__all__ = ["Captured", "capture"]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Stands in what a function returns for a tensor: the output of this name."""
+
+    name: str
+
+
+class Captured(Graph):
+    """A graph that was captured, and how to run it on what it was captured from.
+
+    ``examples`` are the inputs with which it was captured.
+    """
+
+    def __init__(self, fn: Callable[..., Any], state: State, examples: Mapping[str, Any]):
+        super().__init__(re.sub(r"\W", "", getattr(fn, "__name__", type(fn).__name__)) or "step")
+        self.fn, self.state, self.examples = fn, state, examples
+        self.returned: Any = None
+        self.made: dict[str, tuple[str, ...]] = {}  # outputs that are new state, and their places
+        self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now."""
+        given = arguments_of(self.fn, args, kwargs)
+        inputs = {**self.state.tensors(), **given}
+        return {name: inputs[name] for name in self.input_names if name in inputs}
+
+    def finish(self, outputs: Mapping[str, Any]) -> Any:
+        """Put new state where it belongs, and return what the function returns."""
+        for name, place in self.made.items():
+            self.state.put(place, outputs[name])
+        for place in self.gone:
+            self.state.put(place, None)
+        return transform(lambda leaf: outputs[leaf.name] if isinstance(leaf, _Output) else leaf, self.returned)
+
+
+def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
+    """Return as a graph what ``fn(*args, **kwargs)`` does, without doing it.
+
+    ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and ``optimizer.step()``;
+    modules and optimizers are found among its arguments and in its closure. Inputs have the names of parameters and
+    buffers (``fc1.weight``), of arguments as in the signature, ``fc1.weight.grad`` and
+    ``optimizer.fc1.weight.exp_avg``. Raises CaptureError, with the user's line, for what no graph can say.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> graph = capture(model, torch.ones(4, 3))
+    >>> graph.input_names, [task.name for task in graph.tasks]
+    (('weight', 'bias', 'input'), ['t', 'addmm'])
+    >>> torch.equal(graph.finish(graph.run_serial(**graph.bind(torch.ones(4, 3)))), model(torch.ones(4, 3)))
+    True
+    """
+    state = State.of(fn, [*args, *kwargs.values()])
+    given, held = arguments_of(fn, args, kwargs), state.tensors()
+    for name in given.keys() & held.keys():
+        raise CaptureError(f"two inputs would be called {name!r}: an argument, and what a module or optimizer holds")
+    graph = Captured(fn, state, {**held, **given})
+    _Builder(graph).build(args, kwargs)
+    return graph
+
+
+def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors among a call's arguments, by the names of the parameters."""
+    try:
+        call = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).bind(*args, **kwargs)
+    except ValueError:  # a builtin, of which Python cannot tell
+        named: dict[str, Any] = {**{f"arg{i}": item for i, item in enumerate(args)}, **kwargs}
+    except TypeError as error:
+        raise CaptureError(f"{getattr(fn, '__qualname__', fn)!r} cannot be called like that: {error}") from None
+    else:
+        named = dict(call.arguments)
+        for name, parameter in call.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(named.pop(name, {}))
+    return {re.sub(r"[\s@]", "_", path): leaf for path, leaf in _leaves(named) if isinstance(leaf, torch.Tensor)}
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, (tuple, list, dict)):
+        for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _leaves(item, f"{path}.{key}" if path else f"{key}")
+    else:
+        yield path, tree
+
+
+class _Builder:
+    """Runs the function on fake tensors, and makes what was written down into tasks."""
+
+    def __init__(self, graph: Captured):
+        self.graph, self.state = graph, graph.state
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
+        self.impure: list[str] = []  # the last task that has effects beside tensors
+
+    def build(self, args: Any, kwargs: Any) -> None:
+        traced = self._trace(args, kwargs)
+        names = iter(self.graph.examples)
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self.graph.input(next(names))
+            elif node.op == "get_attr":
+                self.values[node] = self.graph.constant(getattr(traced, node.target))
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                (results,) = node.args
+                self.graph.output(**{name: self.values[item] for name, item in zip(self.left, results, strict=True)})
+        self.graph.made = {name: place for name, place in self.left.items() if place}
+
+    # ---- tracing
+
+    def _trace(self, args: Any, kwargs: Any) -> torch.fx.GraphModule:
+        examples = self.graph.examples
+        number = {id(item): i for i, item in enumerate(examples.values())}
+
+        def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            given = transform(
+                lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf, (list(args), dict(kwargs))
+            )
+            before = dict(zip(examples, fakes, strict=True))
+            with self.state.acting_on(before) as acting:
+                result = self.graph.fn(*given[0], **given[1])
+                return self._left(result, before, acting)
+
+        with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
+            try:
+                with torch.random.fork_rng(), torch.fx.traceback.preserve_node_meta():
+                    return make_fx(step, tracing_mode="fake", record_stack_traces=True)(list(examples.values()))
+            except CaptureError:
+                raise
+            except Exception as error:
+                raise CaptureError(_told(self.graph.fn, error)) from error
+
+    def _left(self, result: Any, before: Mapping[str, Any], acting: State) -> list[torch.Tensor]:
+        """Return what the function returned and left; note what that is."""
+        found: list[torch.Tensor] = []
+
+        def output(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            name = "result" if leaf is result else f"result.{len(found)}"
+            self.left[name] = ()
+            found.append(leaf)
+            return _Output(name)
+
+        self.graph.returned = transform(output, result)
+        places = acting.places()
+        for name, (place, tensor) in places.items():
+            if tensor is not before.get(name):
+                self.left[name] = place
+                found.append(tensor)
+        grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
+        self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
+        return found
+
+    # ---- building
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        """Add the task of a node, unless it only takes a result from among several; return its values."""
+        if node.target is operator.getitem and isinstance(self.values[node.args[0]], (tuple, list)):  # type: ignore[index]
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if str(node.target).startswith("profiler."):
+            return None
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        args, kwargs = _plain(args), _plain(kwargs)
+        label = self.graph.fresh(_label(node))
+        effects = effects_of(node.target, args, kwargs)
+        facts: dict[str, Any] = {}
+        if not effects.in_place:
+            facts["outputs"] = _names(node.meta.get("val"), label)
+            facts["aliases"] = self._shared(node)
+        if node.is_impure() and not effects.writes and not effects.random:
+            facts["after"], self.impure = tuple(self.impure), [label]
+        result = self.graph.record(node.target, args, kwargs, name=label, where=_line(node), **facts)
+        return result
+
+    def _shared(self, node: torch.fx.Node) -> Value | None:
+        """Return the argument whose memory a node's results share."""
+        made = set(map(_storage, _tensors(node.meta.get("val"))))
+        for argument in node.all_input_nodes:
+            value = self.values[argument]
+            if isinstance(value, Value) and any(_storage(item) in made for item in _tensors(argument.meta.get("val"))):
+                return value
+        return None
+
+
+def _plain(tree: Any) -> Any:
+    """Return a tree of arguments in Python's own lists and dicts."""
+    if isinstance(tree, (tuple, list)):
+        return (tuple if isinstance(tree, tuple) else list)(_plain(item) for item in tree)
+    return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _names(val: Any, label: str) -> Any:
+    """Return ``outputs=`` for what a node returns: None for a single thing, no name for nothing."""
+    if val is None:
+        return ()
+    return tuple(f"{label}.{i}" for i in range(len(val))) if isinstance(val, (tuple, list)) else None
+
+
+def _label(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
+
+
+def _line(node: torch.fx.Node) -> tuple[str, int] | None:
+    """Return the user's file and line, as far as it was written down."""
+    lines = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else None
+
+
+def _told(fn: Any, error: Exception) -> str:
+    """Return what a function did that no graph can say, and where."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "/torch/" not in frame.filename and "/autosched/" not in frame.filename
+    ]
+    where = f"\n    at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    return f"{name!r} cannot be captured: {type(error).__name__}: {str(error).strip().splitlines()[0]}{where}"

@@ -1,0 +1,152 @@
+"""State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
+
+A place says where a tensor is held: ``("parameter", name)``, ``("buffer", name)``, ``("grad", name of the parameter)``,
+``("moment", optimizer, name of the parameter, key)``. Knows no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils import stateless
+
+from autosched.effects import shared_state
+
+__all__ = ["State"]
+
+Place = tuple[str, ...]
+
+
+class State:
+    """Modules, optimizers, and the parameters of both."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, torch.nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        parameters: Mapping[str, torch.Tensor],
+    ):
+        self.modules, self.optimizers, self.parameters = modules, optimizers, parameters
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+
+    @classmethod
+    def of(cls, fn: Any, arguments: Iterable[Any]) -> State:
+        """Find what a function reaches: itself, in its closure, and among its arguments."""
+        found = shared_state(fn, arguments)
+        parts = [item for item in found if isinstance(item, torch.nn.Module)]
+        inner = {id(part) for module in parts for part in module.modules() if part is not module}
+        modules = _called([module for module in parts if id(module) not in inner], "module", "")
+        optimizers = _called([item for item in found if isinstance(item, torch.optim.Optimizer)], "optimizer", "optimizer")
+        parameters: dict[str, torch.Tensor] = {}
+        for key, module in modules.items():
+            parameters.update((_joined(key, name), parameter) for name, parameter in module.named_parameters())
+        known = set(map(id, parameters.values()))
+        for key, optimizer in optimizers.items():
+            for i, parameter in enumerate(_optimized(optimizer)):
+                if id(parameter) not in known:
+                    parameters[_joined(key, f"param{i}")] = parameter
+        return cls(modules, optimizers, parameters)
+
+    # ---- what is there now
+
+    def places(self) -> dict[str, tuple[Place, torch.Tensor]]:
+        """Return by name the place of each tensor, and the tensor."""
+        found: dict[str, tuple[Place, torch.Tensor]] = {}
+        for name, parameter in self.parameters.items():
+            found[name] = (("parameter", name), parameter)
+        for key, module in self.modules.items():
+            for name, buffer in module.named_buffers():
+                found[_joined(key, name)] = (("buffer", key, name), buffer)
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                found[f"{name}.grad"] = (("grad", name), parameter.grad)
+        for key, optimizer in self.optimizers.items():
+            for parameter, held in optimizer.state.items():
+                name = self.names[id(parameter)]
+                for what, item in held.items():
+                    if isinstance(item, torch.Tensor):
+                        found[f"{key}.{name}.{what}"] = (("moment", key, name, what), item)
+        return found
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name."""
+        return {name: tensor for name, (_, tensor) in self.places().items()}
+
+    def put(self, place: Place, tensor: torch.Tensor | None) -> None:
+        """Put a tensor in a place; None empties it."""
+        match place:
+            case ("grad", name):
+                self.parameters[name].grad = tensor
+            case ("buffer", key, path):
+                owner, _, leaf = path.rpartition(".")
+                self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
+            case ("moment", key, name, what):
+                self.optimizers[key].state[self.parameters[name]][what] = tensor
+
+    # ---- what is there instead
+
+    @contextlib.contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Empty the gradients for a while: they are inputs of their own."""
+        grads = {name: parameter.grad for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.grad = grads[name]
+
+    @contextlib.contextmanager
+    def acting_on(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
+        """Let modules and optimizers hold other tensors, of the same names, for a while; yield their state then."""
+        with contextlib.ExitStack() as stack:
+            for key, module in self.modules.items():
+                own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+                stack.enter_context(
+                    stateless._reparametrize_module(module, {name: tensors[_joined(key, name)] for name in own})
+                )
+            parameters = {name: tensors[name] for name in self.parameters}
+            for name, parameter in parameters.items():
+                parameter.grad = tensors.get(f"{name}.grad")
+            for key, optimizer in self.optimizers.items():
+                stack.enter_context(self._optimizing(key, optimizer, tensors))
+            yield State(self.modules, self.optimizers, parameters)
+
+    @contextlib.contextmanager
+    def _optimizing(
+        self, key: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
+    ) -> Iterator[None]:
+        groups, kept = optimizer.param_groups, optimizer.state
+
+        def twin(parameter: torch.Tensor) -> torch.Tensor:
+            return tensors[self.names[id(parameter)]]
+
+        optimizer.param_groups = [{**group, "params": list(map(twin, group["params"]))} for group in groups]
+        optimizer.state = type(kept)(dict)
+        for parameter, held in kept.items():
+            name = self.names[id(parameter)]
+            optimizer.state[twin(parameter)] = {
+                what: tensors[f"{key}.{name}.{what}"] if isinstance(item, torch.Tensor) else item
+                for what, item in held.items()
+            }
+        try:
+            yield
+        finally:
+            optimizer.param_groups, optimizer.state = groups, kept
+
+
+def _joined(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _called(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
+    """Name things: a single one in one way, several by number."""
+    return {alone: items[0]} if len(items) == 1 else {f"{word}{i}": item for i, item in enumerate(items)}
