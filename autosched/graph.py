@@ -20,7 +20,7 @@ from autosched import effects
 from autosched.allowed import is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
-from autosched.task import Dependency, Kind, Seconds, Task, Use
+from autosched.task import Dependency, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
@@ -410,7 +410,7 @@ class Graph:
         look: str | None = None,
         view: bool = False,
         part: tuple[int, Part] | None = None,
-        where: tuple[str, int] | None = None,
+        origin: Origin | None = None,
     ) -> Any:
         label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
@@ -442,7 +442,7 @@ class Graph:
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
             index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, random,
-            part, seconds, where or _caller(), tuple(state),
+            part, seconds, origin or Origin(_caller()), tuple(state),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from autosched.parts import Part
 from autosched.tree import match
 
-__all__ = ["Dependency", "Kind", "Seconds", "Task", "Use"]
+__all__ = ["Dependency", "Kind", "Origin", "Seconds", "Task", "Use"]
 
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
@@ -30,6 +30,14 @@ class Use(NamedTuple):
 
     value: int
     version: int
+
+
+class Origin(NamedTuple):
+    """Where a task comes from: the user's file and line, the module's path, and forward, backward or optimizer."""
+
+    where: tuple[str, int]
+    module: str = ""
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +73,13 @@ class Task:
     random: bool  # draws random numbers
     part: tuple[int, Part] | None  # an argument (a value) of which it touches only a part, where that is known
     seconds: Seconds | None  # what it costs, where the user knows
-    where: tuple[str, int]  # file and line of the user's code that added it
+    origin: Origin
     shared: tuple[Any, ...] = ()  # beside values: modules, optimizers, the generators of random numbers
 
     @property
     def source(self) -> str:
         """Where the user added it, as ``file:line``."""
-        return f"{self.where[0]}:{self.where[1]}"
+        return "{}:{}".format(*self.origin.where)
 
     def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
         """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.effects import effects_of
 from autosched.errors import CaptureError
+from autosched.frontends.origins import origins, written_down
 from autosched.frontends.state import State
 from autosched.graph import Graph, Value
 from autosched.tree import flatten, transform
@@ -124,6 +125,7 @@ class _Builder:
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
+        self.origins = origins(traced.graph.nodes, _defined(self.graph.fn))
         names = iter(self.graph.examples)
         for node in traced.graph.nodes:
             if node.op == "placeholder":
@@ -154,7 +156,7 @@ class _Builder:
 
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
-                with torch.random.fork_rng(), torch.fx.traceback.preserve_node_meta():
+                with torch.random.fork_rng(), written_down(self.state.modules):
                     return make_fx(step, tracing_mode="fake", record_stack_traces=True)(list(examples.values()))
             except CaptureError:
                 raise
@@ -193,7 +195,9 @@ class _Builder:
             return None
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = _plain(args), _plain(kwargs)
-        label = self.graph.fresh(_label(node))
+        origin = self.origins[node]
+        phase = origin.phase if origin.phase != "forward" else ""
+        label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
         effects = effects_of(node.target, args, kwargs)
         facts: dict[str, Any] = {}
         if not effects.in_place:
@@ -201,8 +205,8 @@ class _Builder:
             facts["aliases"] = self._shared(node)
         if node.is_impure() and not effects.writes and not effects.random:
             facts["after"], self.impure = tuple(self.impure), [label]
-        result = self.graph.record(node.target, args, kwargs, name=label, where=_line(node), **facts)
-        return result
+        fn = _as_if_recording(node.target) if _label(node) in _ASK_FOR_GRAD_MODE else node.target
+        return self.graph.record(fn, args, kwargs, name=label, origin=origin, **facts)
 
     def _shared(self, node: torch.fx.Node) -> Value | None:
         """Return the argument whose memory a node's results share."""
@@ -212,6 +216,20 @@ class _Builder:
             if isinstance(value, Value) and any(_storage(item) in made for item in _tensors(argument.meta.get("val"))):
                 return value
         return None
+
+
+# Kernels that do less where autograd does not record: the workspace for backward would be missing.
+_ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
+
+
+def _as_if_recording(op: Any) -> Callable[..., Any]:
+    """Return an operator that believes that autograd records."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            return op(*args, **kwargs)
+
+    return call
 
 
 def _plain(tree: Any) -> Any:
@@ -240,10 +258,11 @@ def _label(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
 
 
-def _line(node: torch.fx.Node) -> tuple[str, int] | None:
-    """Return the user's file and line, as far as it was written down."""
-    lines = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
-    return (lines[-1][0], int(lines[-1][1])) if lines else None
+def _defined(fn: Any) -> tuple[str, int]:
+    """Return the file and line where a function begins, or those of a module's class."""
+    code = inspect.unwrap(fn.forward if isinstance(fn, torch.nn.Module) else fn)
+    code = getattr(getattr(code, "__func__", code), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
 
 
 def _told(fn: Any, error: Exception) -> str:

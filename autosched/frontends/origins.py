@@ -1,0 +1,80 @@
+"""Origins: where the operators of a traced step come from: module, phase, and the user's line.
+
+Written down by torch while it traces, as far as hooks let it; read off the nodes afterwards. Knows no graph of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from autosched.task import Origin
+
+__all__ = ["origins", "written_down"]
+
+
+@contextlib.contextmanager
+def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+    """Let ``make_fx`` write down the origins of what it traces; ``modules`` are roots by name, one may be nameless."""
+    paths = {
+        id(part): ".".join(filter(None, (key, path)))
+        for key, module in modules.items()
+        for path, part in module.named_modules()
+    }
+    inside: list[contextlib.ExitStack] = []
+
+    def enter(facts: dict[str, str]) -> None:
+        inside.append(contextlib.ExitStack())
+        inside[-1].enter_context(annotate(facts))
+
+    def leave(*_: Any) -> None:
+        inside.pop().close()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserve_node_meta())
+        for name in ("_non_strict_tracing_context", "_patch_engine_backward"):  # from 2.13 on: what is backward of what
+            if hasattr(torch.compiler, name):
+                stack.enter_context(getattr(torch.compiler, name)())
+        for handle in (
+            register_module_forward_pre_hook(lambda module, _: enter({"module": paths.get(id(module), "")})),
+            register_module_forward_hook(leave, always_call=True),
+            register_optimizer_step_pre_hook(lambda *_: enter({"phase": "optimizer"})),
+            register_optimizer_step_post_hook(leave),
+        ):
+            stack.callback(handle.remove)
+        stack.callback(lambda: [leave() for _ in inside.copy()])  # an error leaves some open
+        yield
+
+
+def origins(nodes: Iterable[torch.fx.Node], default: tuple[str, int]) -> dict[torch.fx.Node, Origin]:
+    """Return where each node comes from; a backward one, from the module and line of its forward one.
+
+    ``default`` is the line for those of which nothing was written down.
+    """
+    found: dict[torch.fx.Node, Origin] = {}
+    forward: dict[int, Origin] = {}
+    last = Origin(default)
+    for node in nodes:
+        custom, number = node.meta.get("custom") or {}, node.meta.get("seq_nr", -1)
+        if node.meta.get("autograd_backward"):
+            last = forward.get(number, last)  # what accumulates a gradient has no number: it follows what made that
+            found[node] = last._replace(phase="backward")
+        else:
+            origin = Origin(_line(node) or default, custom.get("module", ""), custom.get("phase", "forward"))
+            found[node] = origin
+            forward.setdefault(number, origin)  # those behind it that autograd does not follow have its number too
+    return found
+
+
+def _line(node: torch.fx.Node) -> tuple[str, int] | None:
+    """Return the last line of the user's before torch's own."""
+    lines = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [(file, int(line)) for file, line in lines if "/torch/" not in file and "/autosched/frontends/" not in file]
+    return own[-1] if own else None
