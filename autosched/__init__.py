@@ -19,6 +19,7 @@ from autosched.bounds import bounds
 from autosched.costs import Costs
 from autosched.errors import (
     AutoschedError,
+    CaptureError,
     GraphError,
     HazardError,
     MachineError,
@@ -38,19 +39,27 @@ from autosched.verify import verify
 
 if TYPE_CHECKING:
     from autosched import testing as testing
+    from autosched.compiled import compile
+    from autosched.frontends.capture import capture
 else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Import ``testing`` when it is asked for: it needs torch, which planning does not."""
+        """Import what needs torch when it is asked for: planning does not."""
         if name == "testing":
             return import_module("autosched.testing")
+        if name in _LAZY:
+            return getattr(import_module(_LAZY[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_LAZY = {"capture": "autosched.frontends.capture", "compile": "autosched.compiled"}
 
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoschedError",
+    "CaptureError",
     "Costs",
     "Device",
     "Graph",
@@ -70,6 +79,8 @@ __all__ = [
     "Timeline",
     "Value",
     "bounds",
+    "capture",
+    "compile",
     "load",
     "schedule",
     "simulate",

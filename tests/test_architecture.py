@@ -63,18 +63,19 @@ MAY_IMPORT = {
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
-    "frontends": ["errors", "graph", "costs", "tree"],  # estimate makes costs of a graph
+    "frontends": ["effects", "errors", "graph", "costs", "task", "tree"],  # estimate makes costs of a graph
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
     "arguments": ["backends", "costs", "errors", "graph"],  # the kinds of what schedule is given
     "schedule": EVERYTHING,
+    "compiled": EVERYTHING,
     "cli": EVERYTHING,
     "demo": EVERYTHING,
     "__main__": EVERYTHING,
     "autosched": EVERYTHING,
 }
-MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing"]
+MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing", "compiled"]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {

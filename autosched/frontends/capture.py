@@ -1,10 +1,10 @@
 """Capture: a PyTorch function, a module or a whole training step becomes a graph, a task for each ATen operator.
 
-The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down what it does: forward,
-backward and optimizer. Tensors that it reaches otherwise than by its arguments, in modules and optimizers, become inputs
-too. What it leaves there that was not there before, such as the moments of a new optimizer, is put out.
+The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down what it does:
+forward, backward and optimizer. Tensors that it reaches in modules and optimizers become inputs, as its arguments do.
+What it leaves there that was not there before, such as the moments of a new optimizer, is put out.
 
-Operators write what their schemas say or ``effects`` knows; which results share memory, the fake tensors' storages tell.
+Operators write what their schemas say or ``effects`` knows; which results share memory, fake tensors' storages tell.
 All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows no machine.
 """
 
@@ -28,7 +28,7 @@ from autosched.frontends.state import State
 from autosched.graph import Graph, Value
 from autosched.tree import flatten, transform
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "arguments_of", "capture", "leaves"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Captured(Graph):
         self.made: dict[str, tuple[str, ...]] = {}  # outputs that are new state, and their places
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
 
-    def bind(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now."""
         given = arguments_of(self.fn, args, kwargs)
         inputs = {**self.state.tensors(), **given}
@@ -78,7 +78,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
     >>> graph = capture(model, torch.ones(4, 3))
     >>> graph.input_names, [task.name for task in graph.tasks]
     (('weight', 'bias', 'input'), ['t', 'addmm'])
-    >>> torch.equal(graph.finish(graph.run_serial(**graph.bind(torch.ones(4, 3)))), model(torch.ones(4, 3)))
+    >>> torch.equal(graph.finish(graph.run_serial(**graph.feed(torch.ones(4, 3)))), model(torch.ones(4, 3)))
     True
     """
     state = State.of(fn, [*args, *kwargs.values()])
@@ -103,13 +103,14 @@ def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         for name, parameter in call.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 named.update(named.pop(name, {}))
-    return {re.sub(r"[\s@]", "_", path): leaf for path, leaf in _leaves(named) if isinstance(leaf, torch.Tensor)}
+    return {re.sub(r"[\s@]", "_", path): leaf for path, leaf in leaves(named) if isinstance(leaf, torch.Tensor)}
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree by their paths: ``batch.0``."""
     if isinstance(tree, (tuple, list, dict)):
         for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _leaves(item, f"{path}.{key}" if path else f"{key}")
+            yield from leaves(item, f"{path}.{key}" if path else f"{key}")
     else:
         yield path, tree
 
@@ -198,6 +199,7 @@ class _Builder:
         origin = self.origins[node]
         phase = origin.phase if origin.phase != "forward" else ""
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
+        assert callable(node.target)
         effects = effects_of(node.target, args, kwargs)
         facts: dict[str, Any] = {}
         if not effects.in_place:
@@ -244,7 +246,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _names(val: Any, label: str) -> Any:

@@ -42,13 +42,13 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
 
 def _add_node(graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tuple[Any, Any], Value]) -> None:
     facts = dag.nodes[node]
-    label = graph._fresh("".join(str(node).split()).replace("@", "_") or "task")
+    label = graph.fresh("".join(str(node).split()).replace("@", "_") or "task")
     parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]
     if parts and facts.get("fn") is not None:
         raise GraphError(
             f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
         )
-    names = [label, *(graph._fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts)]
+    names = [label, *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts)]
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
     result = graph._add(
         facts.get("fn"),

@@ -49,8 +49,11 @@ def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
             register_optimizer_step_post_hook(leave),
         ):
             stack.callback(handle.remove)
-        stack.callback(lambda: [leave() for _ in inside.copy()])  # an error leaves some open
-        yield
+        try:
+            yield
+        finally:
+            while inside:  # an error left some open
+                leave()
 
 
 def origins(nodes: Iterable[torch.fx.Node], default: tuple[str, int]) -> dict[torch.fx.Node, Origin]:

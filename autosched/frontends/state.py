@@ -39,7 +39,8 @@ class State:
         parts = [item for item in found if isinstance(item, torch.nn.Module)]
         inner = {id(part) for module in parts for part in module.modules() if part is not module}
         modules = _called([module for module in parts if id(module) not in inner], "module", "")
-        optimizers = _called([item for item in found if isinstance(item, torch.optim.Optimizer)], "optimizer", "optimizer")
+        steps = [item for item in found if isinstance(item, torch.optim.Optimizer)]
+        optimizers = _called(steps, "optimizer", "optimizer")
         parameters: dict[str, torch.Tensor] = {}
         for key, module in modules.items():
             parameters.update((_joined(key, name), parameter) for name, parameter in module.named_parameters())
