@@ -60,6 +60,7 @@ _UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes u
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
 _MOST_ITEMS = 1000  # of what holds modules; longer ones are data
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+_UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
 
 
 class Effects(NamedTuple):
@@ -182,6 +183,11 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     ('matmul', 'lambda')
     """
     return (re.sub(r"\W", "", _raw_name(fn)).strip("_") if fn is not None else "") or "task"
+
+
+def is_uninitialized(fn: Any) -> bool:
+    """Whether what a function returns holds what happened to be in memory."""
+    return _raw_name(fn) in _UNINITIALIZED
 
 
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ All that is no tensor stands in the graph as it was: shapes, learning rates, tra
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import re
@@ -130,7 +131,7 @@ class _Builder:
         names = iter(self.graph.examples)
         for node in traced.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = self.graph.input(next(names))
+                self.values[node] = self._input(next(names))
             elif node.op == "get_attr":
                 self.values[node] = self.graph.constant(getattr(traced, node.target))
             elif node.op == "call_function":
@@ -139,6 +140,12 @@ class _Builder:
                 (results,) = node.args
                 self.graph.output(**{name: self.values[item] for name, item in zip(self.left, results, strict=True)})
         self.graph.made = {name: place for name, place in self.left.items() if place}
+
+    def _input(self, name: str) -> Value:
+        """Add an input, which lives where the tensor lives that is there now; one on the CPU, on the host."""
+        device = str(self.graph.examples[name].device)
+        with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
+            return self.graph.input(name)
 
     # ---- tracing
 
@@ -158,7 +165,7 @@ class _Builder:
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
                 with torch.random.fork_rng(), written_down(self.state.modules):
-                    return make_fx(step, tracing_mode="fake", record_stack_traces=True)(list(examples.values()))
+                    return make_fx(step, tracing_mode="fake")(list(examples.values()))
             except CaptureError:
                 raise
             except Exception as error:

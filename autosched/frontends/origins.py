@@ -6,7 +6,7 @@ Written down by torch while it traces, as far as hooks let it; read off the node
 from __future__ import annotations
 
 import contextlib
-import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from autosched.task import Origin
 
@@ -50,7 +51,8 @@ def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         ):
             stack.callback(handle.remove)
         try:
-            yield
+            with _Lines():
+                yield
         finally:
             while inside:  # an error left some open
                 leave()
@@ -70,14 +72,22 @@ def origins(nodes: Iterable[torch.fx.Node], default: tuple[str, int]) -> dict[to
             last = forward.get(number, last)  # what accumulates a gradient has no number: it follows what made that
             found[node] = last._replace(phase="backward")
         else:
-            origin = Origin(_line(node) or default, custom.get("module", ""), custom.get("phase", "forward"))
+            origin = Origin(custom.get("where", default), custom.get("module", ""), custom.get("phase", "forward"))
             found[node] = origin
             forward.setdefault(number, origin)  # those behind it that autograd does not follow have its number too
     return found
 
 
-def _line(node: torch.fx.Node) -> tuple[str, int] | None:
-    """Return the last line of the user's before torch's own."""
-    lines = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(file, int(line)) for file, line in lines if "/torch/" not in file and "/autosched/frontends/" not in file]
-    return own[-1] if own else None
+class _Lines(TorchFunctionMode):
+    """Says of each call of torch on which line of the user's it stands."""
+
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+            frame = frame.f_back
+        with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
+            return fn(*args, **(kwargs or {}))
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "autosched", "contextlib")

@@ -7,6 +7,7 @@ nothing of schedules.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from autosched.backends.host import copy_in_host_memory
 from autosched.check import Watcher
+from autosched.effects import is_uninitialized
 from autosched.errors import InterleavingError
 from autosched.graph import Graph, Task, Value
 from autosched.testing.comparing import bits
@@ -86,9 +88,11 @@ def traced(graph: Graph, left: dict[str, int]) -> Graph:
     """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and what they were given."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
-            left[task.name] = hash(bits((args, kwargs, result)))
+            if not is_uninitialized(fn):
+                left[task.name] = hash(bits((args, kwargs, result)))
             return result
 
         return call
@@ -107,6 +111,7 @@ def watched(graph: Graph) -> Graph:
         shape = task.args, task.kwargs
         leaves = list(flatten(shape))
 
+        @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             pairs = zip(leaves, match(shape, (args, kwargs)), strict=True)
             given = {leaf.index: item for leaf, item in pairs if isinstance(leaf, Value)}

@@ -1,0 +1,312 @@
+"""Captured steps do what eager steps do, bit for bit, on any machine; and what cannot be captured says so."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from autosched.frontends.capture import Captured
+from autosched.policies import POLICIES
+from autosched.testing import scattered
+from tests.models import KINDS, mlp, vectors
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "momentum, foreach": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd, fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+    "adam, amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw, foreach": lambda p: optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw, fused": lambda p: optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
+}
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)
+    return functional.mse_loss(out, y) if y.is_floating_point() else functional.cross_entropy(out, y)
+
+
+def stepper(model: nn.Module, optimizer: optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(model, x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def held(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """All that a step changes."""
+    found = {f"state {name}": tensor for name, tensor in model.state_dict().items()}
+    found |= {f"grad {name}": parameter.grad for name, parameter in model.named_parameters()}
+    moments = optimizer.state_dict()["state"]
+    return found | {f"moment {i} {name}": item for i, own in moments.items() for name, item in own.items()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], when: object) -> None:
+    assert found.keys() == expected.keys(), when
+    for name, item in expected.items():
+        same = torch.equal(found[name], item) if isinstance(item, Tensor) else found[name] == item
+        assert same, f"{name} differs in step {when}"
+
+
+def assert_trains_as_eager(kind: str, optimizer: str, steps: int = 5, **options: Any) -> None:
+    """Train a model and its twin, one eagerly, on the same batches with the same seeds."""
+    torch.manual_seed(0)
+    eager = KINDS[kind].make()
+    twin = copy.deepcopy(eager)
+    eager_optimizer, twin_optimizer = (OPTIMIZERS[optimizer](m.parameters()) for m in (eager, twin))
+    step = stepper(eager, eager_optimizer)
+    with asc.compile(stepper(twin, twin_optimizer), **options) as run:
+        for number in range(steps):
+            batch = KINDS[kind].batch()
+            torch.manual_seed(number)
+            expected = step(*batch)
+            torch.manual_seed(number)
+            found = run(*batch)
+            assert torch.equal(found, expected), number
+            assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
+        assert run.cache_info().misses <= 2  # with the optimizer's state, and without
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["auto", *POLICIES, scattered(0)])
+def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) -> None:
+    optimizer = "momentum" if kind in ("resnet", "lenet") else "adam"
+    gpus = list(KINDS).index(kind) % 4
+    assert_trains_as_eager(
+        kind, optimizer, steps=3, policy=policy, machine=asc.Machine.emulated(gpus=gpus), backend="virtual"
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_step_as_they_do_eagerly(optimizer: str) -> None:
+    machine = asc.Machine.emulated(gpus=2)
+    assert_trains_as_eager("mlp", optimizer, policy="round_robin", machine=machine, backend="virtual")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet", "transformer"])
+def test_a_captured_step_leaves_the_same_in_every_interleaving(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS[kind].batch())
+    machine = asc.Machine.emulated(gpus=2)
+    examples = {name: tensor.detach() for name, tensor in graph.examples.items()}
+    found = asc.testing.check(graph, machine, examples=examples, policies=["round_robin"], interleavings=6)
+    assert found.interleavings == 6
+
+
+# ---- what is captured
+
+
+def named(graph: Captured) -> dict[str, asc.Task]:
+    return {task.name: task for task in graph.tasks}
+
+
+def test_inputs_have_the_names_that_the_user_gave() -> None:
+    model = nn.Sequential()
+    model.add_module("fc", nn.Linear(3, 4))
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    step = stepper(model, optimizer)
+    x, y = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    first = asc.capture(step, x, y)
+    assert first.input_names == ("fc.weight", "fc.bias", "x", "y")
+    assert list(first.outputs) == ["result", "optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer"]
+    step(x, y)
+    second = asc.capture(step, x, y)
+    moments = ("optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer")
+    assert second.input_names == ("fc.weight", "fc.bias", *moments, "x", "y")
+    assert list(second.outputs) == ["result"]
+
+
+def test_arguments_have_the_names_of_parameters_and_paths() -> None:
+    def fn(pair: tuple[Tensor, dict[str, Tensor]], *more: Tensor, scale: float, **rest: Tensor) -> Tensor:
+        return (pair[0] + pair[1]["b"] + more[0] + rest["z"]) * scale
+
+    one = torch.ones(2)
+    graph = asc.capture(fn, (one, {"b": one + 1}), one + 2, scale=2.0, z=one + 3)
+    assert graph.input_names == ("pair.0", "pair.1.b", "more.0", "z")
+    outputs = graph.run_serial(**graph.feed((one, {"b": one}), one, scale=2.0, z=one))
+    assert graph.finish(outputs).tolist() == [8.0, 8.0]
+
+
+def test_tasks_know_their_module_phase_and_line() -> None:
+    model = nn.Sequential()
+    model.add_module("fc1", nn.Linear(8, 6))
+    model.add_module("act", nn.ReLU())
+    model.add_module("fc2", nn.Linear(6, 4))
+
+    def step(x: Tensor) -> None:
+        model(x).square().mean().backward()  # this line
+        optimizer.step()
+
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    graph = asc.capture(step, torch.randn(2, 8))
+    origins = {name: task.origin for name, task in named(graph).items()}
+    assert (origins["fc1.addmm"].module, origins["fc1.addmm"].phase) == ("fc1", "forward")
+    assert origins["act.relu"].module == "act"
+    assert origins["optimizer.add"].phase == "optimizer"
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if text.endswith("# this line\n"))
+    assert origins["fc1.addmm"].where == (__file__, line)
+    assert origins["fc2.backward.mm"].phase == "backward"
+    if hasattr(torch.compiler, "_patch_engine_backward"):
+        assert origins["fc2.backward.mm"].module == "fc2"
+        assert origins["act.backward.threshold_backward"].module == "act"
+
+
+def test_what_is_returned_keeps_its_shape() -> None:
+    def fn(x: Tensor) -> dict[str, Any]:
+        return {"sum": x.sum(), "parts": [x + 1, (x, None)], "n": 3}
+
+    graph = asc.capture(fn, torch.ones(2))
+    found = graph.finish(graph.run_serial(**graph.feed(torch.zeros(2))))
+    assert found["n"] == 3
+    assert found["sum"].item() == 0
+    assert found["parts"][0].tolist() == [1, 1]
+    assert found["parts"][1][0].tolist() == [0, 0]
+    assert found["parts"][1][1] is None
+
+
+def test_capturing_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    step, batch = stepper(model, optimizer), vectors(8)()
+    step(*batch)
+    loss_of(model, *batch).backward()
+    before = {name: copy.deepcopy(item) for name, item in held(model, optimizer).items()}
+    random = torch.get_rng_state()
+    asc.capture(step, *batch)
+    assert_same(held(model, optimizer), before, "none")
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1])
+
+
+def test_gradients_that_are_left_add_up_over_calls() -> None:
+    torch.manual_seed(0)
+    eager = nn.Linear(3, 4)
+    twin = copy.deepcopy(eager)
+
+    def accumulate(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        loss_of(model, x, y).backward()
+
+    with asc.compile(accumulate, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for _ in range(3):
+            batch = torch.randn(5, 3), torch.randint(0, 4, (5,))
+            accumulate(eager, *batch)
+            run(twin, *batch)
+            assert torch.equal(twin.weight.grad, eager.weight.grad)
+            assert torch.equal(twin.bias.grad, eager.bias.grad)
+
+
+def test_buffers_that_are_replaced_are_replaced() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + x.sum()
+            return x * self.seen
+
+    model = Counting()
+    with asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        assert run(torch.ones(2)).tolist() == [2, 2]
+        assert run(torch.ones(2)).tolist() == [4, 4]
+    assert model.seen.item() == 4
+
+
+# ---- kinds of calls
+
+
+def test_each_kind_of_call_is_captured_once() -> None:
+    model = mlp()
+    with asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run, torch.no_grad():
+        for hits, misses, change in [
+            (0, 1, lambda: None),
+            (1, 1, lambda: None),
+            (1, 2, lambda: model.eval()),
+            (2, 2, lambda: None),
+            (3, 2, lambda: model.train()),
+            (3, 3, lambda: setattr(model[3], "p", 0.25)),
+            (3, 4, lambda: model.double()),
+        ]:
+            change()
+            x = torch.randn(6, 8, dtype=model[0].weight.dtype)
+            run(x)
+            info = run.cache_info()
+            assert (info.hits, info.misses) == (hits, misses)
+
+
+def test_a_changed_learning_rate_is_seen() -> None:
+    torch.manual_seed(0)
+    eager = nn.Linear(3, 4)
+    twin = copy.deepcopy(eager)
+    optimizers = [optim.SGD(model.parameters(), lr=0.5) for model in (eager, twin)]
+    step = stepper(eager, optimizers[0])
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for rate in (0.5, 0.5, 0.25):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = rate
+            batch = torch.randn(5, 3), torch.randint(0, 4, (5,))
+            step(*batch)
+            run(*batch)
+            assert torch.equal(twin.weight, eager.weight)
+        assert run.cache_info().misses == 2
+
+
+def test_shapes_and_plain_arguments_make_a_kind_and_old_ones_go() -> None:
+    def fn(x: Tensor, by: float) -> Tensor:
+        return x * by
+
+    with asc.compile(fn, asc.Machine.emulated(gpus=1), backend="virtual", maxsize=2) as run:
+        for size, by in [(1, 2.0), (2, 2.0), (2, 3.0), (2, 2), (1, 2.0)]:
+            assert run(torch.ones(size), by).tolist() == [by] * size
+        assert run.cache_info() == (0, 5, 2, 2)
+
+
+# ---- what cannot be captured
+
+
+def branching(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+outside = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said", "line"),
+    [
+        (branching, "data", "if x.sum() > 0:"),
+        (lambda x: x * float(x.sum()), "data", "float(x.sum())"),
+        (lambda x: x + outside, "tensor", "x + outside"),
+        (lambda x: torch.from_numpy(x.numpy() + 1), "numpy", "x.numpy()"),
+    ],
+)
+def test_what_no_graph_can_say_is_named_with_its_line(fn: Callable[..., Any], said: str, line: str) -> None:
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(fn, torch.ones(2))
+    assert said in str(error.value)
+    assert line in str(error.value)
+    assert f"{__file__}:" in str(error.value)
+
+
+def test_a_wrong_call_is_named() -> None:
+    with pytest.raises(asc.CaptureError, match="cannot be called like that: missing a required argument: 'x'"):
+        asc.capture(branching)
