@@ -201,7 +201,7 @@ def _as_fake(leaf: Any) -> Any:
 
 def _is_torch(fn: Callable[..., Any]) -> bool:
     """Whether it makes tensors of numbers, as ``torch.zeros`` does, or numbers of numbers, as operators do."""
-    if isinstance(fn, (OpOverload, OpOverloadPacket)) or fn.__module__ == "_operator":
+    if isinstance(fn, (OpOverload, OpOverloadPacket)) or getattr(fn, "__module__", "") == "_operator":
         return True
     return getattr(torch._C._VariableFunctions, getattr(fn, "__name__", ""), None) is fn
 
