@@ -24,6 +24,7 @@ def check_kinds(
     outputs: Any = None,
     backend: Any = None,
     check: Any = False,
+    place: Any = None,
 ) -> None:
     """Raise ScheduleError for what is of another kind than ``schedule`` takes.
 
@@ -37,6 +38,7 @@ def check_kinds(
         ("examples", examples, Mapping | None, "an input of each name, as a mapping"),
         ("inputs", inputs, str | Mapping | None, "a device, or a mapping with one for each input"),
         ("outputs", outputs, str | Mapping | None, "a device, or a mapping with one for each output"),
+        ("place", place, Mapping | None, "a mapping of patterns to devices"),
         (
             "backend",
             backend,

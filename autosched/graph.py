@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import fnmatch
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -220,8 +223,11 @@ class Graph:
         self.outputs.update(declared)
         self._used.update(declared.values())
 
-    def pinned(self, inputs: Mapping[str, str] | None = None) -> Graph:
-        """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given."""
+    def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
+        """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
+
+        ``place`` says where tasks must run, by patterns of the shell for names or modules; the first that fits counts.
+        """
         twin = copy.copy(self)
         for field, item in self.__dict__.items():
             if isinstance(item, (list, dict, set)):
@@ -236,6 +242,19 @@ class Graph:
             moved = copy.copy(value)
             moved.home = check_device(device)
             twin.values[value.index] = twin.names[name] = moved
+        for pattern, device in (place or {}).items():
+            check_device(device)
+            fits = functools.partial(fnmatch.fnmatchcase, pat=pattern)
+            found = [
+                task for task in self.tasks if fits(task.name) or (task.origin.module and fits(task.origin.module))
+            ]
+            if not found:
+                raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
+            for task in found:
+                if twin.tasks[task.index].device is None and not task.view:
+                    twin.tasks[task.index] = placed = dataclasses.replace(task, device=device)
+                    if twin.names[task.name] is task:
+                        twin.names[task.name] = placed
         return twin
 
     # ---- looking

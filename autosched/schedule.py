@@ -56,6 +56,7 @@ def schedule(
     examples: Mapping[str, Any] | None = None,
     inputs: str | Mapping[str, str] | None = None,
     outputs: str | Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
     check: Check = False,
 ) -> Schedule:
@@ -67,6 +68,7 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
+    * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
     * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``, which serves one schedule
       from its first call until it is closed, and no other meanwhile; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
@@ -87,8 +89,8 @@ def schedule(
         raise MachineError(
             f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
         )
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check)
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
+    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     if "timeout" in pinned.input_names:
         raise ScheduleError("an input cannot be named 'timeout': a schedule's call takes that word; rename the input")

@@ -229,6 +229,34 @@ def test_buffers_that_are_replaced_are_replaced() -> None:
     assert model.seen.item() == 4
 
 
+# ---- where modules run
+
+
+def test_modules_run_where_their_paths_are_placed() -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential()
+    eager.add_module("body", nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6)))
+    eager.add_module("head", nn.Linear(6, 4))
+    twin = copy.deepcopy(eager)
+    optimizers = [OPTIMIZERS["momentum"](model.parameters()) for model in (eager, twin)]
+    step, (x, y) = stepper(eager, optimizers[0]), vectors(8)()
+    place = {"body.0": "cuda:1", "body*": "cuda:0", "head": "cuda:1"}
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=2), place=place, backend="virtual") as run:
+        assert torch.equal(run(x, y), step(x, y))
+        assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), "first")
+        schedule = run.schedule(x, y)
+    for task in schedule.graph.tasks:
+        if not task.view and task.origin.module:
+            expected = "cuda:0" if task.origin.module in ("body.1", "body.2") else "cuda:1"
+            assert schedule.placement.device[task.name] == expected, task.name
+
+
+def test_a_pattern_that_fits_nothing_is_named() -> None:
+    graph = asc.capture(nn.Linear(3, 2), torch.ones(1, 3))
+    with pytest.raises(asc.GraphError, match="'layer9' in place= fits no task's name and no module"):
+        asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"layer9": "cuda:0"})
+
+
 # ---- kinds of calls
 
 
