@@ -74,28 +74,29 @@ class Compiled:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Do what the function does. Raises CaptureError for what no graph can say, and what a schedule's call does."""
         with self._guard:
-            graph, made = self._of(args, kwargs)
-            return graph.finish(made(**graph.feed(*args, **kwargs)))
+            inputs, (graph, made) = self._of(args, kwargs)
+            return graph.finish(made(**inputs))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
-            return self._of(args, kwargs)[1]
+            return self._of(args, kwargs)[1][1]
 
-    def _of(self, args: Any, kwargs: Any) -> tuple[Captured, Schedule]:
-        key = kind_of(self.fn, args, kwargs)
+    def _of(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], tuple[Captured, Schedule]]:
+        """Return the tensors of a call by name, and what calls of its kind are made of."""
+        tensors, key = kind_of(self.fn, args, kwargs)
         found = self._kept.get(key)
         if found is not None:
             self._hits += 1
             self._kept.move_to_end(key)
-            return found
+            return tensors, found
         self._misses += 1
         graph = capture(self.fn, *args, **kwargs)
         known = {"costs": self.costs} if self.costs is not None else {"examples": graph.examples}
         found = self._kept[key] = graph, self.make(graph, **known)
         while len(self._kept) > self.maxsize:
             self._kept.popitem(last=False)[1][1].close()
-        return found
+        return tensors, found
 
     def cache_info(self) -> CacheInfo:
         """Return how often what was kept was of use."""
@@ -119,12 +120,12 @@ class Compiled:
 # ---- the guard
 
 
-def kind_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Hashable:
-    """Return what a capture depends on, beside what tensors hold."""
+def kind_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Hashable]:
+    """Return the tensors of a call by name, and what else a capture of it depends on: not on what they hold."""
     state = State.of(fn, [*args, *kwargs.values()])
     tensors = {**state.tensors(), **arguments_of(fn, args, kwargs)}
     first: dict[int, str] = {}
-    return (
+    return tensors, (
         tuple([(name, first.setdefault(id(tensor), name), *_looks(tensor)) for name, tensor in tensors.items()]),
         tuple([(path, _plain(leaf)) for path, leaf in leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]),
         tuple(_modules(state)),

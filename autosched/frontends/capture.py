@@ -54,9 +54,7 @@ class Captured(Graph):
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now."""
-        given = arguments_of(self.fn, args, kwargs)
-        inputs = {**self.state.tensors(), **given}
-        return {name: inputs[name] for name in self.input_names if name in inputs}
+        return {**self.state.tensors(), **arguments_of(self.fn, args, kwargs)}
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return what the function returns."""
@@ -201,6 +199,8 @@ class _Builder:
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
         if str(node.target).startswith("profiler."):
             return None
+        if node.target in _SAME:
+            return self.values[node.args[0]]  # type: ignore[index]
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = _plain(args), _plain(kwargs)
         origin = self.origins[node]
@@ -226,6 +226,9 @@ class _Builder:
                 return value
         return None
 
+
+# Nothing, where autograd does not record across tasks anyway.
+_SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
