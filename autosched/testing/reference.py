@@ -88,7 +88,7 @@ def traced(graph: Graph, left: dict[str, int]) -> Graph:
     """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and what they were given."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
+        @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
             if not is_uninitialized(fn):
@@ -111,7 +111,7 @@ def watched(graph: Graph) -> Graph:
         shape = task.args, task.kwargs
         leaves = list(flatten(shape))
 
-        @functools.wraps(fn)
+        @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             pairs = zip(leaves, match(shape, (args, kwargs)), strict=True)
             given = {leaf.index: item for leaf, item in pairs if isinstance(leaf, Value)}
