@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import gc
 import os
-import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +24,11 @@ from autosched.arguments import check_kinds
 from autosched.backends import Backend, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
+from autosched.codegen import Code, generate
 from autosched.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, listed, shown
 from autosched.execute import Executor
+from autosched.files import write
 from autosched.graph import Graph
 from autosched.lowering import lower
 from autosched.machine import Device, Machine
@@ -229,7 +230,22 @@ class Schedule:
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts)
         _bound(saved, self.graph)  # it may come from dataclasses.replace
-        _write(Path(path), to_text(saved))
+        write(path, to_text(saved))
+
+    @cached_property
+    def code(self) -> Code:
+        """Return it as plain PyTorch source: a module with streams, events and a function ``step``, and no autosched.
+
+        What no text can hold, such as a closure or a constant, ``step`` takes as keywords: ``code.given`` has it.
+        Raises ScheduleError for a graph without functions, MachineError for a machine without contention.
+        """
+        if "_proved" not in self.__dict__:
+            self.verify()
+        return generate(self.program, self.graph, self.machine, self.makespan)
+
+    def save_code(self, path: str | os.PathLike[str]) -> None:
+        """Write ``code`` to a file."""
+        write(path, self.code)
 
     # ---- looking
 
@@ -378,17 +394,3 @@ def _bound(saved: Saved, graph: Graph) -> Schedule:
     made.verify()
     made.simulate()  # raises for what the machine cannot do
     return made
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file beside and put it in place, so that there is never half of one."""
-    target = path.resolve()  # through a symbolic link
-    beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
-    try:
-        with beside.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autosched.graph import Graph
     from autosched.parts import Part
 
-__all__ = ["Value"]
+__all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
 
 _ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
 _AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
@@ -45,7 +45,7 @@ def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
     return method
 
 
-class _InPlace:
+class InPlace:
     """Do an in-place operator, and insist that it was: ``n += 1`` makes a new object of a Python number."""
 
     def __init__(self, fn: Callable[[Any, Any], Any]):
@@ -53,13 +53,14 @@ class _InPlace:
         self.fn = fn
 
     def __call__(self, value: Any, other: Any) -> Any:
+        """Change the value."""
         if self.fn(value, other) is not value:
             raise TypeError(f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place")
         return value
 
 
 def _in_place(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Value]:
-    return _binary(_InPlace(fn))
+    return _binary(InPlace(fn))
 
 
 def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
@@ -131,14 +132,14 @@ class Value:
         if name.startswith("_"):
             raise AttributeError(f"Value has no attribute {name!r}")
         if name in _ATTRIBUTES:
-            return self.graph.record(_Attribute(name), (self,), {})
+            return self.graph.record(Attribute(name), (self,), {})
         return _Recorder(self, name)
 
     def to(self, *args: Any, **kwargs: Any) -> Value:
         """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
         if len(args) == 1 and not kwargs and isinstance(args[0], str):
-            return _recorded(self, _On(args[0]), (self,), on=args[0], aliases=self)
-        return _recorded(self, _Method("to"), (self, *args), kwargs)
+            return _recorded(self, On(args[0]), (self,), on=args[0], aliases=self)
+        return _recorded(self, Method("to"), (self, *args), kwargs)
 
     def cpu(self) -> Value:
         """Return this value on the CPU, as ``to("cpu")`` does."""
@@ -216,33 +217,36 @@ class Value:
     __invert__ = _unary(operator.invert)
 
 
-class _Method:
+class Method:
     """Call the method ``name`` of the first argument."""
 
     def __init__(self, name: str):
         self.__name__ = name
 
     def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
         return getattr(value, self.__name__)(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"Tensor.{self.__name__}"
 
 
-class _Attribute(_Method):
+class Attribute(Method):
     """Read the attribute ``name`` of the argument."""
 
     def __call__(self, value: Any) -> Any:
+        """Read it."""
         return getattr(value, self.__name__)
 
 
-class _On:
+class On:
     """Return the argument: that it is on a device is the schedule's part."""
 
     def __init__(self, device: str):
         self.__name__ = f"to_{device}"
 
     def __call__(self, value: Any) -> Any:
+        """Return it."""
         return value
 
 
@@ -259,7 +263,7 @@ class _Recorder:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.value.graph.record(_Method(self.name), (self.value, *args), kwargs)
+        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
 
 
 def _first_value(tree: Any) -> Value:

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
-    "codegen": DATA,
+    "codegen": [*DATA, "standing", "task", "value"],  # spells a call as values do
     "viz": DATA,
     # running a program
     "workers": ["errors"],
@@ -60,6 +60,7 @@ MAY_IMPORT = {
     "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
+    "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],

@@ -1,0 +1,174 @@
+"""Code: a program as plain PyTorch source, for people to read, keep and run without this package.
+
+    pieces      lines of at most 120 columns
+    names       an identifier for whatever a user called it
+    origins     where a function comes from
+    functions   how the text names it: by import, by its own text, or as a parameter
+    calls       a task as a line
+    step        a program as the body of a function
+    preamble    devices, streams, events
+
+The text does what the backend ``accelerator`` does: one stream for each of the program's, events between them, copies
+that do not block, and names deleted where the program frees memory. One thread issues all of it, so a CPU task holds up
+what is issued behind it; results are the same. Knows no time; asks the modules that are loaded where functions come
+from, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import PurePath
+from textwrap import fill
+from typing import Any
+
+from autosched.codegen.calls import Caller
+from autosched.codegen.functions import Functions
+from autosched.codegen.names import Names
+from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out, quoted
+from autosched.codegen.preamble import HELPERS, name_globals, preamble
+from autosched.codegen.step import Body
+from autosched.errors import MachineError, ScheduleError
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.program import Program
+
+__all__ = ["Code", "generate"]
+
+_FREED = "A tensor is deleted where the stream that made it is behind all that used it: its memory is free again there."
+_USED_IN_STEP = "complex float range slice to torch".split()
+
+
+class Code(str):
+    """A source text; ``given`` is what no text can hold, by the keyword parameter of ``step`` that takes it."""
+
+    given: Mapping[str, Any]
+
+    def __new__(cls, text: str, given: Mapping[str, Any]) -> Code:
+        """Make it of a plain string."""
+        made = super().__new__(cls, text)
+        made.given = given
+        return made
+
+
+def generate(program: Program, graph: Graph, machine: Machine, seconds: float | None = None) -> Code:
+    r"""Write a program as a module whose function ``step`` takes the graph's inputs and returns its outputs, by name.
+
+    ``seconds`` is what a run is predicted to take. Raises ScheduleError for tasks without functions, and
+    MachineError for machines whose copies have no streams.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph("twice")
+    >>> graph.output(y=graph.input("x") * 2)
+    >>> program = asc.schedule(graph, asc.Machine.emulated(gpus=0)).program
+    >>> print("\n".join(generate(program, graph, asc.Machine.emulated(gpus=0)).splitlines()[-3:]))
+        # stream cpu/compute
+        mul = x * 2
+        return {"y": mul}
+    """
+    for task in graph.tasks:
+        if task.fn is None:
+            raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not written as code")
+    if machine.accelerators and not machine.contention:
+        raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
+    return _Writer(program, graph, machine).code(seconds)
+
+
+class _Writer:
+    def __init__(self, program: Program, graph: Graph, machine: Machine):
+        self.program, self.graph, self.machine = program, graph, machine
+        names = Names(module=HELPERS, both=_USED_IN_STEP)
+        self.functions = Functions(names)
+        caller = Caller(self.functions)
+        inputs = [value for value in graph.sources if value.tensor is None]
+        self.inputs = {value.index: names.parameter(value.name) for value in inputs}
+        self.module = name_globals(program, machine, names)
+        for task in graph.tasks:  # what calls refer to has its names before values do
+            caller.call(task, lambda _: "_")
+        constants = {
+            value.index: self.functions.give(value.tensor, value.name, "")
+            for value in graph.sources
+            if value.tensor is not None
+        }
+        body = Body(program, graph, machine, self.module, caller, names, self.inputs | constants)
+        self.body = list(body.lines())
+
+    def code(self, seconds: float | None) -> Code:
+        parts = [
+            "\n".join(self._docstring(seconds)) + "\n",
+            _imports([*self.functions.imports, "import torch", *self._helpers()]),
+            *preamble(self.program, self.machine, self.module),
+            *self.functions.texts,
+            "\n".join(self._step()) + "\n",
+        ]
+        return Code(_spaced(parts), dict(self.functions.given))
+
+    def _helpers(self) -> Iterator[str]:
+        texts = "".join(preamble(self.program, self.machine, self.module))
+        yield from (f"import {name}" for name in ("contextlib", "copy") if f"{name}." in texts)
+
+    def _docstring(self, seconds: float | None) -> Iterator[str]:
+        devices = dict.fromkeys(stream.device for stream in self.program.streams)
+        about = "" if seconds is None else f", {_duration(seconds)} predicted"
+        count = f"{len(self.graph)} task{'s' if len(self.graph) != 1 else ''}"
+        first = f"{self.graph.name}: {count} on {', '.join(devices) or 'no device'}{about}. Written by autosched."
+        notes = [*([_FREED] if self.module.streams else []), *self._renamed(), *self._needed()]
+        yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
+        if notes:
+            yield from ("", *(fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes), '"""')
+
+    def _renamed(self) -> Iterator[str]:
+        for index, name in self.inputs.items():
+            if name != self.graph.values[index].name:
+                yield f"Parameter {name} is input {quoted(self.graph.values[index].name)} of the graph."
+
+    def _needed(self) -> Iterator[str]:
+        for name, item in self.functions.given.items():
+            user = self.functions.uses[name]
+            used = f", for task {user}, added at {PurePath(self.graph.task(user).source).name}" if user else ""
+            yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
+
+    def _step(self) -> Iterator[str]:
+        yield "@torch.no_grad()"
+        if self.module.streams:
+            yield "@behind_the_caller()"
+        given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
+        yield laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1) + ":"
+        yield '    """Run once; return the outputs by name."""'
+        yield from self.body
+
+
+def _imports(lines: list[str]) -> str:
+    """Return import lines in the order that people give them: Python's own first."""
+    ordered = sorted(set(lines), key=lambda line: (line.startswith("from"), line))
+    own = [line for line in ordered if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    others = [line for line in ordered if line not in own]
+    return "\n\n".join("\n".join(group) for group in (own, others) if group) + "\n"
+
+
+def _spaced(parts: list[str]) -> str:
+    """Join parts: two empty lines around what defines something, one between others."""
+    text = parts[0]
+    for before, part in pairwise(parts):
+        defines = any(other.lstrip("\n").startswith(("class ", "def ", "@")) for other in (before, part))
+        text += ("\n\n" if defines else "\n") + part.lstrip("\n")
+    return text
+
+
+def _described(item: Any) -> str:
+    if hasattr(item, "dtype") and hasattr(item, "shape"):
+        return f"a tensor, {str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    kind = type(item).__name__
+    return f"{kind} {item.__name__}" if isinstance(getattr(item, "__name__", None), str) else f"an object, {kind}"
+
+
+def _duration(seconds: float) -> str:
+    scale, unit = next((pair for pair in ((1.0, "s"), (1e3, "ms")) if seconds * pair[0] >= 1), (1e6, "us"))
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def _escaped(text: str) -> str:
+    """Return text as it may stand in a docstring."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

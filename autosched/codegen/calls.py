@@ -1,0 +1,179 @@
+"""Calls: a task as a line of Python, as its user would have written it.
+
+Knows operators, methods, subscripts and literals; where values are, it is told.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autosched.codegen.functions import Functions
+from autosched.codegen.origins import torch_path
+from autosched.codegen.pieces import Piece, joined, quoted
+from autosched.task import Task
+from autosched.value import Attribute, InPlace, Method, On, Value
+
+__all__ = ["Call", "Caller", "literal"]
+
+_INFIX = {
+    **{"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"},
+    **{"and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"},
+    **{"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="},
+}
+_IN_PLACE = {f"i{name}": f"{sign}=" for name, sign in _INFIX.items()}
+_PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
+
+
+class Call(NamedTuple):
+    """The text of a call. A statement has no value; an operator has one, which must go somewhere."""
+
+    piece: Piece
+    kind: str  # call, operator, statement
+
+
+class Caller:
+    """Writes calls; ``functions`` gathers what they refer to."""
+
+    def __init__(self, functions: Functions):
+        self.functions = functions
+
+    def call(self, task: Task, name: Callable[[int], str]) -> Call:
+        """Return the text of a task's call, with ``name`` for each value (an index)."""
+        fn: Any = task.fn
+        args, kwargs = task.args, task.kwargs
+        while isinstance(fn, functools.partial):
+            fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
+        writer = _Writer(self.functions, task, name)
+        return writer.special(fn, args, kwargs) or Call(writer.plain(fn, args, kwargs), "call")
+
+
+class _Writer:
+    """Writes one call."""
+
+    def __init__(self, functions: Functions, task: Task, name: Callable[[int], str]):
+        self.functions = functions
+        self.task = task
+        self.name = name
+
+    def plain(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
+        """Write ``fn(*args, **kwargs)``; a method of tensors behind its tensor."""
+        if isinstance(fn, Method) or (_tensor_method(fn) and args and isinstance(args[0], Value)):
+            return joined(f"{self.item(args[0])}.{fn.__name__}", "()", self.arguments(args[1:], kwargs))
+        called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
+        return joined(called, "()", self.arguments(args, kwargs))
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Piece]:
+        """Write what stands between the brackets of a call."""
+        named = {key: self.item(item, key) for key, item in kwargs.items()}
+        plain = [piece.behind(f"{key}=") for key, piece in named.items() if key.isidentifier()]
+        rest = [piece.behind(f"{quoted(key)}: ") for key, piece in named.items() if not key.isidentifier()]
+        return [*map(self.item, args), *plain, *([joined("**", "{}", rest)] if rest else [])]
+
+    def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+        """Write what has a form of its own: attributes, subscripts and operators; None for what has none."""
+        if isinstance(fn, (Attribute, On)):
+            dotted = f".{fn.__name__}" if isinstance(fn, Attribute) else ""
+            return Call(Piece(f"{self.item(args[0])}{dotted}"), "operator")
+        operator = fn.fn if isinstance(fn, InPlace) else fn
+        texts = functools.partial(map, self.operand, args)
+        match _operator_name(operator), len(args):
+            case _ if kwargs:
+                return None
+            case "getitem", 2:
+                return Call(Piece(f"{self.operand(args[0])}[{self.subscript(args[1])}]"), "operator")
+            case "setitem", 3 if not self.task.outputs:
+                target = f"{self.operand(args[0])}[{self.subscript(args[1])}] = "
+                return Call(self.item(args[2]).behind(target), "statement")
+            case str(name), 2 if name in _INFIX:
+                return Call(_bare(f" {_INFIX[name]} ".join(texts())), "operator")
+            case str(name), 2 if name in _IN_PLACE and not self.task.outputs:
+                return Call(Piece(f" {_IN_PLACE[name]} ".join(texts())), "statement")
+            case str(name), 1 if name in _PREFIX:
+                return Call(Piece(_PREFIX[name] + self.operand(args[0])), "operator")
+            case "abs", 1:
+                return Call(self.plain(abs, args, {}), "call")
+        return None
+
+    def operand(self, item: Any) -> str:
+        """Write an argument of an operator."""
+        text = str(self.item(item))
+        return f"({text})" if text.startswith("-") else text
+
+    def subscript(self, key: Any) -> str:
+        """Write what stands between square brackets."""
+        if type(key) is tuple and key:
+            return ", ".join(map(self.subscript, key)) + ("," if len(key) == 1 else "")
+        if type(key) is slice:
+            first, last, step = (
+                "" if part is None else str(self.item(part)) for part in (key.start, key.stop, key.step)
+            )
+            return f"{first}:{last}" + (f":{step}" if step else "")
+        return str(self.item(key))
+
+    def item(self, item: Any, hint: str = "") -> Piece:
+        """Write an argument: a value, a literal, a tree of them; or what is given."""
+        if isinstance(item, Value):
+            return Piece(self.name(item.index))
+        if type(item) is dict:
+            pairs = [self.item(value).behind(f"{self.item(key)}: ") for key, value in item.items()]
+            return joined("", "{}", pairs)
+        if isinstance(item, (tuple, list)):
+            return self._sequence(item, hint)
+        if type(item) is slice:
+            return joined("slice", "()", [self.item(part) for part in (item.start, item.stop, item.step)])
+        text = literal(item)
+        if text is None:
+            hint = hint or f"{self.task.name}_arg"
+            give = self.functions.reference if callable(item) else self.functions.give
+            text = give(item, hint, self.task.name)
+        return Piece(text)
+
+    def _sequence(self, items: Any, hint: str) -> Piece:
+        pieces = [self.item(item, hint) for item in items]
+        if type(items) in (tuple, list):
+            return joined("", "()" if type(items) is tuple else "[]", pieces)
+        kind = self.functions.reference(type(items), type(items).__name__, self.task.name)
+        return joined(kind, "()", pieces if hasattr(items, "_fields") else [joined("", "[]", pieces)])
+
+
+def literal(item: Any) -> str | None:
+    """Return a number, a string, or one of torch's constants as source text; None for anything else.
+
+    >>> import torch
+    >>> literal(0.5), literal(float("inf")), literal(torch.float32), literal(torch.device("cpu")), literal([])
+    ('0.5', 'float("inf")', 'torch.float32', 'torch.device("cpu")', None)
+    """
+    kind = type(item)
+    if kind is float and not math.isfinite(item):
+        return f'float("{item}")'
+    if kind is complex:
+        return f"complex({literal(item.real)}, {literal(item.imag)})"
+    if kind in (str, bytes):
+        return quoted(item)
+    if kind in (bool, int, float, type(None), range):
+        return repr(item)
+    if item is Ellipsis:
+        return "..."
+    if kind.__module__ == "torch" and kind.__name__ == "device":
+        return f'torch.device("{item}")'
+    return repr(item) if kind.__module__ == "torch" and kind.__name__ in ("dtype", "layout", "memory_format") else None
+
+
+def _bare(text: str) -> Piece:
+    return Piece("", (Piece(text),))
+
+
+def _operator_name(fn: Any) -> str | None:
+    """Return the name that Python's operators have without underscores, of a function or of a method of tensors."""
+    name = getattr(fn, "__name__", None)
+    if not isinstance(name, str):
+        return None
+    dunder = name.startswith("__") and name.endswith("__") and _tensor_method(fn)
+    return name.strip("_") if dunder or getattr(fn, "__module__", None) == "_operator" else None
+
+
+def _tensor_method(fn: Any) -> bool:
+    return (torch_path(fn) or "").startswith("torch.Tensor.")

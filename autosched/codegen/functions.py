@@ -1,0 +1,128 @@
+"""Functions: how a source text names each function that it calls, and what it must say first so that it may.
+
+By its name in torch; or imported; or its text is taken over, with what that needs in turn; or it is *given*: a keyword
+parameter of ``step``, as is everything else that cannot be written as text.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+from autosched.codegen.names import Names
+from autosched.codegen.origins import importable, source_of, torch_path
+from autosched.codegen.pieces import quoted
+
+__all__ = ["Functions"]
+
+_OURS = frozenset("complex contextlib copy float range slice torch".split())  # which texts of ours use
+
+
+class Functions:
+    """What a source text refers to, gathered while it is written."""
+
+    def __init__(self, names: Names):
+        self.names = names
+        self.imports: dict[str, None] = {}  # the lines
+        self.texts: list[str] = []  # of functions, and of constants that they need
+        self.given: dict[str, Any] = {}
+        self.uses: dict[str, str] = {}  # who uses what is given
+        self._known: dict[int, str] = {}
+        self._module: dict[str, Any] = {}  # what a name of the module stands for
+
+    def reference(self, item: Any, hint: str, user: str) -> str:
+        """Return how ``step`` names a function or class."""
+        if id(item) not in self._known:
+            text = torch_path(item) or self._imported(item) or self._taken_over(item)
+            if text is None:
+                return self.give(item, hint, user)
+            self._known[id(item)] = text
+        return self._known[id(item)]
+
+    def give(self, item: Any, hint: str, user: str) -> str:
+        """Return the parameter that stands for something that cannot be written as text."""
+        if id(item) not in self._known:
+            name = self._known[id(item)] = self.names.variable(hint)
+            self.given[name], self.uses[name] = item, user
+        return self._known[id(item)]
+
+    def _imported(self, item: Any) -> str | None:
+        found = importable(item)
+        if found is None:
+            return None
+        module, path = found
+        root, dot, rest = path.partition(".")
+        local = self.names.shared(root)
+        if (module, local) != ("builtins", root):
+            self.imports[_from(module, root, local)] = None
+        return local + dot + rest
+
+    def _taken_over(self, fn: Any) -> str | None:
+        """Take over a function's text, under another name if its own is taken."""
+        source = source_of(fn)
+        if source is None:
+            return None
+        needed: dict[str, tuple[Any, str]] = {}
+        recursive = fn.__name__ in source.needs
+        if not all(self._can_have(name, item, needed) for name, item in source.needs.items() if item is not fn):
+            return None
+        if recursive and not self.names.is_free(fn.__name__):
+            return None
+        for name, (item, text) in needed.items():
+            self._have(name, item, text)
+        local = self.names.shared(fn.__name__)
+        if recursive and local != fn.__name__:
+            return None
+        self._module[local] = fn
+        self.texts.append(source.text.replace(f"def {fn.__name__}(", f"def {local}(", 1))
+        return local
+
+    def _can_have(self, name: str, item: Any, needed: dict[str, tuple[Any, str]]) -> bool:
+        """Whether the module can have a name for what a function needs; note in ``needed`` what must be written."""
+        if name in needed or name in self._module:
+            return (needed[name][0] if name in needed else self._module[name]) is item
+        text = _defined(name, item)
+        means_ours = name in _OURS and text in ("", f"import {name}")
+        if not means_ours and not self.names.is_free(name):
+            return False
+        if text is not None:
+            needed[name] = item, text
+            return True
+        source = source_of(item)
+        if source is None or item.__name__ != name:
+            return False
+        needed[name] = item, source.text
+        return all(self._can_have(*need, needed) for need in source.needs.items())
+
+    def _have(self, name: str, item: Any, text: str) -> None:
+        self.names.take(name)
+        self._module[name] = item
+        if text.startswith(("import ", "from ")):
+            self.imports[text] = None
+        elif text:
+            self.texts.append(text)
+
+
+def _defined(name: str, item: Any) -> str | None:
+    """Return the line that gives a module this name for an import or a constant; empty for one of Python's own."""
+    if isinstance(item, ModuleType):
+        own = item.__name__
+        if own.partition(".")[0] in ("__main__", "autosched"):
+            return None
+        return f"import {own}" + (f" as {name}" if name != own else "")
+    if (path := torch_path(item)) is not None:
+        return f"{name} = {path}\n"
+    if (found := importable(item)) is not None:
+        if found == ("builtins", name):
+            return ""
+        return _from(*found, name) if "." not in found[1] else None
+    if isinstance(item, str):
+        return f"{name} = {quoted(item)}\n"
+    if type(item) is float and not math.isfinite(item):
+        return None
+    return f"{name} = {item!r}\n" if type(item) in (bool, int, float, type(None)) else None
+
+
+def _from(module: str, name: str, local: str) -> str:
+    return f"from {module} import {name}" + (f" as {local}" if local != name else "")

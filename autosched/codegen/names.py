@@ -1,0 +1,74 @@
+"""Names: the identifiers of a source text, each for one thing, made of whatever the user called it.
+
+Knows Python's rules for names, and no graph.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+import unicodedata
+
+__all__ = ["Names", "identifier"]
+
+_BUILTINS = frozenset(dir(builtins))
+_NO_NAMES = frozenset(keyword.kwlist) | {"__debug__"}
+
+
+class Names:
+    """The names that are taken: in the module, in its function ``step``, or in both.
+
+    >>> names = Names(module=["contextlib"], both=["torch"])
+    >>> names.variable("torch"), names.variable("h.0"), names.variable("lambda"), names.variable("sum")
+    ('torch_0', 'h_0', 'lambda_', 'sum_')
+    """
+
+    def __init__(self, module: list[str], both: list[str]):
+        self._module = {*module, *both}
+        self._step = set(both)
+
+    def parameter(self, name: str) -> str:
+        """Take a name in ``step`` that may hide one of Python's own, such as ``input``."""
+        found = _free(identifier(name), self._step)
+        self._step.add(found)
+        return found
+
+    def variable(self, name: str) -> str:
+        """Take a name in ``step``."""
+        plain = identifier(name)
+        return self.parameter(f"{plain}_" if plain in _BUILTINS else plain)
+
+    def shared(self, name: str) -> str:
+        """Take a name in the module that ``step`` uses."""
+        found = _free(identifier(name), self._module | self._step)
+        self._module.add(found)
+        self._step.add(found)
+        return found
+
+    def is_free(self, name: str) -> bool:
+        """Whether a name could be taken in the module."""
+        return name not in self._module
+
+    def take(self, name: str) -> None:
+        """Take a name in the module that ``step`` does not use."""
+        self._module.add(name)
+
+
+def identifier(name: str) -> str:
+    """Return the name that is most like this one and that Python takes.
+
+    >>> identifier("conv1.weight"), identifier("2x"), identifier("class")
+    ('conv1_weight', '_2x', 'class_')
+    """
+    plain = re.sub(r"\W", "_", unicodedata.normalize("NFKC", name))
+    if not plain.isidentifier():
+        plain = "_" + re.sub(r"\W", "_", plain, flags=re.ASCII)
+    return f"{plain}_" if plain in _NO_NAMES else plain
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number, found = 0, name
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found

@@ -1,0 +1,149 @@
+"""Where a function comes from: its name in torch, the module to import it from, or its source text.
+
+Asks the modules that are loaded, and imports none. A name counts only if it leads to the very same object, a source
+text only if it compiles to the very same code.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import symtable
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+__all__ = ["Source", "importable", "source_of", "torch_path"]
+
+_NAMESPACES = ("", "nn.functional.", "linalg.", "fft.", "special.", "Tensor.")
+
+
+class Source(NamedTuple):
+    """A function's text, and the global names that it needs, with what they stand for now."""
+
+    text: str
+    needs: dict[str, Any]
+
+
+def torch_path(item: Any) -> str | None:
+    """Return how a function or type of torch is spelled after ``import torch``; None if it is not torch's.
+
+    >>> import torch
+    >>> torch_path(torch.relu), torch_path(torch.ops.aten.mm.default), torch_path(torch.linalg.norm), torch_path(print)
+    ('torch.relu', 'torch.ops.aten.mm.default', 'torch.linalg.norm', None)
+    """
+    if type(item).__module__ == "torch._ops":
+        path = f"ops.{item}"
+        return f"torch.{path}" if _reach("torch", path) is item else None
+    name = getattr(item, "__name__", None)
+    home = getattr(item, "__module__", None) or getattr(getattr(item, "__objclass__", None), "__module__", None)
+    if not isinstance(name, str) or str(home).partition(".")[0] != "torch":
+        return None
+    for space in _NAMESPACES:
+        for path in (f"{space}{name}", f"{space}{name.removeprefix(space.rstrip('.') + '_')}"):
+            if _reach("torch", path) is item:
+                return f"torch.{path}"
+    return None
+
+
+def importable(item: Any) -> tuple[str, str] | None:
+    """Return the module and the name that a function or class can be imported by; None if it cannot.
+
+    >>> import statistics
+    >>> importable(statistics.mean), importable(lambda: None), importable(importable)
+    (('statistics', 'mean'), None, None)
+    """
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
+        return None
+    module = "operator" if module == "_operator" else module
+    if module.partition(".")[0] in ("__main__", "autosched") or _reach(module, name) is not item:
+        return None
+    return module, name
+
+
+def source_of(fn: Any) -> Source | None:
+    """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give."""
+    if not isinstance(fn, FunctionType) or fn.__closure__ or fn.__dict__:
+        return None
+    try:
+        text = textwrap.dedent(inspect.getsource(fn))
+        (node,) = ast.parse(text).body
+        table = symtable.symtable(text, "<source>", "exec")
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list or not _has_defaults(fn, node.args):
+        return None
+    if any(isinstance(child, ast.Global) for child in ast.walk(node)):
+        return None
+    needs: dict[str, Any] = {}
+    for name in dict.fromkeys(_globals_in(table)):
+        if name in fn.__globals__:
+            needs[name] = fn.__globals__[name]
+        elif hasattr(builtins, name):
+            needs[name] = getattr(builtins, name)
+        else:
+            return None
+    if not _is_code_of(fn, text, needs):
+        return None
+    return Source(text.strip() + "\n", needs)
+
+
+def _reach(module: str, path: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except Exception:  # lazy namespaces raise what they like
+            return None
+    return found
+
+
+def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the global names that a module of one function needs, its own definition aside."""
+    defined = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() and not symbol.is_referenced()
+    }
+    pending = [table]
+    while pending:
+        part = pending.pop()
+        pending += reversed(part.get_children())
+        names = [s.get_name() for s in part.get_symbols() if s.is_referenced() and (s.is_global() or part is table)]
+        yield from (name for name in sorted(names) if part is not table or name not in defined)
+
+
+def _is_code_of(fn: FunctionType, text: str, needs: Mapping[str, Any]) -> bool:
+    """Whether the text still is what the function was made from: a file may have changed since."""
+    foreign = [name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__]
+    imports = "".join(f"import {name}\n" for name in foreign)  # Python calls what is imported in another way
+    for source in (text, imports + text):
+        module = compile(source, "<source>", "exec", dont_inherit=True)
+        if any(_equal(code, fn.__code__) for code in module.co_consts if isinstance(code, CodeType)):
+            return True
+    return False
+
+
+def _equal(a: CodeType, b: CodeType) -> bool:
+    if a.co_code != b.co_code or a.co_names != b.co_names or a.co_varnames != b.co_varnames:
+        return False
+    pairs = list(zip(a.co_consts, b.co_consts, strict=False))
+    return len(a.co_consts) == len(b.co_consts) and all(
+        _equal(x, y) if isinstance(x, CodeType) and isinstance(y, CodeType) else repr(x) == repr(y) for x, y in pairs
+    )
+
+
+def _has_defaults(fn: FunctionType, arguments: ast.arguments) -> bool:
+    """Whether the defaults that the text gives are those that the function has."""
+    try:
+        written = [ast.literal_eval(node) for node in arguments.defaults]
+        keywords = {
+            argument.arg: ast.literal_eval(node)
+            for argument, node in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if node is not None
+        }
+    except ValueError:
+        return False
+    return repr(tuple(written)) == repr(fn.__defaults__ or ()) and repr(keywords) == repr(fn.__kwdefaults__ or {})

@@ -1,0 +1,69 @@
+"""Pieces of source text that know where they may be broken, and lines no longer than 120 columns made of them.
+
+Knows brackets and commas, no meaning. Breaks lines as ruff and black do: all that is in brackets on a line of its own,
+or else each item on one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["WIDTH", "Piece", "joined", "laid_out", "quoted"]
+
+WIDTH = 120
+_STEP = 4
+
+
+class Piece(NamedTuple):
+    """Items between brackets; or a text that has none, in ``before``. Without ``after`` it gets them where it breaks.
+
+    >>> str(Piece("torch.add(", (Piece("x"), Piece("y")), ")").behind("z = "))
+    'z = torch.add(x, y)'
+    """
+
+    before: str
+    items: tuple[Piece, ...] = ()
+    after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.before}{', '.join(map(str, self.items))}{self.after}"
+
+    def behind(self, text: str) -> Piece:
+        """Return this with a text before it."""
+        return Piece(text + self.before, self.items, self.after)
+
+
+def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
+    """Return a piece that begins at column ``indent`` and is followed by ``tail`` characters, in one line or several.
+
+    >>> call = Piece("f(", (Piece("x" * 70), Piece("y" * 70)), ")")
+    >>> [len(line) for line in laid_out(call, 0).splitlines()]
+    [2, 75, 75, 1]
+    """
+    flat = str(piece)
+    if not piece.items or indent + len(flat) + tail <= WIDTH:
+        return flat
+    inner = indent + _STEP
+    opening, closing = (piece.before, piece.after.lstrip(",")) if piece.after else (piece.before + "(", ")")
+    comma = "," if piece.after or len(piece.items) > 1 else ""
+    lines = [", ".join(map(str, piece.items)) + "," * piece.after.startswith(",")]
+    if inner + len(lines[0]) > WIDTH:
+        lines = [laid_out(item, inner, 1) + comma for item in piece.items]
+    return "\n".join([opening, *(" " * inner + line for line in lines), " " * indent + closing])
+
+
+def joined(name: str, brackets: str, items: list[Piece]) -> Piece:
+    """Return items in brackets behind a name; a tuple of one item has its comma."""
+    comma = "," if brackets == "()" and not name and len(items) == 1 else ""
+    return Piece(name + brackets[0], tuple(items), comma + brackets[1:])
+
+
+def quoted(text: str | bytes) -> str:
+    r"""Return a string as source text, in double quotes where they need no escape.
+
+    >>> quoted("y"), quoted('"')
+    ('"y"', '\'"\'')
+    """
+    plain = repr(text)
+    mark, inner = ("b", plain[2:-1]) if isinstance(text, bytes) else ("", plain[1:-1])
+    return plain if '"' in inner or "'" in inner else f'{mark}"{inner}"'

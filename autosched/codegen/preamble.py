@@ -1,0 +1,149 @@
+"""What stands before ``step``: the devices, streams and events of a program, and the few helpers that it needs.
+
+Texts, and the names that they take. Knows no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autosched.codegen.names import Names, identifier
+from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
+from autosched.codegen.step import Globals
+from autosched.machine import Machine
+from autosched.program import Copy, Program, Record
+
+__all__ = ["HELPERS", "name_globals", "preamble"]
+
+HELPERS = "Event Idle Stream behind_the_caller contextlib copy current_stream host_streams step streams".split()
+
+_IDLE = '''
+class Idle:
+    """A stream or an event of the CPU, where all happens at once and nothing has to wait."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def nothing(self, *_):
+        """Do nothing."""
+
+    __enter__ = __exit__ = record = synchronize = wait_event = wait_stream = nothing
+'''
+
+_STREAMS = """
+Stream, Event, current_stream = torch.Stream, torch.Event, torch.accelerator.current_stream
+if {idle}:
+    Stream = Event = current_stream = Idle
+"""
+
+_BEHIND = '''
+@contextlib.contextmanager
+def behind_the_caller():
+    """Begin when the caller's streams have come this far; let them go on when ours have ended."""
+    callers = [current_stream(stream.device) for stream in streams]
+    for stream, caller in zip(streams, callers, strict=True):
+        stream.wait_stream(caller)
+    try:
+        yield
+    finally:
+        for stream, caller in zip(streams, callers, strict=True):
+            caller.wait_stream(stream)
+        for stream in host_streams:
+            stream.synchronize()
+'''
+
+_TO = '''
+def to(value, device):
+    """Copy a tensor, or all in a tuple, list or dict, on the current stream; to the CPU, into pinned memory."""
+    if isinstance(value, torch.Tensor):
+        twin = value.detach().to(device, non_blocking=True, copy=True)
+        return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
+    if isinstance(value, dict):
+        return {key: to(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [to(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return copy.deepcopy(value)
+'''
+
+
+def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
+    """Take the names of what a program uses: of devices those with streams, and those that are copied to."""
+    copies = [i for i in program if isinstance(i, Copy)]
+    used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
+    used |= {copy.destination for copy in copies if not copy.overwrite}
+    devices = {name: names.shared(_plain(name)) for name in machine.names if name in used}
+    streams = [stream for stream in program.streams if not _is_cpu(machine, stream.device)]
+    ordered = sorted(streams, key=lambda stream: machine.names.index(stream.device))
+    recorded = [i.event for i in program if isinstance(i, Record) and i.stream in streams]
+    return Globals(
+        devices,
+        {stream: names.shared(f"{devices[stream.device]}_{stream.name}") for stream in ordered},
+        {event: names.shared(f"e{event}") for event in recorded},
+    )
+
+
+def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
+    """Yield the parts of the text, each of which begins and ends a line."""
+    if module.devices:
+        yield "\n".join(_devices(machine, module)) + "\n"
+    if module.streams:
+        yield _IDLE
+        yield _STREAMS.replace("{idle}", _idle(machine, module))
+        yield "\n".join(_streams(program, machine, module)) + "\n"
+        yield _BEHIND
+    if any(isinstance(i, Copy) and not i.overwrite for i in program):
+        yield _TO
+
+
+def _devices(machine: Machine, module: Globals) -> Iterator[str]:
+    if module.streams:
+        yield '# The devices. To run this without accelerators, make each of them "cpu": streams do nothing then.'
+    for device, name in module.devices.items():
+        real = "cpu" if _is_cpu(machine, device) else machine.device(device).physical or device
+        yield f'{name} = torch.device("{real}")'
+
+
+def _idle(machine: Machine, module: Globals) -> str:
+    """Return the condition under which there are no real streams: with some of them, copies would race."""
+    names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
+    if len(names) == 1:
+        return f'{names[0]}.type == "cpu"'
+    return laid_out(joined('all(device.type == "cpu" for device in ', "()", list(map(Piece, names))), 3, 2) + ")"
+
+
+def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
+    for stream, name in module.streams.items():
+        yield f"{name} = Stream({module.devices[stream.device]})"
+    of_device: dict[str, list[str]] = {}
+    for i in program:
+        if isinstance(i, Record) and i.stream in module.streams:
+            of_device.setdefault(module.devices[i.stream.device], []).append(module.events[i.event])
+    for device, events in of_device.items():
+        yield from _events(device, events)
+    yield laid_out(joined("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
+    host = _host_streams(program, machine, module)
+    yield laid_out(joined("host_streams = ", "[]", list(map(Piece, host))), 0) + "  # copy from or to host memory"
+
+
+def _events(device: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield lines that make events, as many in each as go into it."""
+    count = max(1, (WIDTH - len(f" = (Event({device}) for _ in range(99))")) // (max(map(len, names)) + 2))
+    for start in range(0, len(names), count):
+        some = names[start : start + count]
+        made = f"(Event({device}) for _ in range({len(some)}))" if len(some) > 1 else f"Event({device})"
+        yield f"{', '.join(some)} = {made}"
+
+
+def _host_streams(program: Program, machine: Machine, module: Globals) -> list[str]:
+    copies = [i for i in program if isinstance(i, Copy)]
+    found = {i.stream for i in copies if _is_cpu(machine, i.source) or _is_cpu(machine, i.destination)}
+    return [name for stream, name in module.streams.items() if stream in found]
+
+
+def _is_cpu(machine: Machine, device: str) -> bool:
+    return machine.device(device).kind == "cpu"
+
+
+def _plain(device: str) -> str:
+    return identifier(device.replace(":", ""))

@@ -1,0 +1,208 @@
+"""The body of ``step``: a program's instructions as lines, in issue order, in a section for each stretch of one stream.
+
+Keeps the name under which each version of each value is found on each device. One thread issues everything, so what a
+CPU stream does is done when the next line begins: its events need no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autosched.codegen.calls import Caller, literal
+from autosched.codegen.names import Names
+from autosched.codegen.pieces import Piece, joined, laid_out, quoted
+from autosched.graph import Graph, Task, Value
+from autosched.machine import Machine
+from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.standing import Standing
+
+__all__ = ["Body", "Globals"]
+
+
+@dataclass(frozen=True)
+class Globals:
+    """The names that a program's devices, accelerator streams and their events have in the module."""
+
+    devices: Mapping[str, str]
+    streams: Mapping[Stream, str]
+    events: Mapping[int, str]
+
+
+@dataclass
+class _Section:
+    """What one stream does without a break; with a second stream, if it copies between two accelerators."""
+
+    streams: tuple[Stream, ...]
+    launches: bool = False
+    pieces: list[Piece] = field(default_factory=list)
+
+    def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
+        """Whether an instruction can stand in this section."""
+        return self.streams[0] == streams[0] and (not (self.launches and launches) or self.streams == streams)
+
+
+class Body:
+    """Writes the lines of ``step``; ``sources`` are the names of inputs and constants (indices)."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        machine: Machine,
+        module: Globals,
+        caller: Caller,
+        names: Names,
+        sources: Mapping[int, str],
+    ):
+        self.program, self.graph, self.machine = program, graph, machine
+        self.module, self.caller, self.names, self.sources = module, caller, names, sources
+        self.there: Standing[int, str] = Standing()
+        self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
+        homes = dict(program.inputs)
+        for index, name in sources.items():
+            self._put(index, 0, homes[graph.values[index].name], name)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines, indented."""
+        for section in self._sections():
+            yield f"    # stream {' and '.join(map(str, section.streams))}"
+            streams = [self.module.streams[stream] for stream in section.streams if stream in self.module.streams]
+            indent = 8 if streams and section.launches else 4
+            if indent == 8:
+                yield f"    with {', '.join(streams)}:"
+            for piece in section.pieces:
+                yield " " * indent + laid_out(piece, indent)
+        yield "    " + laid_out(self._returned().behind("return "), 4)
+
+    def _sections(self) -> list[_Section]:
+        sections: list[_Section] = []
+        for instruction in self.program:
+            pieces = list(self._pieces(instruction))
+            if not pieces:
+                continue
+            streams, launches = occupied(instruction), isinstance(instruction, (Run, Copy))
+            if not sections or not sections[-1].takes(streams, launches):
+                sections.append(_Section(streams))
+            section = sections[-1]
+            if launches:
+                section.streams, section.launches = streams, True
+            if isinstance(instruction, Free) and section.pieces and section.pieces[-1].before == "del ":
+                pieces = [Piece("del ", section.pieces.pop().items + pieces[0].items)]
+            section.pieces += pieces
+        return sections
+
+    def _returned(self) -> Piece:
+        found = []
+        for label, device in self.program.outputs:
+            index = self.graph.outputs[label]
+            found.append(Piece(f"{quoted(label)}: {self._name(index, self.graph.last_version(index), device)}"))
+        return joined("", "{}", found)
+
+    # ---- instructions
+
+    def _pieces(self, instruction: Any) -> Iterator[Piece]:
+        streams, events = self.module.streams, self.module.events
+        match instruction:
+            case Run(stream, name):
+                yield from self._run(self.graph.task(name), stream.device)
+            case Copy():
+                yield from self._copy(instruction)
+            case Record(stream, event) if stream in streams:
+                yield Piece(f"{events[event]}.record({streams[stream]})")
+            case Wait(stream, event) if event in events and stream in streams:
+                yield Piece(f"{streams[stream]}.wait_event({events[event]})")
+            case Wait(_, event) if event in events:
+                yield Piece(f"{events[event]}.synchronize()")
+            case Free(stream, name, version):
+                yield self._dropped(self.sharing[self._name(self.graph.value(name).index, version, stream.device)])
+
+    def _copy(self, copy: Copy) -> Iterator[Piece]:
+        value = self.graph.value(copy.value)
+        source = self._name(value.index, copy.version, copy.source)
+        one, other = (self._real(end) for end in (copy.source, copy.destination))
+        ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
+        meet = one == other and len(ends) == 2 and all(ends)  # torch does so only between two devices
+        if meet:
+            yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
+        if copy.overwrite:
+            home = self.sources[value.index]
+            self._put(value.index, copy.version, copy.destination, home)
+            yield Piece(f"{home}.copy_({source}, non_blocking=True)")
+        else:
+            device = self.module.devices[copy.destination]
+            version = f"_v{copy.version}" if copy.version else ""
+            twin = self.names.variable(f"{value.name}{version}_{device}")
+            self._put(value.index, copy.version, copy.destination, twin)
+            yield Piece(f"{twin} = to({source}, {device})")
+        if meet:
+            yield Piece(f"{ends[0]}.wait_stream({ends[1]})")
+
+    def _real(self, device: str) -> str:
+        return self.machine.device(device).physical or device
+
+    def _run(self, task: Task, device: str) -> Iterator[Piece]:
+        found: dict[int, str] = {}
+        for use in task.reads:
+            partly = self.graph.touched(task, use.value) is not None
+            name = self.there.held(use.value, device) if partly else self._name(*use, device)
+            assert name is not None
+            found[use.value] = name
+        call = self.caller.call(task, found.__getitem__)
+        for use in task.changes:
+            self.there.change(*use, device)
+        used = [use for use in task.outputs if self.graph.is_used(use.value)]
+        if not task.outputs or (not used and call.kind == "call"):
+            yield call.piece
+            return
+        made = {use.value: self.names.variable(self.graph.values[use.value].name) for use in task.outputs}
+        yield from self._unpacked(task.result, call.piece, made)
+        for use in used:
+            self._put(*use, device, made[use.value], self._base(use.value, found))
+        if len(used) < len(made):
+            yield self._dropped([made[use.value] for use in task.outputs if use not in used])
+
+    def _base(self, value: int, found: Mapping[int, str]) -> str | None:
+        """Return the argument whose memory a result shares."""
+        root = self.graph.values[value].root
+        if root == value:
+            return None
+        return next(name for read, name in found.items() if self.graph.values[read].root == root)
+
+    # ---- names
+
+    def _put(self, value: int, version: int, device: str, name: str, base: str | None = None) -> None:
+        self.there.put(value, version, device, name)
+        group = self.sharing.setdefault(name, []) if base is None else self.sharing[base]
+        if name not in group:
+            group.append(name)
+        self.sharing[name] = group
+
+    def _name(self, value: int, version: int, device: str) -> str:
+        name = self.there.get(value, version, device)
+        assert name is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return name
+
+    def _dropped(self, names: list[str]) -> Piece:
+        return Piece("del ", tuple(map(Piece, names)))
+
+    def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
+        """Assign what a call returns to names, in the shape that it has."""
+        dicts: list[tuple[str, dict[Any, Any]]] = []
+        target = self._target(shape, made, dicts)
+        yield piece.behind(f"{target[1:-1] if target.endswith(')') and len(shape) > 1 else target} = ")
+        for name, items in dicts:
+            for key, item in items.items():
+                yield from self._unpacked(item, Piece(f"{name}[{literal(key) or repr(key)}]"), made)
+            yield self._dropped([name])
+
+    def _target(self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]) -> str:
+        """Return what stands left of the equals sign; dicts, which cannot, get a name there, and are noted."""
+        if isinstance(shape, Value):
+            return made[shape.index]
+        if isinstance(shape, dict):
+            dicts.append((self.names.variable("results"), shape))
+            return dicts[-1][0]
+        inner = ", ".join(self._target(item, made, dicts) for item in shape)
+        return f"({inner},)" if len(shape) == 1 else f"({inner})"

@@ -1,0 +1,23 @@
+"""Files: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["write"]
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file beside and put it in place, so that there is never half of one."""
+    target = Path(path).resolve()  # through a symbolic link
+    beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
+    try:
+        with beside.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
