@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -338,3 +339,22 @@ def test_what_no_graph_can_say_is_named_with_its_line(fn: Callable[..., Any], sa
 def test_a_wrong_call_is_named() -> None:
     with pytest.raises(asc.CaptureError, match="cannot be called like that: missing a required argument: 'x'"):
         asc.capture(branching)
+
+
+# ---- as code
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet", "recurrent"])
+def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch())
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
+    source = re.sub(r'torch\.device\("cuda:\d"\)', 'torch.device("cpu")', str(schedule.code))
+    names: dict[str, Any] = {}
+    exec(source, names)
+    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    torch.manual_seed(1)
+    found = names["step"](*ours.values(), **schedule.code.given)
+    torch.manual_seed(1)
+    assert_same(found | ours, schedule.run_serial(**theirs) | theirs, "the only")
