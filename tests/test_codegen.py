@@ -216,7 +216,7 @@ def test_names_that_python_or_the_text_has_for_other_things_are_told_apart():
         total = graph.add(torch.sum, total, name="sum")
         total = graph.add(step, graph.add(abs, total, name="class"), name="step.1")
         total = graph.add(step, total, name="step_0", on="cpu")
-    graph.output(**{'the "total"': total})
+    graph.output(**{'the_"total"': total})
     schedule = asc.schedule(graph, ONE_GPU)
     assert list(parameters(graph, schedule.code).values()) == (
         "lambda_ input torch_0 to_0 step x_0 x_0_0 _2x größe fi fi_0 e0 cuda0 copy _".split()

@@ -57,6 +57,7 @@ def named(*prefixes: str) -> Callable[[asc.Graph], bool]:
     return lambda graph: all(any(task.name.startswith(prefix) for task in graph.tasks) for prefix in prefixes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefixes", [["setitem"], ["rest"], ["getitem", "write"]])
 def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
     assert len(leading_to(named(*prefixes))) <= 6
