@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from hypothesis import given
 
 import autosched as asc
 from autosched.codegen import generate
-from autosched.codegen.pieces import WIDTH
+from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
 from autosched.policies import POLICIES
 from autosched.program import Program, Record, Wait
 from autosched.testing import graphs, inputs_for, machines
@@ -182,6 +183,42 @@ return {"first": first, "low": low, "high": high, "only": only}
     assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
 
 
+def test_views_go_with_their_base_and_copies_of_later_versions_say_so():
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        base = x + 1
+        view = base[1:]
+        before = view * 2
+    there = graph.add(torch.neg, base, on="cuda:1")
+    with graph.on("cuda:0"):
+        view.mul_(3)
+    graph.output(before, there, after=graph.add(torch.sum, base, on="cuda:1"))
+    schedule = asc.schedule(graph, TWO_GPUS, outputs="cpu")
+    text = body(schedule.code)
+    assert "del mul, add, getitem\n" in text
+    assert "neg = torch.neg(add_cuda1)\n" in text
+    assert "sum_ = torch.sum(add_v1_cuda1)\n" in text
+    inputs = {"x": torch.rand(3)}
+    assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+
+
+def test_operators_whose_results_are_wanted_are_functions():
+    graph = asc.Graph()
+    x = graph.input("x")
+    done = graph.add(operator.setitem, x, 0, 1.0, writes=x, outputs="done")
+    same = graph.add(operator.iadd, x, 1.0, writes=x, aliases=x, outputs="same")
+    graph.output(done, same)
+    schedule = asc.schedule(graph, CPU)
+    assert "done = setitem(x, 0, 1.0)\nsame = iadd(x, 1.0)" in body(schedule.code)
+    assert difference(graph.run_serial(x=torch.zeros(2)), run(schedule, {"x": torch.zeros(2)})) is None
+
+
+def test_a_broken_tuple_of_one_item_keeps_its_comma():
+    broken = laid_out(joined("", "()", [Piece("x" * 112)]).behind("before = "), 0)
+    assert broken == f"before = (\n    {'x' * 112},\n)"
+
+
 def nested(x):
     return x + 1, [{"low": x - 1, "high": [x * 2, x * 3]}]
 
@@ -223,7 +260,9 @@ def test_names_that_python_or_the_text_has_for_other_things_are_told_apart():
     )
     inputs = {name: torch.rand(2) for name in names}
     assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
-    assert "Parameter x_0 is input" in schedule.code
+    module = loaded(on_cpu(schedule.code))
+    assert module["__doc__"].startswith('a """name""" \\ \\n: 18 tasks on cpu, cuda:0, ')
+    assert 'Parameter x_0 is input "x.0" of the graph.' in module["__doc__"]
 
 
 def step(x):
@@ -256,6 +295,13 @@ def half(x):
 
 def countdown(n, x):
     return countdown(n - 1, x + 1) if n else x
+
+
+streams = 5
+
+
+def of_streams(x):
+    return x * streams
 
 
 def of_a_table(x):
@@ -335,13 +381,29 @@ def test_what_no_text_can_hold_is_a_keyword_of_step(monkeypatch):
 
 def test_a_text_that_is_not_what_runs_is_not_taken_over(monkeypatch):
     made_here(monkeypatch, half, scaled, step)
-    monkeypatch.setattr(scaled, "__kwdefaults__", {"by": 3.0})
-    monkeypatch.setattr(half, "__code__", (lambda x: x + 1).__code__)
-    monkeypatch.setattr("inspect.getsource", {step: "def step(x):\n    return x * 4\n"}.__getitem__)
-    assert list(of(step).code.given) == ["step_fn"]
-    monkeypatch.undo()
-    made_here(monkeypatch, half, scaled, step)
     assert list(of(step, half, scaled).code.given) == []
+    with monkeypatch.context() as now:
+        now.setattr(scaled, "__kwdefaults__", {"by": 3.0})
+        assert list(of(scaled).code.given) == ["scaled_fn"]
+    with monkeypatch.context() as now:
+        now.setattr("inspect.getsource", {step: "def step(x):\n    return x * 4\n"}.__getitem__)
+        assert list(of(step).code.given) == ["step_fn"]
+
+
+def test_functions_that_need_a_name_that_is_taken_are_given(monkeypatch):
+    made_here(monkeypatch, of_streams, countdown)
+    graph = asc.Graph()
+    count = graph.input("countdown")
+    graph.output(graph.add(of_streams, count, on="cuda:0"), graph.add(countdown, 2, count))
+    schedule = asc.schedule(graph, ONE_GPU)
+    assert list(schedule.code.given) == ["of_streams_fn", "countdown_1_fn"]
+    assert run(schedule, {"countdown": 1}) == {"of_streams": 5, "countdown_1": 3}
+
+
+def test_functions_with_attributes_are_given(monkeypatch):
+    monkeypatch.setattr(half, "rate", 3, raising=False)
+    made_here(monkeypatch, half)
+    assert list(of(half).code.given) == ["half_fn"]
 
 
 def test_two_functions_of_one_name_are_two():
@@ -452,6 +514,7 @@ def test_trees_numbers_and_parameters_travel():
         "weight": torch.nn.Parameter(torch.ones(2)),
     }
     assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+    assert "host_streams = [cuda0_copy_in, cuda0_copy_out]  #" in schedule.code
 
 
 def gradient_step(pieces, rate, weight):

@@ -109,7 +109,8 @@ class _Writer:
         yield from (f"import {name}" for name in ("contextlib", "copy") if f"{name}." in texts)
 
     def _docstring(self, seconds: float | None) -> Iterator[str]:
-        devices = dict.fromkeys(stream.device for stream in self.program.streams)
+        used = {stream.device for stream in self.program.streams}
+        devices = [name for name in self.machine.names if name in used]
         about = "" if seconds is None else f", {_duration(seconds)} predicted"
         count = f"{len(self.graph)} task{'s' if len(self.graph) != 1 else ''}"
         first = f"{self.graph.name}: {count} on {', '.join(devices) or 'no device'}{about}. Written by autosched."

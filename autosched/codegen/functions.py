@@ -64,16 +64,13 @@ class Functions:
         if source is None:
             return None
         needed: dict[str, tuple[Any, str]] = {}
-        recursive = fn.__name__ in source.needs
         if not all(self._can_have(name, item, needed) for name, item in source.needs.items() if item is not fn):
             return None
-        if recursive and not self.names.is_free(fn.__name__):
-            return None
+        if fn.__name__ in source.needs and not self.names.is_free(fn.__name__, in_step=True):
+            return None  # it calls itself by a name that it cannot have
         for name, (item, text) in needed.items():
             self._have(name, item, text)
         local = self.names.shared(fn.__name__)
-        if recursive and local != fn.__name__:
-            return None
         self._module[local] = fn
         self.texts.append(source.text.replace(f"def {fn.__name__}(", f"def {local}(", 1))
         return local

@@ -46,9 +46,9 @@ class Names:
         self._step.add(found)
         return found
 
-    def is_free(self, name: str) -> bool:
-        """Whether a name could be taken in the module."""
-        return name not in self._module
+    def is_free(self, name: str, in_step: bool = False) -> bool:
+        """Whether a name could be taken in the module, and in ``step`` too."""
+        return name not in self._module and not (in_step and name in self._step)
 
     def take(self, name: str) -> None:
         """Take a name in the module that ``step`` does not use."""

@@ -67,7 +67,7 @@ def importable(item: Any) -> tuple[str, str] | None:
 
 def source_of(fn: Any) -> Source | None:
     """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give."""
-    if not isinstance(fn, FunctionType) or fn.__closure__ or fn.__dict__:
+    if not isinstance(fn, FunctionType) or fn.__dict__:
         return None
     try:
         text = textwrap.dedent(inspect.getsource(fn))
