@@ -130,6 +130,7 @@ def kind_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tup
         tuple([(path, _plain(leaf)) for path, leaf in leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]),
         tuple(_modules(state)),
         tuple(_groups(state)),
+        repr(state.numbers()),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),

@@ -122,6 +122,7 @@ class _Builder:
         self.values: dict[torch.fx.Node, Any] = {}
         self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
         self.impure: list[str] = []  # the last task that has effects beside tensors
+        self.numbers = self.state.numbers()
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
@@ -182,6 +183,9 @@ class _Builder:
             return _Output(name)
 
         self.graph.returned = transform(output, result)
+        for name, item in acting.numbers().items():
+            if item is not None and item != self.numbers.get(name):
+                raise CaptureError(f"{name!r} is {item!r} after the step, and only what is kept in tensors can change")
         places = acting.places()
         for name, (place, tensor) in places.items():
             if tensor is not before.get(name):
@@ -286,4 +290,5 @@ def _told(fn: Any, error: Exception) -> str:
     ]
     where = f"\n    at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     name = getattr(fn, "__qualname__", type(fn).__name__)
-    return f"{name!r} cannot be captured: {type(error).__name__}: {str(error).strip().splitlines()[0]}{where}"
+    first = str(error).strip().partition("\n")[0]
+    return f"{name!r} cannot be captured: {type(error).__name__}: {first}{where}"

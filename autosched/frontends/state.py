@@ -76,6 +76,16 @@ class State:
         """Return the tensors by name."""
         return {name: tensor for name, (_, tensor) in self.places().items()}
 
+    def numbers(self) -> dict[str, Any]:
+        """Return by name what optimizers keep of parameters that is no tensor."""
+        return {
+            f"{key}.{self.names[id(parameter)]}.{what}": item
+            for key, optimizer in self.optimizers.items()
+            for parameter, held in optimizer.state.items()
+            for what, item in held.items()
+            if not isinstance(item, torch.Tensor)
+        }
+
     def put(self, place: Place, tensor: torch.Tensor | None) -> None:
         """Put a tensor in a place; None empties it."""
         match place:
