@@ -4,7 +4,6 @@ The function runs once on fake tensors, which have shapes and no data, while ``m
 forward, backward and optimizer. Tensors that it reaches in modules and optimizers become inputs, as its arguments do.
 What it leaves there that was not there before, such as the moments of a new optimizer, is put out.
 
-Operators write what their schemas say or ``effects`` knows; which results share memory, fake tensors' storages tell.
 All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows no machine.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +20,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autosched.effects import effects_of
 from autosched.errors import CaptureError
+from autosched.frontends.operators import Operators
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.state import State
 from autosched.graph import Graph, Value
-from autosched.tree import flatten, transform
+from autosched.tree import transform
 
 __all__ = ["Captured", "arguments_of", "capture", "leaves"]
 
@@ -119,25 +117,23 @@ class _Builder:
 
     def __init__(self, graph: Captured):
         self.graph, self.state = graph, graph.state
-        self.values: dict[torch.fx.Node, Any] = {}
         self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
-        self.impure: list[str] = []  # the last task that has effects beside tensors
         self.numbers = self.state.numbers()
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
-        self.origins = origins(traced.graph.nodes, _defined(self.graph.fn))
+        operators = Operators(self.graph, origins(traced.graph.nodes, _defined(self.graph.fn)))
         names = iter(self.graph.examples)
         for node in traced.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = self._input(next(names))
+                operators.values[node] = self._input(next(names))
             elif node.op == "get_attr":
-                self.values[node] = self.graph.constant(getattr(traced, node.target))
+                operators.values[node] = self.graph.constant(getattr(traced, node.target))
             elif node.op == "call_function":
-                self.values[node] = self._call(node)
+                operators.add(node)
             elif node.op == "output":
-                (results,) = node.args
-                self.graph.output(**{name: self.values[item] for name, item in zip(self.left, results, strict=True)})
+                results = [operators.values[item] for item in node.args[0]]
+                self.graph.output(**dict(zip(self.left, results, strict=True)))
         self.graph.made = {name: place for name, place in self.left.items() if place}
 
     def _input(self, name: str) -> Value:
@@ -194,84 +190,6 @@ class _Builder:
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
         return found
-
-    # ---- building
-
-    def _call(self, node: torch.fx.Node) -> Any:
-        """Add the task of a node, unless it only takes a result from among several; return its values."""
-        if node.target is operator.getitem and isinstance(self.values[node.args[0]], (tuple, list)):  # type: ignore[index]
-            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
-        if str(node.target).startswith("profiler."):
-            return None
-        if node.target in _SAME:
-            return self.values[node.args[0]]  # type: ignore[index]
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        args, kwargs = _plain(args), _plain(kwargs)
-        origin = self.origins[node]
-        phase = origin.phase if origin.phase != "forward" else ""
-        label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
-        assert callable(node.target)
-        effects = effects_of(node.target, args, kwargs)
-        facts: dict[str, Any] = {}
-        if not effects.in_place:
-            facts["outputs"] = _names(node.meta.get("val"), label)
-            facts["aliases"] = self._shared(node)
-        if node.is_impure() and not effects.writes and not effects.random:
-            facts["after"], self.impure = tuple(self.impure), [label]
-        fn = _as_if_recording(node.target) if _label(node) in _ASK_FOR_GRAD_MODE else node.target
-        return self.graph.record(fn, args, kwargs, name=label, origin=origin, **facts)
-
-    def _shared(self, node: torch.fx.Node) -> Value | None:
-        """Return the argument whose memory a node's results share."""
-        made = set(map(_storage, _tensors(node.meta.get("val"))))
-        for argument in node.all_input_nodes:
-            value = self.values[argument]
-            if isinstance(value, Value) and any(_storage(item) in made for item in _tensors(argument.meta.get("val"))):
-                return value
-        return None
-
-
-# Nothing, where autograd does not record across tasks anyway.
-_SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
-
-# Kernels that do less where autograd does not record: the workspace for backward would be missing.
-_ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
-
-
-def _as_if_recording(op: Any) -> Callable[..., Any]:
-    """Return an operator that believes that autograd records."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            return op(*args, **kwargs)
-
-    return call
-
-
-def _plain(tree: Any) -> Any:
-    """Return a tree of arguments in Python's own lists and dicts."""
-    if isinstance(tree, (tuple, list)):
-        return (tuple if isinstance(tree, tuple) else list)(_plain(item) for item in tree)
-    return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _names(val: Any, label: str) -> Any:
-    """Return ``outputs=`` for what a node returns: None for a single thing, no name for nothing."""
-    if val is None:
-        return ()
-    return tuple(f"{label}.{i}" for i in range(len(val))) if isinstance(val, (tuple, list)) else None
-
-
-def _label(node: torch.fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
 
 
 def _defined(fn: Any) -> tuple[str, int]:
