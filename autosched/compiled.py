@@ -1,7 +1,6 @@
 """Compiled: a function that is captured and scheduled when it is called, once for each kind of call.
 
-Two calls are of one kind if capture would write down the same: it does not see what tensors hold, but bakes in all
-else, such as shapes, plain arguments, training flags and learning rates. So the guard looks at all of that each time.
+Two calls are of one kind if capture would write down the same: see ``frontends.guards``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -17,13 +16,22 @@ import torch
 
 from autosched.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.frontends.capture import Captured, arguments_of, capture, leaves
+from autosched.frontends.capture import Captured, arguments_of, capture
+from autosched.frontends.guards import Guard, Reach, Shape, kind_of
 from autosched.frontends.state import State
 from autosched.machine import Machine
 from autosched.policies import Policy
 from autosched.schedule import Schedule, schedule
 
 __all__ = ["CacheInfo", "Compiled", "compile"]
+
+
+class _Kind(NamedTuple):
+    """What calls of one kind are made of, and what knows the next of them."""
+
+    graph: Captured
+    schedule: Schedule
+    guard: Guard
 
 
 class CacheInfo(NamedTuple):
@@ -66,7 +74,7 @@ class Compiled:
 
     def __init__(self, fn: Callable[..., Any], make: Callable[..., Schedule], costs: Costs | None, maxsize: int):
         self.fn, self.make, self.costs, self.maxsize = fn, make, costs, maxsize
-        self._kept: OrderedDict[Hashable, tuple[Captured, Schedule]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
         self._hits = self._misses = 0
         self._guard = threading.RLock()
         functools.update_wrapper(self, fn, updated=())
@@ -74,29 +82,43 @@ class Compiled:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Do what the function does. Raises CaptureError for what no graph can say, and what a schedule's call does."""
         with self._guard:
-            inputs, (graph, made) = self._of(args, kwargs)
-            return graph.finish(made(**inputs))
+            kind, inputs = self._of(args, kwargs)
+            return kind.graph.finish(kind.schedule(**inputs))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
-            return self._of(args, kwargs)[1][1]
+            return self._of(args, kwargs)[0].schedule
 
-    def _of(self, args: Any, kwargs: Any) -> tuple[dict[str, torch.Tensor], tuple[Captured, Schedule]]:
-        """Return the tensors of a call by name, and what calls of its kind are made of."""
-        tensors, key = kind_of(self.fn, args, kwargs)
-        found = self._kept.get(key)
-        if found is not None:
+    def _of(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
+        """Return the kind of a call, and the tensors of the call by name."""
+        shape = Shape(args, kwargs)
+        for key, kind in reversed(self._kept.items()):
+            inputs = kind.guard.inputs(shape)
+            if inputs is not None:
+                self._hits += 1
+                self._kept.move_to_end(key)
+                return kind, inputs
+        return self._anew(shape, args, kwargs)
+
+    def _anew(self, shape: Shape, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
+        """Do as ``_of``, having looked at everything."""
+        given = arguments_of(self.fn, args, kwargs)
+        state, reach = State.of(self.fn, [*args, *kwargs.values()]), Reach([self.fn, *shape.others])
+        key, guard = kind_of(state, reach, shape, given), Guard(state, reach, shape, given)
+        known = self._kept.pop(key, None)
+        if known is None:
+            self._misses += 1
+            graph = capture(self.fn, *args, **kwargs)
+            costs = {"costs": self.costs} if self.costs is not None else {"examples": graph.examples}
+            graph.examples = {}  # or this batch would live as long as the schedule
+            known = _Kind(graph, self.make(graph, **costs), guard)
+        else:
             self._hits += 1
-            self._kept.move_to_end(key)
-            return tensors, found
-        self._misses += 1
-        graph = capture(self.fn, *args, **kwargs)
-        known = {"costs": self.costs} if self.costs is not None else {"examples": graph.examples}
-        found = self._kept[key] = graph, self.make(graph, **known)
+        self._kept[key] = kind = known._replace(guard=guard)
         while len(self._kept) > self.maxsize:
-            self._kept.popitem(last=False)[1][1].close()
-        return tensors, found
+            self._kept.popitem(last=False)[1].schedule.close()
+        return kind, {**state.tensors(), **given}
 
     def cache_info(self) -> CacheInfo:
         """Return how often what was kept was of use."""
@@ -106,7 +128,7 @@ class Compiled:
         """Close all schedules, and forget them."""
         with self._guard:
             while self._kept:
-                self._kept.popitem()[1][1].close()
+                self._kept.popitem()[1].schedule.close()
 
     def __enter__(self) -> Compiled:
         return self
@@ -115,60 +137,3 @@ class Compiled:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
-
-
-# ---- the guard
-
-
-def kind_of(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Hashable]:
-    """Return the tensors of a call by name, and what else a capture of it depends on: not on what they hold."""
-    state = State.of(fn, [*args, *kwargs.values()])
-    tensors = {**state.tensors(), **arguments_of(fn, args, kwargs)}
-    first: dict[int, str] = {}
-    return tensors, (
-        tuple([(name, first.setdefault(id(tensor), name), *_looks(tensor)) for name, tensor in tensors.items()]),
-        tuple([(path, _plain(leaf)) for path, leaf in leaves((args, kwargs)) if not isinstance(leaf, torch.Tensor)]),
-        tuple(_modules(state)),
-        tuple(_groups(state)),
-        repr(state.numbers()),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        tuple([(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),
-    )
-
-
-def _looks(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-
-
-def _plain(leaf: Any) -> Hashable:
-    """Return a thing that is no tensor as part of a key: numbers by type, too, and what has no value by itself."""
-    if isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer)):
-        return id(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf), repr(leaf)
-    return type(leaf), leaf
-
-
-def _modules(state: State) -> Iterator[Hashable]:
-    """Yield what the forward of modules may ask for."""
-    for key, root in state.modules.items():
-        for path, module in root.named_modules():
-            own = [
-                (name, item)
-                for name, item in module.__dict__.items()
-                if isinstance(item, (bool, int, float, str, tuple, torch.dtype)) or item is None
-            ]
-            yield key, path, id(module), tuple(own)
-
-
-def _groups(state: State) -> Iterator[Hashable]:
-    """Yield what the steps of optimizers ask for."""
-    for key, optimizer in state.optimizers.items():
-        for group in optimizer.param_groups:
-            names = tuple([state.names[id(parameter)] for parameter in group["params"]])
-            facts = tuple([(name, repr(item)) for name, item in group.items() if name != "params"])
-            yield key, id(optimizer), names, facts

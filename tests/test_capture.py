@@ -196,6 +196,13 @@ def test_capturing_changes_nothing() -> None:
     assert all(group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1])
 
 
+def test_capturing_leaves_a_recurrent_network_its_weights() -> None:
+    model = KINDS["recurrent"].make()
+    asc.capture(model, KINDS["recurrent"].batch()[0])
+    cells = model.get_submodule("cells")
+    assert all(flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True))
+
+
 def test_gradients_that_are_left_add_up_over_calls() -> None:
     torch.manual_seed(0)
     eager = nn.Linear(3, 4)

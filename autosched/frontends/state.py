@@ -115,6 +115,8 @@ class State:
     def acting_on(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
         """Let modules and optimizers hold other tensors, of the same names, for a while; yield their state then."""
         with contextlib.ExitStack() as stack:
+            for module in self.modules.values():
+                stack.enter_context(_with_its_attributes(module))
             for key, module in self.modules.items():
                 own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
                 stack.enter_context(
@@ -148,6 +150,18 @@ class State:
             yield
         finally:
             optimizer.param_groups, optimizer.state = groups, kept
+
+
+@contextlib.contextmanager
+def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
+    """Give modules back what they had: a recurrent one keeps a list of its weights, which it makes anew for others."""
+    before = [(module.__dict__, module.__dict__.copy()) for module in root.modules()]
+    try:
+        yield
+    finally:
+        for attributes, old in before:
+            attributes.clear()
+            attributes.update(old)
 
 
 def _joined(key: str, name: str) -> str:

@@ -1,0 +1,356 @@
+"""A compiled function is captured again when what it bakes in has changed, and not when anything else has."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+
+HERE = asc.Machine([asc.Device("cpu")])
+SCALE = 2.0
+TABLE = {"scale": 2.0, "other": 1.0}
+X = torch.tensor([-1.0, 0.5, 2.0, 3.0])
+
+
+class Settings:
+    """A class used as a place for numbers."""
+
+    scale = 2.0
+
+
+SETTINGS = Settings()
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def by_global(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def by_global_of_a_helper(x: Tensor) -> Tensor:
+    return helper(x) + 1
+
+
+def by_dict(x: Tensor) -> Tensor:
+    return x * TABLE["scale"]
+
+
+def by_class(x: Tensor) -> Tensor:
+    return x * Settings.scale
+
+
+def by_object(x: Tensor) -> Tensor:
+    return x * SETTINGS.scale
+
+
+def by_default(x: Tensor, power: int = 2) -> Tensor:
+    return x**power
+
+
+@dataclass
+class Trainer:
+    """Has what its step reads, and what it does not."""
+
+    model: nn.Module
+    settings: Any
+    seen: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def step(self, x: Tensor) -> Tensor:
+        return self.model(x) * self.scaled()
+
+    def scaled(self) -> float:
+        return self.settings.inner.scale
+
+    def count(self) -> None:
+        self.seen += 1
+        self.losses.append(0.0)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Dropout(0.0)
+        self.scales = [1.0, 2.0]
+        self.config = SimpleNamespace(scale=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scales[1] * self.config.scale * SCALE
+
+
+def nested(scale: float) -> SimpleNamespace:
+    return SimpleNamespace(inner=SimpleNamespace(scale=scale))
+
+
+class Cases:
+    """Functions, each with a change that a call must see."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.patch = monkeypatch
+        self.module = Scaled()
+        self.trainer = Trainer(nn.Identity(), nested(2.0))
+
+    def global_(self) -> Any:
+        return by_global, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def type_of_a_global(self) -> Any:
+        return lambda x: x.long() * SCALE, lambda: self.patch.setitem(globals(), "SCALE", 2)
+
+    def global_of_a_helper(self) -> Any:
+        return by_global_of_a_helper, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def helper(self) -> Any:
+        return by_global_of_a_helper, lambda: self.patch.setitem(globals(), "helper", torch.neg)
+
+    def code(self) -> Any:
+        def fn(x: Tensor) -> Tensor:
+            return x + 1
+
+        return fn, lambda: setattr(fn, "__code__", (lambda x: x + 2).__code__)
+
+    def dict(self) -> Any:
+        return by_dict, lambda: self.patch.setitem(TABLE, "scale", 3.0)
+
+    def class_(self) -> Any:
+        return by_class, lambda: self.patch.setattr(Settings, "scale", 3.0)
+
+    def object_over_its_class(self) -> Any:
+        return by_object, lambda: self.patch.setitem(vars(SETTINGS), "scale", 3.0)
+
+    def object_in_an_object(self) -> Any:
+        return self.trainer.step, lambda: setattr(self.trainer.settings.inner, "scale", 3.0)
+
+    def object(self) -> Any:
+        return self.trainer.step, lambda: setattr(self.trainer, "settings", nested(3.0))
+
+    def cell(self) -> Any:
+        scale = 2.0
+
+        def change() -> None:
+            nonlocal scale
+            scale = 3.0
+
+        return lambda x: x * scale, change
+
+    def list(self) -> Any:
+        scales = [2.0]
+        return lambda x: x * scales[0], lambda: scales.__setitem__(0, 3.0)
+
+    def sign_of_zero(self) -> Any:
+        zeros = [0.0]
+        return lambda x: 1 / (x * 0 + zeros[0]).abs().copysign(torch.full_like(x, zeros[0])), lambda: zeros.__setitem__(
+            0, -0.0
+        )
+
+    def default(self) -> Any:
+        return by_default, lambda: self.patch.setattr(by_default, "__defaults__", (3,))
+
+    def partial(self) -> Any:
+        table = {"scale": 2.0}
+        return partial(lambda x, by: x * by["scale"], by=table), lambda: table.update(scale=3.0)
+
+    def number_of_a_module(self) -> Any:
+        return self.module, lambda: setattr(self.module.inner, "p", 1.0)
+
+    def list_of_a_module(self) -> Any:
+        return self.module, lambda: self.module.scales.__setitem__(1, 3.0)
+
+    def object_of_a_module(self) -> Any:
+        return self.module, lambda: setattr(self.module.config, "scale", 3.0)
+
+    def global_of_a_module(self) -> Any:
+        return self.module.forward, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def submodule(self) -> Any:
+        return lambda x: self.module(x), lambda: setattr(self.module, "inner", nn.ReLU())
+
+    def hook(self) -> Any:
+        return self.module, lambda: self.module.inner.register_forward_hook(lambda *_: torch.zeros(4))
+
+    def parameter(self) -> Any:
+        scale = nn.PReLU(1, init=0.5)
+        return scale, lambda: setattr(scale, "weight", nn.Parameter(torch.tensor([0.25])))
+
+    def precision(self) -> Any:
+        table = {"on": False}
+
+        def fn(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=table["on"]):
+                return torch.outer(x, x) @ torch.outer(x, x) / 3
+
+        return fn, lambda: table.update(on=True)
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Cases) if not name.startswith("__")])
+def test_what_is_baked_in_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, change = getattr(Cases(monkeypatch), name)()
+    with asc.compile(fn, HERE) as run, torch.no_grad():
+        before = fn(X)
+        for _ in range(3):
+            assert torch.equal(run(X), before)
+        assert run.cache_info()[:2] == (2, 1)
+        change()
+        expected = fn(X)
+        assert not torch.equal(expected, before) or expected.dtype != before.dtype, "the change must show"
+        for _ in range(2):
+            found = run(X)
+            assert torch.equal(found, expected)
+            assert found.dtype == expected.dtype
+        assert run.cache_info()[:2] == (3, 2)
+
+
+def test_what_code_does_not_mention_is_free_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(nn.Identity(), nested(2.0))
+    monkeypatch.setitem(TABLE, "other", 2.0)
+    with asc.compile(trainer.step, HERE) as run:
+        for number in range(4):
+            run(X)
+            trainer.count()
+            trainer.settings.inner.other = number
+            trainer.settings.unused = number
+        assert run.cache_info()[:2] == (3, 1)
+
+
+def test_equal_things_made_anew_are_of_one_kind() -> None:
+    trainer = Trainer(nn.Identity(), nested(2.0))
+    with asc.compile(trainer.step, HERE) as run:
+        for _ in range(3):
+            run(X)
+            trainer.settings = nested(2.0)
+        assert run.cache_info()[:2] == (2, 1)
+    with asc.compile(lambda fn, x: fn(x), HERE) as run:
+        for scale in (2.0, 2.0, 3.0, 2.0):
+            assert torch.equal(run(lambda x, scale=scale: x * scale, X), X * scale)
+        assert run.cache_info()[:2] == (2, 2)
+
+
+def test_kinds_that_take_turns_are_all_kept() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    with asc.compile(model, HERE) as run, torch.no_grad():
+        for number in range(6):
+            model.train(bool(number % 2))
+            for seed in range(2):
+                torch.manual_seed(seed)
+                expected = model(X)
+                torch.manual_seed(seed)
+                assert torch.equal(run(X), expected)
+        assert run.cache_info()[:2] == (10, 2)
+
+
+def test_loaded_state_is_used_and_left() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    twin = copy.deepcopy(model)
+    other = optim.Adam(twin.parameters(), lr=0.1)
+
+    def step(x: Tensor, model: nn.Module = model, optimizer: optim.Optimizer = optimizer) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with asc.compile(step, HERE) as run:
+        for number in range(6):
+            if number % 3 == 2:
+                for net, opt in ((model, optimizer), (twin, other)):
+                    net.load_state_dict(copy.deepcopy(net.state_dict()))
+                    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+            assert torch.equal(run(X), step(X, twin, other))
+            for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+                assert torch.equal(mine, theirs)
+                assert torch.equal(mine.grad, theirs.grad)
+        assert run.cache_info().misses == 3  # without moments, with them, and as loading has them: in another order
+
+
+def test_no_batch_is_kept_alive() -> None:
+    batches = [torch.ones(4) for _ in range(2)]
+    seen = [weakref.ref(batch) for batch in batches]
+    with asc.compile(lambda pair: pair[0] + pair[1]["x"], HERE) as run:
+        for _ in range(2):
+            run([batches[0], {"x": batches[1]}])
+        del batches
+        gc.collect()
+        assert [ref() for ref in seen] == [None, None]
+
+
+ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "vectors": lambda: (torch.arange(4.0), torch.ones(4)),
+    "the same twice": lambda: (x := torch.arange(4.0), x),
+    "integers": lambda: (torch.arange(4), torch.ones(4)),
+    "another shape": lambda: (torch.arange(8.0).view(2, 4), torch.ones(4)),
+    "another layout": lambda: (torch.arange(8.0).view(4, 2).t(), torch.ones(4)),
+    "a number": lambda: (torch.arange(4.0), 1.0),
+    "a whole number": lambda: (torch.arange(4.0), 1),
+    "truth": lambda: (torch.arange(4.0), True),
+}
+
+
+class Net(nn.Module):
+    """Shows in its result all that may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4, momentum=0.5)
+        self.shift: Any = 1
+        self.scales = {"a": 1.0}
+
+    def forward(self, x: Tensor, y: Any) -> tuple[Tensor, Any]:
+        out = self.norm(self.fc(x.reshape(-1, 4).float()) * self.scales["a"]) + self.shift
+        return out, torch.stack((x * y, x * 2 * y))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(ARGUMENTS))), min_size=1, max_size=8))
+def test_whatever_changes_between_calls_results_are_as_without(changes: list[tuple[int, str]]) -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    twin = copy.deepcopy(net)
+    with asc.compile(net, HERE, maxsize=3) as run:
+        for change, arguments in changes:
+            for model in (net, twin):
+                match change:
+                    case 0:
+                        model.train(not model.training)
+                    case 1:
+                        model.shift = 1.0 if type(model.shift) is int else 1
+                    case 2:
+                        model.scales["a"] = -model.scales["a"]
+                    case 3:
+                        model.fc.weight.data = model.fc.weight.data.t().clone().t()
+                    case 4:
+                        model.fc = nn.Linear(4, 4).requires_grad_(False)
+                        nn.init.ones_(model.fc.weight)
+                        nn.init.ones_(model.fc.bias)
+                    case 5:
+                        model.norm.running_mean = model.norm.running_mean + 1
+                    case 6:
+                        model.norm.register_forward_hook(lambda _, args, result: functional.relu(result))
+                    case 7:
+                        model.norm.momentum = 0.75 - model.norm.momentum
+            args = ARGUMENTS[arguments]()
+            if net.training and args[0].dim() == 1:
+                continue  # too few for statistics
+            for _ in range(2):
+                for found, expected in zip(run(*args), twin(*args), strict=True):
+                    assert found.dtype == expected.dtype
+                    assert torch.equal(found, expected.detach())
+                assert all(map(torch.equal, net.buffers(), twin.buffers()))
+        assert run.cache_info().currsize <= 3
