@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
+from autosched.codegen import Code
 from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError, TaskError
 from autosched.graph import Graph, no_grad
+from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
@@ -49,6 +52,7 @@ class Executor:
         backend: Backend,
         seconds: Sequence[float],
         check: Check = False,
+        code: Callable[[], Code] | None = None,
     ):
         for task in graph.tasks:
             if task.fn is None:
@@ -60,6 +64,8 @@ class Executor:
         self.memory = Memory(program, graph, backend.place)
         self.calls = [self._call(i) for i in range(len(program))]
         self.tape = self._compile()
+        on_cpu = all(machine.device(stream.device).kind == "cpu" for stream in program.streams)
+        self.code = code if on_cpu else None
         self.check, self.checked = check, False
         self.watcher = Watcher(graph, check, self.memory.is_entangled)
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
@@ -73,6 +79,8 @@ class Executor:
         """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
         deadline = None if timeout is None else time.perf_counter() + timeout
         if self.checked and not self.check:
+            if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
+                return self._run_inline(self.inline, inputs)
             return self._run(self.tape, inputs, self.memory.outputs, deadline)
         outputs = self._run(self._compile(call=self._watch), inputs, self.memory.outputs, deadline)
         self.checked = True
@@ -92,14 +100,8 @@ class Executor:
 
     def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
-        me = threading.get_ident()
-        if self.close.alive and ((me == self.caller and self.busy.locked()) or me in self.crew.threads):
-            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
-        with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
-            self.caller, crew = me, self.crew
-            if not self.close.alive:
-                raise ScheduleError("the schedule is closed; make a new one")
-            self._raise(crew.settle(deadline), "begin in time, as a run that was given up goes on")
+        crew = self.crew
+        with self._turn(deadline):
             try:
                 self.memory.fill(inputs)
                 self.backend.begin(lambda: crew.stopped)
@@ -113,14 +115,58 @@ class Executor:
                     with contextlib.suppress(Exception):
                         self.backend.join()
 
+    @functools.cached_property
+    def inline(self) -> Inline | None:
+        """The generated code, if it is at hand and the backend adds nothing to it."""
+        tape, program, backend = self.tape, self.program, self.backend
+        plain = (
+            self.code is not None
+            and "torch" in sys.modules
+            and tape.steps.keys() <= {None}
+            and all(isinstance(step, Stretch) or step is self.calls[i] for i, step in tape.steps.get(None, ()))
+            and not any(isinstance(instruction, Copy) for instruction in program)
+            and all(backend.free(stream) is None for stream in program.streams)
+        )
+        return Inline(self.code()) if plain and self.code is not None else None
+
+    def _run_inline(self, inline: Inline, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the generated code once."""
+        with self._turn(None):
+            self.memory.check(inputs)
+            self.backend.begin(lambda: self.crew.stopped)
+            try:
+                outputs: dict[str, Any] = inline(inputs)
+            except BaseException as error:
+                found = inline.fault(error)
+                if found is None:
+                    raise
+                self._raise_fault(*found)
+            if self.crew.stopped:
+                raise ScheduleError("the schedule was closed while it ran")
+            self.backend.join()
+            return outputs
+
+    @contextlib.contextmanager
+    def _turn(self, deadline: float | None) -> Iterator[None]:
+        """Keep other runs away, those too that were given up and go on."""
+        me = threading.get_ident()
+        if self.close.alive and ((me == self.caller and self.busy.locked()) or me in self.crew.threads):
+            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
+        with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
+            self.caller = me
+            if not self.close.alive:
+                raise ScheduleError("the schedule is closed; make a new one")
+            self._raise(self.crew.settle(deadline), "begin in time, as a run that was given up goes on")
+            yield
+
     def _raise(self, end: Fault | Late | None, do: str) -> None:
         """Raise what a run, or the wait for the last one, ended with, unless all is well."""
         if isinstance(end, Late):
             raise RunTimeoutError(f"the run did not {do}:\n{report(self.program, self.graph, end.places)}")
         if end is not None:
-            self._raise_fault(end)
+            self._raise_fault(end, self.memory.arguments(end.position))
 
-    def _raise_fault(self, fault: Fault) -> NoReturn:
+    def _raise_fault(self, fault: Fault, arguments: Sequence[Any]) -> NoReturn:
         instruction, error = self.program.instructions[fault.position], fault.error
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
             raise error
@@ -128,10 +174,10 @@ class Executor:
         if not isinstance(instruction, Run):
             raise TaskError(f"{instruction} on {instruction.stream} failed: {what}") from error
         task = self.graph.task(instruction.task)
-        arguments = ", ".join(_told(_described, item) for item in self.memory.arguments(fault.position))
+        described = ", ".join(_told(_described, item) for item in arguments)
         raise TaskError(
             f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
-            f"    arguments: {arguments or 'none'}\n    added at {task.source}"
+            f"    arguments: {described or 'none'}\n    added at {task.source}"
         ) from error
 
     # ---- compiling
@@ -248,6 +294,10 @@ class _Handshakes:
         self.tape.add(here, i, arrived.acquire)
         yield
         self.tape.add(here, i, done.release)
+
+
+def _is_tensor(item: Any) -> bool:
+    return hasattr(type(item), "data_ptr")
 
 
 def _nothing() -> None:

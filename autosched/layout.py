@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from operator import ne
 from typing import Any, NamedTuple
 
 from autosched.tree import flatten
 
-__all__ = ["Extent", "extents", "first_meeting", "overlaps_itself"]
+__all__ = ["Extent", "are_apart", "extents", "first_meeting", "overlaps_itself"]
 
 
 class Extent(NamedTuple):
@@ -84,6 +85,26 @@ def first_meeting(
             if matters(owner, other) and extent.meets(later):
                 return (owner, other) if i < j else (other, owner)
     return None
+
+
+def are_apart(items: Iterable[Any]) -> bool:
+    """Whether these are tensors with a storage each; what takes a closer look is not, for all that is known here.
+
+    >>> import torch
+    >>> x = torch.zeros(4)
+    >>> are_apart([x, torch.zeros(4)]), are_apart([x[:2], x[2:]]), are_apart([x, [torch.zeros(4)]])
+    (True, False, False)
+    """
+    spans = []
+    try:
+        for item in items:
+            storage = item.untyped_storage()
+            first = storage.data_ptr()
+            spans.append((first, first + storage.nbytes()))
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    spans.sort()
+    return all(end <= after for (_, end), (after, _) in pairwise(spans))
 
 
 def overlaps_itself(tensor: Any) -> bool:

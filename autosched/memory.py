@@ -13,7 +13,7 @@ from typing import Any
 from autosched.backends import Step, Transfer
 from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Task, Value
-from autosched.layout import Extent, extents, first_meeting, overlaps_itself
+from autosched.layout import Extent, are_apart, extents, first_meeting, overlaps_itself
 from autosched.program import Copy, Free, Program, Run
 from autosched.standing import Standing
 from autosched.tree import flatten, transform
@@ -36,13 +36,13 @@ class Memory:
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()
-        homes = [(name, self._home[graph.value(name).index], place(device)) for name, device in program.inputs]
-        self._given = [(name, slot) for name, slot, _ in homes]
-        self._written = {name for name, _ in self._given if graph.last_version(graph.value(name).index)}
+        self._constants = {value.name: value.tensor for value in graph.sources if value.tensor is not None}
+        self._written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
         self._in_parts = {name for name in self._written if graph.in_parts(graph.value(name).index)}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
         self._untied = self._in_parts | self._written & copied  # whose tensors are told apart, or become so
-        self._placed = [(name, slot, device) for name, slot, device in homes if device is not None]
+        placed = [(name, place(device)) for name, device in program.inputs]
+        self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
         self._outputs = [
@@ -53,25 +53,35 @@ class Memory:
     # ---- during a run
 
     def fill(self, inputs: Mapping[str, Any]) -> None:
-        """Put the caller's inputs into their slots. Raises GraphError for missing and unknown ones."""
-        if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
-            self.graph.bind(inputs)
+        """Put the caller's inputs into their slots. Raises as ``check`` does."""
+        self.check(inputs)
         for name, slot in self._inputs:
             self.data[slot] = inputs[name]
-        if self._written:
-            self._check_apart()
-        for name, slot, device in self._placed:
-            for leaf in flatten(self.data[slot]):
+
+    def check(self, inputs: Mapping[str, Any]) -> None:
+        """Raise GraphError for missing and unknown inputs, and for those that live elsewhere; HazardError if they meet.
+
+        That is: if one that tasks write shares its memory with another, or a constant, or itself.
+        """
+        if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
+            self.graph.bind(inputs)
+        given = {**self._constants, **inputs}
+        self._entangled = set()
+        if self._written and not (
+            are_apart(given.values()) and all(given[name].is_contiguous() for name in self._in_parts)
+        ):
+            self._check_apart(given)
+        for name, device in self._placed:
+            for leaf in flatten(given[name]):
                 if getattr(leaf, "device", device) != device:
                     raise GraphError(
                         f"input {name!r} is on {leaf.device}, and the schedule expects it on {device}; "
                         f"move it, or say where it lives: schedule(..., inputs={{{name!r}: ...}})"
                     )
 
-    def _check_apart(self) -> None:
-        """Raise HazardError if an input or constant that tasks write shares its memory with another, or itself."""
+    def _check_apart(self, given: Mapping[str, Any]) -> None:
         written, in_parts = self._written, self._in_parts
-        owned = [(name, extent) for name, slot in self._given for extent in extents(self.data[slot])]
+        owned = [(name, extent) for name, item in given.items() for extent in extents(item)]
         self._entangled = _sharing_storage(owned, written)
         untied = self._untied
         shared = first_meeting(owned, lambda a, b: a in untied if a == b else a in written or b in written)

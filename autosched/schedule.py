@@ -215,7 +215,7 @@ class Schedule:
             self.verify()
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
-        return Executor(self.program, self.graph, self.machine, backend, seconds, self.check)
+        return Executor(self.program, self.graph, self.machine, backend, seconds, self.check, lambda: self.code)
 
     # ---- keeping
 

@@ -57,7 +57,8 @@ MAY_IMPORT = {
     "progress": ["graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
-    "execute": [*DATA, "backends", "check", "memory", "progress", "workers"],
+    "inline": ["codegen", "workers"],
+    "execute": [*DATA, "backends", "check", "codegen", "inline", "memory", "progress", "workers"],
     "profile": [*DATA, "backends", "execute"],
     # keeping a schedule as text
     "files": [],

@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "adam, amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
     "adamw, foreach": lambda p: optim.AdamW(p, lr=0.01, foreach=True),
     "adamw, fused": lambda p: optim.AdamW(p, lr=0.01, fused=True),
+    "momentum, its rate a tensor": lambda p: optim.SGD(p, lr=torch.tensor(0.1), momentum=0.9),
+    "adam, its rate a tensor": lambda p: optim.Adam(p, lr=torch.tensor(0.01)),
     "rmsprop": lambda p: optim.RMSprop(p, lr=0.01),
     "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
 }
@@ -78,6 +80,9 @@ def assert_trains_as_eager(kind: str, optimizer: str, steps: int = 5, **options:
             torch.manual_seed(number)
             found = run(*batch)
             assert torch.equal(found, expected), number
+            for group in (*eager_optimizer.param_groups, *twin_optimizer.param_groups):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].mul_(0.5)
             assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
         assert run.cache_info().misses <= 2  # with the optimizer's state, and without
 

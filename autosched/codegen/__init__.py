@@ -41,15 +41,16 @@ _USED_IN_STEP = "complex float range slice to torch".split()
 
 
 class Code(str):
-    """A source text; ``given`` is what no text can hold, by the keyword parameter of ``step`` that takes it."""
+    """A source text; ``given`` is what no text can hold, by the keyword parameter of ``step`` that takes it.
+
+    ``inputs`` has the parameters of the graph's inputs; ``means``, what names of the module stand for whose text was
+    taken over; ``calls``, by the lines of each call, its position in the program and the names of what it reads.
+    """
 
     given: Mapping[str, Any]
-
-    def __new__(cls, text: str, given: Mapping[str, Any]) -> Code:
-        """Make it of a plain string."""
-        made = super().__new__(cls, text)
-        made.given = given
-        return made
+    inputs: Mapping[str, str]
+    means: Mapping[str, Any]
+    calls: Mapping[int, tuple[int, tuple[str, ...]]]
 
 
 def generate(program: Program, graph: Graph, machine: Machine, seconds: float | None = None) -> Code:
@@ -70,7 +71,7 @@ def generate(program: Program, graph: Graph, machine: Machine, seconds: float | 
     for task in graph.tasks:
         if task.fn is None:
             raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not written as code")
-    if machine.accelerators and not machine.contention:
+    if not machine.contention and any(machine.device(stream.device).kind != "cpu" for stream in program.streams):
         raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
     return _Writer(program, graph, machine).code(seconds)
 
@@ -91,18 +92,31 @@ class _Writer:
             for value in graph.sources
             if value.tensor is not None
         }
-        body = Body(program, graph, machine, self.module, caller, names, self.inputs | constants)
-        self.body = list(body.lines())
+        self.body = Body(program, graph, machine, self.module, caller, names, self.inputs | constants)
 
     def code(self, seconds: float | None) -> Code:
+        lines = list(self.body.lines())
         parts = [
             "\n".join(self._docstring(seconds)) + "\n",
             _imports([*self.functions.imports, "import torch", *self._helpers()]),
             *preamble(self.program, self.machine, self.module),
             *self.functions.texts,
-            "\n".join(self._step()) + "\n",
+            "\n".join([*self._head(), *(text for text, _ in lines)]) + "\n",
         ]
-        return Code(_spaced(parts), dict(self.functions.given))
+        code = Code(_spaced(parts))
+        code.given, code.means = dict(self.functions.given), dict(self.functions.means)
+        code.inputs = {self.graph.values[index].name: name for index, name in self.inputs.items()}
+        code.calls = dict(self._calls(code.count("\n"), lines))
+        return code
+
+    def _calls(self, last: int, lines: list[tuple[str, int]]) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
+        """Yield the numbers of lines with calls; ``last`` is the number of the last line."""
+        number = last - sum(text.count("\n") + 1 for text, _ in lines)
+        for text, position in lines:
+            for _ in text.splitlines():
+                number += 1
+                if position >= 0:
+                    yield number, (position, self.body.reads[position])
 
     def _helpers(self) -> Iterator[str]:
         texts = "".join(preamble(self.program, self.machine, self.module))
@@ -130,14 +144,13 @@ class _Writer:
             used = f", for task {user}, added at {PurePath(self.graph.task(user).source).name}" if user else ""
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
-    def _step(self) -> Iterator[str]:
+    def _head(self) -> Iterator[str]:
         yield "@torch.no_grad()"
         if self.module.streams:
             yield "@behind_the_caller()"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         yield laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1) + ":"
         yield '    """Run once; return the outputs by name."""'
-        yield from self.body
 
 
 def _imports(lines: list[str]) -> str:

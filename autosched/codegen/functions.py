@@ -28,8 +28,8 @@ class Functions:
         self.texts: list[str] = []  # of functions, and of constants that they need
         self.given: dict[str, Any] = {}
         self.uses: dict[str, str] = {}  # who uses what is given
+        self.means: dict[str, Any] = {}  # what names of the module stand for
         self._known: dict[int, str] = {}
-        self._module: dict[str, Any] = {}  # what a name of the module stands for
 
     def reference(self, item: Any, hint: str, user: str) -> str:
         """Return how ``step`` names a function or class."""
@@ -71,14 +71,14 @@ class Functions:
         for name, (item, text) in needed.items():
             self._have(name, item, text)
         local = self.names.shared(fn.__name__)
-        self._module[local] = fn
+        self.means[local] = fn
         self.texts.append(source.text.replace(f"def {fn.__name__}(", f"def {local}(", 1))
         return local
 
     def _can_have(self, name: str, item: Any, needed: dict[str, tuple[Any, str]]) -> bool:
         """Whether the module can have a name for what a function needs; note in ``needed`` what must be written."""
-        if name in needed or name in self._module:
-            return (needed[name][0] if name in needed else self._module[name]) is item
+        if name in needed or name in self.means:
+            return (needed[name][0] if name in needed else self.means[name]) is item
         text = _defined(name, item)
         means_ours = name in _OURS and text in ("", f"import {name}")
         if not means_ours and not self.names.is_free(name):
@@ -94,7 +94,7 @@ class Functions:
 
     def _have(self, name: str, item: Any, text: str) -> None:
         self.names.take(name)
-        self._module[name] = item
+        self.means[name] = item
         if text.startswith(("import ", "from ")):
             self.imports[text] = None
         elif text:

@@ -36,7 +36,7 @@ class _Section:
 
     streams: tuple[Stream, ...]
     launches: bool = False
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[tuple[Piece, int]] = field(default_factory=list)  # with the position of the call that it is, or -1
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
         """Whether an instruction can stand in this section."""
@@ -58,28 +58,29 @@ class Body:
     ):
         self.program, self.graph, self.machine = program, graph, machine
         self.module, self.caller, self.names, self.sources = module, caller, names, sources
+        self.reads: dict[int, tuple[str, ...]] = {}  # of the call at a position, the names of what it reads
         self.there: Standing[int, str] = Standing()
         self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
         homes = dict(program.inputs)
         for index, name in sources.items():
             self._put(index, 0, homes[graph.values[index].name], name)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines, indented."""
+    def lines(self) -> Iterator[tuple[str, int]]:
+        """Yield the lines, indented, each with the position of the call that it is, or -1."""
         for section in self._sections():
-            yield f"    # stream {' and '.join(map(str, section.streams))}"
+            yield f"    # stream {' and '.join(map(str, section.streams))}", -1
             streams = [self.module.streams[stream] for stream in section.streams if stream in self.module.streams]
             indent = 8 if streams and section.launches else 4
             if indent == 8:
-                yield f"    with {', '.join(streams)}:"
-            for piece in section.pieces:
-                yield " " * indent + laid_out(piece, indent)
-        yield "    " + laid_out(self._returned().behind("return "), 4)
+                yield f"    with {', '.join(streams)}:", -1
+            for piece, position in section.pieces:
+                yield " " * indent + laid_out(piece, indent), position
+        yield "    " + laid_out(self._returned().behind("return "), 4), -1
 
     def _sections(self) -> list[_Section]:
         sections: list[_Section] = []
-        for instruction in self.program:
-            pieces = list(self._pieces(instruction))
+        for i, instruction in enumerate(self.program):
+            pieces = list(self._pieces(i, instruction))
             if not pieces:
                 continue
             streams, launches = occupied(instruction), isinstance(instruction, (Run, Copy))
@@ -88,9 +89,9 @@ class Body:
             section = sections[-1]
             if launches:
                 section.streams, section.launches = streams, True
-            if isinstance(instruction, Free) and section.pieces and section.pieces[-1].before == "del ":
-                pieces = [Piece("del ", section.pieces.pop().items + pieces[0].items)]
-            section.pieces += pieces
+            if isinstance(instruction, Free) and section.pieces and section.pieces[-1][0].before == "del ":
+                pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
+            section.pieces += [(piece, i if i in self.reads and not at else -1) for at, piece in enumerate(pieces)]
         return sections
 
     def _returned(self) -> Piece:
@@ -102,11 +103,11 @@ class Body:
 
     # ---- instructions
 
-    def _pieces(self, instruction: Any) -> Iterator[Piece]:
+    def _pieces(self, i: int, instruction: Any) -> Iterator[Piece]:
         streams, events = self.module.streams, self.module.events
         match instruction:
             case Run(stream, name):
-                yield from self._run(self.graph.task(name), stream.device)
+                yield from self._run(i, self.graph.task(name), stream.device)
             case Copy():
                 yield from self._copy(instruction)
             case Record(stream, event) if stream in streams:
@@ -142,13 +143,14 @@ class Body:
     def _real(self, device: str) -> str:
         return self.machine.device(device).physical or device
 
-    def _run(self, task: Task, device: str) -> Iterator[Piece]:
+    def _run(self, i: int, task: Task, device: str) -> Iterator[Piece]:
         found: dict[int, str] = {}
         for use in task.reads:
             partly = self.graph.touched(task, use.value) is not None
             name = self.there.held(use.value, device) if partly else self._name(*use, device)
             assert name is not None
             found[use.value] = name
+        self.reads[i] = tuple(found.values())
         call = self.caller.call(task, found.__getitem__)
         for use in task.changes:
             self.there.change(*use, device)

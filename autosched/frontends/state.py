@@ -1,7 +1,7 @@
 """State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
 
 A place says where a tensor is held: ``("parameter", name)``, ``("buffer", name)``, ``("grad", name of the parameter)``,
-``("moment", optimizer, name of the parameter, key)``. Knows no graph.
+``("moment", optimizer, name of the parameter, key)``, ``("setting", optimizer, group, key)``. Knows no graph.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class State:
                 for what, item in held.items():
                     if isinstance(item, torch.Tensor):
                         found[f"{key}.{name}.{what}"] = (("moment", key, name, what), item)
+            for number, group in enumerate(optimizer.param_groups):
+                for what, item in group.items():
+                    if isinstance(item, torch.Tensor):
+                        found[_setting(key, number, what)] = (("setting", key, str(number), what), item)
         return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -96,6 +100,8 @@ class State:
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
             case ("moment", key, name, what):
                 self.optimizers[key].state[self.parameters[name]][what] = tensor
+            case ("setting", key, number, what):
+                self.optimizers[key].param_groups[int(number)][what] = tensor
 
     # ---- what is there instead
 
@@ -138,7 +144,11 @@ class State:
         def twin(parameter: torch.Tensor) -> torch.Tensor:
             return tensors[self.names[id(parameter)]]
 
-        optimizer.param_groups = [{**group, "params": list(map(twin, group["params"]))} for group in groups]
+        optimizer.param_groups = [
+            {what: tensors.get(_setting(key, number, what), item) for what, item in group.items()}
+            | {"params": list(map(twin, group["params"]))}
+            for number, group in enumerate(groups)
+        ]
         optimizer.state = type(kept)(dict)
         for parameter, held in kept.items():
             name = self.names[id(parameter)]
@@ -162,6 +172,10 @@ def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
         for attributes, old in before:
             attributes.clear()
             attributes.update(old)
+
+
+def _setting(key: str, group: int, what: str) -> str:
+    return f"{key}.{what}" if group == 0 else f"{key}.group{group}.{what}"
 
 
 def _joined(key: str, name: str) -> str:
