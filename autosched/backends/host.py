@@ -44,9 +44,14 @@ class Host:
         return Crew(threads, self.prepare)
 
     def prepare(self) -> None:
-        """Set up a thread of the crew: leave autograd out, if torch is in use at all."""
+        """Set up a thread of the crew: leave autograd out, if torch is in use at all, and use no more threads than it.
+
+        torch gives a new thread as many intra-op threads as the process has when that thread first asks; oneDNN does
+        not ask, and other numbers of threads sum in another order.
+        """
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_grad_enabled(False)
+            torch.get_num_threads()
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
         """Need nothing."""

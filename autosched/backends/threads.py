@@ -53,5 +53,4 @@ class Threads(Host):
         """Take this thread's share of the intra-op threads, and leave autograd out."""
         super().prepare()
         if self.shared:
-            torch.get_num_threads()  # the first use in a thread takes the process's number, over what was set before
             torch.set_num_threads(self.intra_op_threads)

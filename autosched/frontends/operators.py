@@ -28,11 +28,11 @@ class Operators:
         self.values: dict[torch.fx.Node, Any] = {}
         self.impure: list[str] = []  # the last task that has effects beside tensors
 
-    def add(self, node: torch.fx.Node) -> None:
-        """Add the task of a node that calls an operator."""
-        self.values[node] = self._call(node)
+    def add(self, node: torch.fx.Node, random: bool = False) -> None:
+        """Add the task of a node that calls an operator; ``random``: it may draw, whatever its schema says."""
+        self.values[node] = self._call(node, random)
 
-    def _call(self, node: torch.fx.Node) -> Any:
+    def _call(self, node: torch.fx.Node, random: bool) -> Any:
         """Add the task of a node, unless it only takes a result from among several; return its values."""
         if node.target is operator.getitem and isinstance(self.values[node.args[0]], (tuple, list)):  # type: ignore[index]
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
@@ -47,11 +47,11 @@ class Operators:
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
         assert callable(node.target)
         effects = effects_of(node.target, args, kwargs)
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"random": True} if random else {}
         if not effects.in_place:
             facts["outputs"] = _names(node.meta.get("val"), label)
             facts["aliases"] = self._shared(node)
-        if node.is_impure() and not effects.writes and not effects.random:
+        if node.is_impure() and not effects.writes and not effects.random and not random:
             facts["after"], self.impure = tuple(self.impure), [label]
         fn = _as_if_recording(node.target) if _label(node) in _ASK_FOR_GRAD_MODE else node.target
         return self.graph.record(fn, args, kwargs, name=label, origin=origin, **facts)
@@ -102,7 +102,13 @@ def _names(val: Any, label: str) -> Any:
     """Return ``outputs=`` for what a node returns: None for a single thing, no name for nothing."""
     if val is None:
         return ()
-    return tuple(f"{label}.{i}" for i in range(len(val))) if isinstance(val, (tuple, list)) else None
+    return _named(val, label) if isinstance(val, (tuple, list)) else None
+
+
+def _named(val: Any, label: str) -> Any:
+    if isinstance(val, (tuple, list)):
+        return tuple(_named(item, f"{label}.{i}") for i, item in enumerate(val))
+    return label
 
 
 def _label(node: torch.fx.Node) -> str:
