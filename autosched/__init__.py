@@ -40,6 +40,7 @@ from autosched.verify import verify
 if TYPE_CHECKING:
     from autosched import testing as testing
     from autosched.compiled import compile
+    from autosched.dynamo import TorchBackend
     from autosched.frontends.capture import capture
 else:  # a type checker would take any name for one of ours
 
@@ -52,7 +53,11 @@ else:  # a type checker would take any name for one of ours
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_LAZY = {"capture": "autosched.frontends.capture", "compile": "autosched.compiled"}
+_LAZY = {
+    "TorchBackend": "autosched.dynamo",
+    "capture": "autosched.frontends.capture",
+    "compile": "autosched.compiled",
+}
 
 
 __version__ = "0.1.0"
@@ -77,6 +82,7 @@ __all__ = [
     "Task",
     "TaskError",
     "Timeline",
+    "TorchBackend",
     "Value",
     "bounds",
     "capture",

@@ -1,7 +1,7 @@
 """Dynamo: schedules behind ``torch.compile``, which traces, guards and differentiates; what comes of it is scheduled.
 
-``torch.compile(model, backend="autosched", options={"machine": machine})``, or, with an object that can be asked,
-``torch.compile(model, backend=TorchBackend(machine))``.
+``torch.compile(model, backend="autosched", options={"machine": machine})``, or ``backend=TorchBackend(machine)``: an
+object, which can be asked for its schedules. ``default`` can be, for all that used the name.
 
 Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with one warning.
 """
@@ -30,7 +30,7 @@ from autosched.machine import Machine
 from autosched.policies import Policy
 from autosched.schedule import Schedule, schedule
 
-__all__ = ["TorchBackend", "autosched"]
+__all__ = ["TorchBackend", "default"]
 
 Entry = TypeVar("Entry")
 
@@ -207,4 +207,4 @@ def _restricted(costs: Costs, graph: Graph) -> Costs:
     return dataclasses.replace(costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work))
 
 
-autosched = TorchBackend()
+default = TorchBackend()  # behind the name "autosched"

@@ -72,12 +72,13 @@ MAY_IMPORT = {
     "arguments": ["backends", "costs", "errors", "graph"],  # the kinds of what schedule is given
     "schedule": EVERYTHING,
     "compiled": EVERYTHING,
+    "dynamo": EVERYTHING,  # traces and schedules, as compiled does
     "cli": EVERYTHING,
     "demo": EVERYTHING,
     "__main__": EVERYTHING,
     "autosched": EVERYTHING,
 }
-MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing", "compiled"]
+MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing", "compiled", "dynamo"]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {

@@ -122,12 +122,12 @@ def _add(operators: Operators, node: torch.fx.Node) -> None:
     """Add the task of a node, unless it is a number that shapes alone tell."""
     if isinstance(node.meta["val"], (bool, int, float)):
         operators.values[node] = node.meta["val"]
+    elif isinstance(node.target, HigherOrderOperator):
+        operators.add(node, random=True)  # what is called inside may draw
     elif isinstance(node.target, OpOverload) or node.target is operator.getitem:
         operators.add(node)
-    elif isinstance(node.target, HigherOrderOperator) and str(node.target) in _FUNCTIONAL:
-        operators.add(node, random=True)  # what is called inside may draw
     else:
-        raise CaptureError("is no operator that is known to do no more than to return tensors")
+        raise CaptureError("is no operator")
 
 
 def _input(graph: Traced, node: torch.fx.Node, position: int, tensor: torch.Tensor, names: Sequence[str]) -> Value:
@@ -141,7 +141,7 @@ def _input(graph: Traced, node: torch.fx.Node, position: int, tensor: torch.Tens
 
 def _return(operators: Operators, node: torch.fx.Node, names: Sequence[str]) -> None:
     """Declare the outputs: each under one name, however often it is returned."""
-    graph, labels = operators.graph, dict[torch.fx.Node, str]()
+    graph, labels = operators.graph, dict[str, str]()
     assert isinstance(graph, Traced)
     items = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
     descriptions = node.meta.get("desc") or [None] * len(items)
@@ -151,12 +151,11 @@ def _return(operators: Operators, node: torch.fx.Node, names: Sequence[str]) -> 
             graph.returned.append(("", value))
             continue
         assert isinstance(item, torch.fx.Node)
-        if item not in labels:
-            wanted = _named(description, names) or item.name
-            labels[item] = wanted if wanted not in graph.outputs else item.name
-            graph.output(**{labels[item]: value})
-            graph.homes[labels[item]] = str(item.meta["val"].device)
-        graph.returned.append((labels[item], None))
+        if value.name not in labels:
+            labels[value.name] = label = _named(description, names) or value.name
+            graph.output(**{label: value})
+            graph.homes[label] = str(item.meta["val"].device)
+        graph.returned.append((labels[value.name], None))
 
 
 # ---- shapes
@@ -167,6 +166,7 @@ class _Shapes(torch.fx.Interpreter):
 
     def __init__(self, module: torch.fx.GraphModule):
         super().__init__(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
+        self.extra_traceback = False
 
     def find(self, arguments: Sequence[Any]) -> None:
         """Note it for these arguments, as the nodes' ``val``: results that share memory do so there too."""
@@ -177,6 +177,8 @@ class _Shapes(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node, and note what comes of it."""
         with _told(n):
+            if isinstance(n.target, HigherOrderOperator) and str(n.target) not in _FUNCTIONAL:
+                raise CaptureError("is not known to do no more than to return tensors")
             n.meta["val"] = found = super().run_node(n)
         return found
 
@@ -225,13 +227,16 @@ def _where(node: torch.fx.Node) -> tuple[str, int]:
     return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
 
 
-_PLUMBING = ("L", "G", "self", "_modules", "_parameters", "_buffers")
+_PLUMBING = ("_modules", "_parameters", "_buffers")
 
 
 def _path(source: str) -> str:
-    """Return the path that an expression of Dynamo's stands for.
+    """Return the path that an expression of Dynamo's stands for; ``fn`` is how it calls a module of torch's own.
 
-    >>> _path("L['self']._modules['fc1']._parameters['weight']")
-    'fc1.weight'
+    >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
+    ('fc1.weight', 'x')
     """
-    return ".".join(word for word in re.findall(r"\w+", source) if word not in _PLUMBING)
+    words = [word for word in re.findall(r"\w+", source) if word not in _PLUMBING]
+    for root in (("L", "G"), ("self", "fn")):
+        words = words[1:] if words and words[0] in root else words
+    return ".".join(words)

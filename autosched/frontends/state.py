@@ -125,9 +125,8 @@ class State:
                 stack.enter_context(_with_its_attributes(module))
             for key, module in self.modules.items():
                 own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
-                stack.enter_context(
-                    stateless._reparametrize_module(module, {name: tensors[_joined(key, name)] for name in own})
-                )
+                twins = {name: tensors[_joined(key, name)] for name in own}
+                stack.enter_context(stateless._reparametrize_module(module, twins, tie_weights=True))
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
