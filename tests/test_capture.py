@@ -225,6 +225,27 @@ def test_gradients_that_are_left_add_up_over_calls() -> None:
             assert torch.equal(twin.bias.grad, eager.bias.grad)
 
 
+def test_tied_weights_stay_tied() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.words(x))
+
+    torch.manual_seed(0)
+    eager = Tied()
+    twin = copy.deepcopy(eager)
+    optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in (eager, twin)]
+    step, batch = stepper(eager, optimizers[0]), (torch.tensor([1, 2]), torch.tensor([3, 4]))
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for number in range(2):
+            assert torch.equal(run(*batch), step(*batch))
+            assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)
+
+
 def test_buffers_that_are_replaced_are_replaced() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
