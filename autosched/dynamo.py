@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 
 from autosched.costs import Costs
-from autosched.errors import ScheduleError, TaskError, listed, shown
+from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
 from autosched.frontends.aot import Traced, run_as_given, split, traced
 from autosched.frontends.estimate import estimate
 from autosched.graph import Graph
@@ -33,6 +33,7 @@ from autosched.schedule import Schedule, schedule
 __all__ = ["TorchBackend", "default"]
 
 Entry = TypeVar("Entry")
+Planned = tuple[Traced, Schedule]
 
 _MOST_KEPT = 8  # schedules of one graph, for as many shapes
 
@@ -59,7 +60,8 @@ class TorchBackend:
         backend: str | Callable[[], Any] | None = None,
         check: Any = False,
     ):
-        self._machine, self._policy, self._costs, self._backend, self._watch = machine, policy, costs, backend, check
+        self._machine, self._costs, self._backend = machine, costs, backend
+        self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._check(machine, policy, costs, backend, check)
@@ -71,11 +73,20 @@ class TorchBackend:
         chosen = self if not options else self._with(options)
 
         def compile(part: torch.fx.GraphModule, phase: str, names: Sequence[str]) -> Callable[..., Any]:
-            runner = _Runner(part, phase, functools.partial(traced, part, phase=phase, names=names), chosen._schedule)
+            def plan(arguments: Sequence[Any]) -> Planned:
+                graph = traced(part, arguments, phase, names, chosen.machine.host)
+                return graph, chosen._schedule(graph, graph.feed(arguments))
+
+            runner = _Runner(part, phase, plan)
             self._runners[next(self._numbers)] = runner
             return runner
 
         return split(module, inputs, compile)
+
+    @functools.cached_property
+    def machine(self) -> Machine:
+        """What graphs run on."""
+        return Machine.local() if self._machine is None else self._machine
 
     def schedules(self) -> tuple[Schedule, ...]:
         """Return the schedules that are in use, graph by graph, in the order in which torch compiled the graphs.
@@ -112,27 +123,17 @@ class TorchBackend:
 
     def _schedule(self, graph: Traced, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph whose outputs are wanted where torch has them."""
-        machine = Machine.local() if self._machine is None else self._machine
         costs = estimate(graph, examples).costs if self._costs is None else _restricted(self._costs, graph)
-        homes = {name: machine.host if home == "cpu" else home for name, home in graph.homes.items()}
         backend = self._backend() if callable(self._backend) else self._backend
-        return schedule(
-            graph, machine, policy=self._policy, costs=costs, outputs=homes, backend=backend, check=self._watch
-        )
+        return schedule(graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options)
 
 
 class _Runner:
     """Calls one graph of AOTAutograd's, by a schedule for each shape of its arguments."""
 
-    def __init__(
-        self,
-        module: torch.fx.GraphModule,
-        phase: str,
-        trace: Callable[[Sequence[Any]], Traced],
-        make: Callable[[Traced, Mapping[str, Any]], Schedule],
-    ):
-        self.module, self.phase, self.trace, self.make = module, phase, trace, make
-        self._kept: OrderedDict[Hashable, tuple[Traced, Schedule] | None] = OrderedDict()
+    def __init__(self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]):
+        self.module, self.phase, self.plan = module, phase, plan
+        self._kept: OrderedDict[Hashable, Planned | None] = OrderedDict()
         self._told = False
         self._guard = threading.RLock()
 
@@ -154,7 +155,7 @@ class _Runner:
             cause.add_note(str(error))
             raise cause from None
 
-    def _found(self, arguments: Sequence[Any]) -> tuple[Traced, Schedule] | None:
+    def _found(self, arguments: Sequence[Any]) -> Planned | None:
         """Return the schedule for such arguments, with its graph; None if there can be none."""
         key = tuple(map(_look, arguments))
         if key not in self._kept:
@@ -164,12 +165,11 @@ class _Runner:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def _made(self, arguments: Sequence[Any]) -> tuple[Traced, Schedule] | None:
+    def _made(self, arguments: Sequence[Any]) -> Planned | None:
         try:
-            graph = self.trace(arguments)
-            return graph, self.make(graph, graph.feed(arguments))
+            return self.plan(arguments)
         except Exception as error:
-            self._tell(str(error))
+            self._tell(f"{error}" if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}")
             return None
 
     def _tell(self, why: str) -> None:

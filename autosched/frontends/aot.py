@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import operator
-import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosched.errors import CaptureError
-from autosched.frontends.operators import Operators
+from autosched.frontends.described import called, named, origin_of, where_of
+from autosched.frontends.operators import Operators, storages
 from autosched.graph import Graph, Value
-from autosched.task import Origin
+from autosched.tree import flatten
 
 __all__ = ["Traced", "run_as_given", "split", "traced"]
 
@@ -35,7 +37,7 @@ def split(module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile)
 
     The graphs are those of ``backend="aot_eager"``, so that results can be the same to the last bit.
     """
-    names = [_called(node) for node in module.graph.nodes if node.op == "placeholder"]
+    names = [called(node) for node in module.graph.nodes if node.op == "placeholder"]
 
     def compiler(phase: str) -> Callable[..., Boxed]:
         def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Boxed:
@@ -83,33 +85,75 @@ class Traced(Graph):
         return [outputs[name] if name else item for name, item in self.returned]
 
 
-def traced(module: torch.fx.GraphModule, arguments: Sequence[Any], phase: str, names: Sequence[str]) -> Traced:
+def traced(
+    module: torch.fx.GraphModule, arguments: Sequence[Any], phase: str, names: Sequence[str], host: str
+) -> Traced:
     """Return a graph that AOTAutograd made, for arguments of these shapes; numbers among them are baked in.
 
-    Raises CaptureError, with the user's line, for what no graph can say.
+    ``names`` are those of what Dynamo traced; ``host`` is where tensors on the CPU are. Raises CaptureError, with the
+    user's line, for what no graph can say.
     """
     graph = Traced(phase)
-    shaped = _Shapes(module)
-    shaped.find(arguments)
-    operators = Operators(graph, {node: _origin(node, phase) for node in shaped.graph.nodes})
-    for position, node in enumerate(shaped.graph.find_nodes(op="placeholder")):
-        if isinstance(arguments[position], torch.Tensor):
-            operators.values[node] = _input(graph, node, position, arguments[position], names)
-        else:
-            operators.values[node] = arguments[position]
-    for node in shaped.graph.nodes:
-        if node.op == "get_attr":
-            held = operator.attrgetter(node.target)(module)
-            operators.values[node] = graph.constant(held) if isinstance(held, torch.Tensor) else held
-        elif node.op == "call_function":
-            with _told(node):
-                _add(operators, node)
-        elif node.op == "output":
-            _return(operators, node, names)
+    _Builder(graph, module, names, host).build(arguments)
     for name, position in graph.given.items():
         if arguments[position].is_inference() and graph.last_version(graph.value(name).index):
             raise CaptureError(f"{name!r} is a tensor of inference mode and written, which no other thread may")
     return graph
+
+
+class _Builder:
+    """Makes nodes into inputs, tasks and outputs."""
+
+    def __init__(self, graph: Traced, module: torch.fx.GraphModule, names: Sequence[str], host: str):
+        self.graph, self.module, self.names, self.host = graph, module, names, host
+
+    def build(self, arguments: Sequence[Any]) -> None:
+        nodes = _shaped(self.module, arguments)
+        operators = Operators(self.graph, {node: origin_of(node, self.graph.name) for node in nodes})
+        together, positions = _returned_together(nodes[-1]), itertools.count()
+        for node in nodes:
+            if node.op == "placeholder":
+                operators.values[node] = self._input(node, next(positions))
+            elif node.op == "get_attr":
+                held = operator.attrgetter(str(node.target))(self.module)
+                operators.values[node] = self.graph.constant(held) if isinstance(held, torch.Tensor) else held
+            elif node.op == "call_function":
+                with _told(node), self._at(node, not together.isdisjoint(storages(node))):
+                    _add(operators, node)
+        self._return(nodes[-1], operators.values)
+
+    def _input(self, node: torch.fx.Node, position: int) -> Any:
+        """Add an input, which lives where the tensor lives; what is no tensor stays as it is."""
+        if not isinstance(node.meta["val"], torch.Tensor):
+            return node.meta["val"]
+        name = named(node.meta.get("desc"), self.names) or node.name
+        name = self.graph.fresh(name if name != "timeout" else "timeout_")  # a word that a schedule's call takes
+        self.graph.given[name] = position
+        with self._at(node, node.meta["val"].device.type != "cpu"):
+            return self.graph.input(name)
+
+    def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
+        """Declare the outputs: each under one name, however often it is returned."""
+        labels: dict[str, str] = {}
+        for item, description in _results(node):
+            value = values[item] if isinstance(item, torch.fx.Node) else item
+            if not isinstance(value, Value):
+                self.graph.returned.append(("", value))
+                continue
+            if value.name not in labels:
+                labels[value.name] = label = named(description, self.names) or value.name
+                self.graph.output(**{label: value})
+                self.graph.homes[label] = self._home(item)
+            self.graph.returned.append((labels[value.name], None))
+
+    def _home(self, node: torch.fx.Node) -> str:
+        """Return the device where torch has what a node returns."""
+        device = next(leaf.device for leaf in flatten(node.meta["val"]) if isinstance(leaf, torch.Tensor))
+        return self.host if device.type == "cpu" else str(device)
+
+    def _at(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
+        """Let what is added be on a node's device, if it is bound to be there."""
+        return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
 
 
 # Operators of operators that leave their arguments as they are and make new memory.
@@ -130,50 +174,37 @@ def _add(operators: Operators, node: torch.fx.Node) -> None:
         raise CaptureError("is no operator")
 
 
-def _input(graph: Traced, node: torch.fx.Node, position: int, tensor: torch.Tensor, names: Sequence[str]) -> Value:
-    """Add an input, which lives where the tensor lives that is there now; one on the CPU, on the host."""
-    name = _named(node.meta.get("desc"), names) or node.name
-    name = graph.fresh(name if name != "timeout" else "timeout_")  # a word that a schedule's call takes
-    graph.given[name] = position
-    with graph.on(str(tensor.device)) if tensor.device.type != "cpu" else contextlib.nullcontext():
-        return graph.input(name)
+def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
+    """Return what a graph returns, each with AOTAutograd's description."""
+    items = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+    return list(zip(items, output.meta.get("desc") or [None] * len(items), strict=True))
 
 
-def _return(operators: Operators, node: torch.fx.Node, names: Sequence[str]) -> None:
-    """Declare the outputs: each under one name, however often it is returned."""
-    graph, labels = operators.graph, dict[str, str]()
-    assert isinstance(graph, Traced)
-    items = node.args[0] if isinstance(node.args[0], (tuple, list)) else [node.args[0]]
-    descriptions = node.meta.get("desc") or [None] * len(items)
-    for item, description in zip(items, descriptions, strict=True):
-        value = operators.values[item] if isinstance(item, torch.fx.Node) else item
-        if not isinstance(value, Value):
-            graph.returned.append(("", value))
-            continue
-        assert isinstance(item, torch.fx.Node)
-        if value.name not in labels:
-            labels[value.name] = label = _named(description, names) or value.name
-            graph.output(**{label: value})
-            graph.homes[label] = str(item.meta["val"].device)
-        graph.returned.append((labels[value.name], None))
+def _returned_together(output: torch.fx.Node) -> set[int]:
+    """Return the memory that several results share, of those that the user sees: copies would not share it."""
+    seen = [item for item, what in _results(output) if not type(what).__name__.startswith("SavedForBackwards")]
+    nodes = dict.fromkeys(item for item in seen if isinstance(item, torch.fx.Node))
+    counts = Counter(storage for node in nodes for storage in storages(node))
+    return {storage for storage, count in counts.items() if count > 1}
 
 
 # ---- shapes
 
 
+def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
+    """Return copies of a graph's nodes that know what they are for these arguments: as ``val``, on fake tensors.
+
+    Results that share memory do so there too.
+    """
+    shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
+    shapes.extra_traceback = False
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in arguments]
+        shapes.run(*twins, enable_io_processing=False)
+    return list(shapes.graph.nodes)
+
+
 class _Shapes(torch.fx.Interpreter):
-    """Finds what each node of a graph is on fake tensors, in a copy of the graph."""
-
-    def __init__(self, module: torch.fx.GraphModule):
-        super().__init__(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
-        self.extra_traceback = False
-
-    def find(self, arguments: Sequence[Any]) -> None:
-        """Note it for these arguments, as the nodes' ``val``: results that share memory do so there too."""
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in arguments]
-            self.run(*twins, enable_io_processing=False)
-
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node, and note what comes of it."""
         with _told(n):
@@ -191,52 +222,6 @@ def _told(node: torch.fx.Node) -> Iterator[None]:
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         said = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
-        file, line = _where(node)
+        file, line = where_of(node)
         where = f"\n    at {file}:{line}" if line else ""
         raise CaptureError(f"{node.target} {said}{where}") from error
-
-
-# ---- where things come from
-
-
-def _called(node: torch.fx.Node) -> str:
-    """Return the name of what Dynamo made a placeholder: a parameter's path, a variable's name."""
-    source = getattr(node, "_dynamo_source", None)
-    name = getattr(source, "name", "")
-    return _path(str(name() if callable(name) else name)) or node.name
-
-
-def _named(description: Any, names: Sequence[str]) -> str:
-    """Return the name of what AOTAutograd describes: an input, or the gradient of one; else nothing."""
-    if (of := getattr(description, "grad_of", None)) is not None:
-        return f"{name}.grad" if (name := _named(of, names)) else ""
-    if type(description).__name__ == "PlainAOTInput" and description.idx < len(names):
-        return names[int(description.idx)]
-    return str(getattr(description, "target", ""))
-
-
-def _origin(node: torch.fx.Node, phase: str) -> Origin:
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    module = _path([path for path, _ in stack.values()][-1]) if stack else ""
-    return Origin(_where(node), module, "backward" if phase == "backward" else "forward")
-
-
-def _where(node: torch.fx.Node) -> tuple[str, int]:
-    """Return the user's line: the innermost one that was traced."""
-    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
-    return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
-
-
-_PLUMBING = ("_modules", "_parameters", "_buffers")
-
-
-def _path(source: str) -> str:
-    """Return the path that an expression of Dynamo's stands for; ``fn`` is how it calls a module of torch's own.
-
-    >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
-    ('fc1.weight', 'x')
-    """
-    words = [word for word in re.findall(r"\w+", source) if word not in _PLUMBING]
-    for root in (("L", "G"), ("self", "fn")):
-        words = words[1:] if words and words[0] in root else words
-    return ".".join(words)

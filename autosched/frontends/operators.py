@@ -17,7 +17,7 @@ from autosched.graph import Graph, Value
 from autosched.task import Origin
 from autosched.tree import flatten
 
-__all__ = ["Operators"]
+__all__ = ["Operators", "storages"]
 
 
 class Operators:
@@ -58,10 +58,10 @@ class Operators:
 
     def _shared(self, node: torch.fx.Node) -> Value | None:
         """Return the argument whose memory a node's results share."""
-        made = set(map(_storage, _tensors(node.meta.get("val"))))
+        made = storages(node)
         for argument in node.all_input_nodes:
             value = self.values[argument]
-            if isinstance(value, Value) and any(_storage(item) in made for item in _tensors(argument.meta.get("val"))):
+            if isinstance(value, Value) and made & storages(argument):
                 return value
         return None
 
@@ -90,12 +90,10 @@ def _plain(tree: Any) -> Any:
     return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def storages(node: torch.fx.Node) -> set[int]:
+    """Return numbers for the memory of what a node returns: the same for what shares it."""
+    tensors = [leaf for leaf in flatten(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    return {int(tensor.untyped_storage()._cdata) for tensor in tensors}
 
 
 def _names(val: Any, label: str) -> Any:

@@ -1,0 +1,60 @@
+"""Described: what Dynamo and AOTAutograd say of nodes: which of the user's variables, modules and lines they are.
+
+Says less where torch does. Knows no graph of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from autosched.task import Origin
+
+__all__ = ["called", "named", "origin_of", "where_of"]
+
+
+def called(node: torch.fx.Node) -> str:
+    """Return the name of what Dynamo made a placeholder: a parameter's path, a variable's name."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return _path(str(name() if callable(name) else name)) or node.name
+
+
+def named(description: Any, names: Sequence[str]) -> str:
+    """Return the name of what AOTAutograd describes: an input, or the gradient of one; else nothing."""
+    if (of := getattr(description, "grad_of", None)) is not None:
+        return f"{name}.grad" if (name := named(of, names)) else ""
+    if type(description).__name__ == "PlainAOTInput" and description.idx < len(names):
+        return names[int(description.idx)]
+    return str(getattr(description, "target", ""))
+
+
+def origin_of(node: torch.fx.Node, phase: str) -> Origin:
+    """Return the user's line, the module and the phase; of a backward node, those of its forward one."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    module = _path([path for path, _ in stack.values()][-1]) if stack else ""
+    return Origin(where_of(node), module, "backward" if phase == "backward" else "forward")
+
+
+def where_of(node: torch.fx.Node) -> tuple[str, int]:
+    """Return the user's line: the innermost one that was traced."""
+    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
+
+
+_PLUMBING = ("_modules", "_parameters", "_buffers")
+
+
+def _path(source: str) -> str:
+    """Return the path that an expression of Dynamo's stands for; ``fn`` is how it calls a module of torch's own.
+
+    >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
+    ('fc1.weight', 'x')
+    """
+    words = [word for word in re.findall(r"\w+", source) if word not in _PLUMBING]
+    for root in (("L", "G"), ("self", "fn")):
+        words = words[1:] if words and words[0] in root else words
+    return ".".join(words)
