@@ -225,6 +225,17 @@ def returns_views_that_autograd_follows(compile: Compile) -> Any:
 
 
 @program
+def returns_views_of_one_memory(compile: Compile) -> Any:
+    def f(x: Tensor) -> Any:
+        y = x.sin()
+        return y, y.view(-1), y.split(2)
+
+    found = compile(f)(torch.randn(4, 4))
+    found[2][0].zero_()
+    return found
+
+
+@program
 def draws_random_numbers(compile: Compile) -> Any:
     def f(x: Tensor) -> Any:
         return torch.randn(3) + x, torch.rand_like(x), torch.randperm(5), x.multinomial(1), torch.normal(x, 1.0)
