@@ -147,8 +147,7 @@ class _Runner:
         inputs = graph.feed(arguments)
         arguments.clear()  # the caller has no other use for them
         try:
-            with torch.inference_mode(False):  # which the threads of a schedule are not in either
-                return graph.finish(made(**inputs))
+            return graph.finish(made(**inputs))
         except TaskError as error:
             cause = error.__cause__
             assert cause is not None
