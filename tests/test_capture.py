@@ -97,6 +97,12 @@ def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) ->
     )
 
 
+def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
+    """Those of a new thread are the computer's until torch is asked, and convolutions did not ask: other last bits."""
+    machine = asc.Machine.emulated(gpus=2)
+    assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_step_as_they_do_eagerly(optimizer: str) -> None:
     machine = asc.Machine.emulated(gpus=2)
