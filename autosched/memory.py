@@ -129,23 +129,17 @@ class Memory:
 
     def run(self, i: int, task: Task, dropped: int) -> Step:
         """Return the call of any task as a step, which lets go of slot ``dropped`` at its end."""
-        data, fn, made, target = self.data, task.fn, self.made[i], self._target(i, task)
-        assert fn is not None
-        if target is not None:
-            gather = itemgetter(*[self._argument(i, task, arg) for arg in task.args])
+        data, made, call = self.data, self.made[i], self._called(i, task)
+        if isinstance(task.result, Value) and (target := made[0]) is not None:
 
-            def plain() -> None:
-                data[target] = fn(*gather(data))
+            def single() -> None:
+                data[target] = call()
                 data[dropped] = None
 
-            return plain
-        where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+            return single
 
         def step() -> None:
-            args, kwargs = transform(
-                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
-            )
-            results = task.results(fn(*args, **kwargs))
+            results = task.results(call())
             for slot, (_, item) in zip(made, results, strict=True):
                 if slot is not None:
                     data[slot] = item
@@ -153,10 +147,32 @@ class Memory:
 
         return step
 
+    def _called(self, i: int, task: Task) -> Callable[[], Any]:
+        """Return a task's function with its arguments, as they are whenever it is called."""
+        data, fn, args, kwargs = self.data, task.fn, task.args, task.kwargs
+        assert fn is not None
+        whole = all(_is_whole(fn, arg) for arg in args) and all(_is_fixed(fn, item) for item in kwargs.values())
+        if args and whole:
+            slots = [self._argument(i, task, arg) for arg in args]
+            if len(slots) == 1:
+                (only,) = slots
+                return lambda: fn(data[only], **kwargs)
+            gather = itemgetter(*slots)
+            return lambda: fn(*gather(data), **kwargs)
+        where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+
+        def general() -> Any:
+            found, named = transform(
+                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf, (args, kwargs)
+            )
+            return fn(*found, **named)
+
+        return general
+
     def _target(self, i: int, task: Task) -> int | None:
         """Return the slot of a task's result, if it is no more than ``fn(*args)``."""
-        nested = task.kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in task.args)
-        return self.made[i][0] if task.args and not nested and isinstance(task.result, Value) else None
+        plain = task.args and not task.kwargs and all(_is_whole(task.fn, arg) for arg in task.args)
+        return self.made[i][0] if plain and isinstance(task.result, Value) else None
 
     def _argument(self, i: int, task: Task, arg: Any) -> int:
         """Return the slot of an argument; what is no Value gets one of its own, for good."""
@@ -260,6 +276,19 @@ class Memory:
         self.sharing[slot] = [slot]
         self.data.append(data)
         return slot
+
+
+def _is_whole(fn: Any, arg: Any) -> bool:
+    """Whether an argument is the same in every run, or a value as it is."""
+    return isinstance(arg, Value) or _is_fixed(fn, arg)
+
+
+def _is_fixed(fn: Any, tree: Any) -> bool:
+    """Whether there is no value in it, and nothing that a run may change: operators of torch leave lists alone."""
+    if isinstance(tree, (tuple, list, dict)):
+        items = tree.values() if isinstance(tree, dict) else tree
+        return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(_is_fixed(fn, item) for item in items)
+    return not isinstance(tree, Value)
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:

@@ -810,3 +810,15 @@ def test_what_a_run_frees_goes_with_it_in_every_run():
     with asc.schedule(graph, asc.Machine.local(gpus=0), backend="host") as schedule:
         for _ in range(3):
             assert schedule(x=torch.ones(2), y=torch.ones(2))["alive"] is False
+
+
+@pytest.mark.parametrize("backend", ["host", "virtual"])
+def test_lists_and_dicts_among_arguments_are_fresh_in_every_run(backend):
+    def uses_up(x, numbers, named, *, more):
+        return x + numbers.pop() + named.popitem()[1] + more.pop()
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(uses_up, graph.input("x"), [1.0], {"a": 2.0}, more=[3.0]))
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend=backend) as schedule:
+        for _ in range(3):
+            assert schedule(x=torch.zeros(1))["y"].item() == 6.0
