@@ -23,14 +23,14 @@ from autosched import effects
 from autosched.allowed import is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
-from autosched.task import Dependency, Kind, Origin, Seconds, Task, Use
+from autosched.task import HOST, Dependency, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Dependency", "Graph", "Task", "Use", "Value"]
+__all__ = ["HOST", "Dependency", "Graph", "Task", "Use", "Value"]
 
 
 class Graph:
@@ -58,6 +58,8 @@ class Graph:
         self._accesses: dict[int, Accesses] = {}  # by root
         self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
         self._portions: dict[int, int] = {}  # by root, how many tasks write a part of it by an index
+        self.kept_together: list[tuple[int, ...]] = []  # values whose makers and writers share a device
+        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # the same by value
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
@@ -104,7 +106,10 @@ class Graph:
 
     @contextlib.contextmanager
     def on(self, device: str) -> Iterator[None]:
-        """Constrain the tasks and inputs added inside to ``device``. Views ignore it: they live with their base."""
+        """Constrain the tasks and inputs added inside to ``device``. Views ignore it: they live with their base.
+
+        Tasks on ``"host"`` run on the machine's first CPU, whatever its name.
+        """
         before, self._device = self._device, check_device(device)
         try:
             yield
@@ -223,6 +228,29 @@ class Graph:
         self.outputs.update(declared)
         self._used.update(declared.values())
 
+    def together(self, *values: Value) -> None:
+        """Keep all tasks that make or write any of these values on one device, under every policy.
+
+        So a parameter and its moments are updated in one place. Tasks count that are added later, too. Raises
+        GraphError for what is no Value of this graph; ``schedule`` raises ScheduleError where constraints contradict.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> w, m = graph.inputs("w", "m")
+        >>> graph.together(w, m)
+        >>> _ = m.mul_(0.9), w.sub_(m)
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), place={"mul": "cuda:1"})
+        >>> schedule.placement.device["sub"]
+        'cuda:1'
+        """
+        self._check_grows()
+        for item in values:
+            if not isinstance(item, Value):
+                raise GraphError(f"only Values of graph {self.name!r} can be kept together, got {shown(item)}")
+        bond = tuple(dict.fromkeys(self._own(value).index for value in values))
+        self.kept_together.append(bond)
+        self._bonds.update((index, (*self._bonds.get(index, ()), bond)) for index in bond)
+
     def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
         """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
 
@@ -292,6 +320,11 @@ class Graph:
         """Return the values (indices) that share memory with this one, the root first."""
         return self._views.get(self.values[value].root) or (value,)
 
+    def bonds(self, task: Task) -> list[tuple[int, ...]]:
+        """Return what is kept together (values, by index) of which a task makes or writes some."""
+        left = [self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs)] if self._bonds else []
+        return list(dict.fromkeys(chain(*left)))
+
     def last_version(self, value: int) -> int:
         """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
         return self._versions[value]
@@ -337,6 +370,7 @@ class Graph:
             for v in self.sources
         ]
         lines += [f"  {self._line(task)}" for task in self.tasks]
+        lines += [f"  together {', '.join(self.values[i].name for i in values)}" for values in self.kept_together]
         lines += [f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()]
         return "\n".join(lines)
 

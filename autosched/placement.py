@@ -5,14 +5,15 @@ Holds no times and no streams. ``groups`` says which tasks must go together, ``c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from autosched.errors import ScheduleError
-from autosched.graph import Graph, Task, Value
+from autosched.errors import ScheduleError, listed
+from autosched.graph import HOST, Graph, Task, Value
 from autosched.machine import Machine
 
-__all__ = ["Placement", "check", "choices", "home"]
+__all__ = ["Placement", "check", "choices", "constraint", "home"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,17 @@ class Choices:
     group: Sequence[int]
 
 
+def constraint(task: Task, machine: Machine) -> str | None:
+    """Return where a task must run, if that is said."""
+    return machine.host if task.device == HOST else task.device
+
+
 def choices(graph: Graph, machine: Machine) -> Choices:
     """Return where tasks may run: constraints, and what must stay together.
 
     A view lives where its base lives. Where a value that has views is written in place, its maker, all views and all
-    writers stay on one device; so do those who write parts of a value by an index. Raises ScheduleError naming the task
-    whose constraints contradict each other.
+    writers stay on one device; so do those who write parts of a value by an index, and what ``Graph.together`` names.
+    Raises ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
 
@@ -57,36 +63,51 @@ def choices(graph: Graph, machine: Machine) -> Choices:
             parent[i] = i = parent[parent[i]]
         return i
 
-    pins: list[tuple[int, str, str]] = [(t.index, t.device, f"task {t.name!r} on") for t in graph.tasks if t.device]
-    for task in graph.tasks:
-        for root in _bases(graph, task):
-            if root.producer is None:
-                pins.append(
-                    (
-                        task.index,
-                        home(graph, machine, root),
-                        f"{root.name!r}, which {task.name!r} shares memory with, lives on",
-                    )
-                )
-            else:
-                a, b = sorted((find(root.producer), find(task.index)))
-                parent[b] = a
-    writer: dict[int, int] = {}  # of memory that is written in parts
-    for task in graph.tasks:
-        for use in task.writes:
-            if graph.in_parts(use.value):
-                a, b = sorted((find(writer.setdefault(graph.values[use.value].root, task.index)), find(task.index)))
-                parent[b] = a
+    for one, other in _pairs(graph):
+        a, b = sorted((find(one), find(other)))
+        parent[b] = a
     pinned: dict[int, tuple[str, str]] = {}
-    for index, device, why in pins:
+    for index, device, why in _pins(graph, machine):
         machine.device(device)
         before = pinned.setdefault(find(index), (device, why))
         if before[0] != device:
+            bonds = [bond for task in graph.tasks if find(task.index) == find(index) for bond in graph.bonds(task)]
+            kept = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
             raise ScheduleError(
                 f"these must share a device and cannot: {before[1]} {before[0]!r}, but {why} {device!r}"
+                + (f"; {kept} are kept together" if bonds else "")
             )
     group = [find(i) for i in range(len(graph.tasks))]
     return Choices([(pinned[g][0],) if g in pinned else machine.names for g in group], group)
+
+
+def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Yield tasks (indices) that must share a device, two by two."""
+    writer: dict[int, int] = {}  # of memory that is written in parts
+    for task in graph.tasks:
+        for root in _bases(graph, task):
+            if root.producer is not None:
+                yield root.producer, task.index
+        for use in task.writes:
+            if graph.in_parts(use.value):
+                yield writer.setdefault(graph.values[use.value].root, task.index), task.index
+    keeper: dict[tuple[int, ...], int] = {}
+    for task in graph.tasks:
+        for values in graph.bonds(task):
+            yield keeper.setdefault(values, task.index), task.index
+
+
+def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
+    """Yield tasks (indices), the device on which each must be, and why."""
+    for task in graph.tasks:
+        device = constraint(task, machine)
+        if device:
+            yield task.index, device, f"task {task.name!r} on"
+    for task in graph.tasks:
+        for root in _bases(graph, task):
+            if root.producer is None:
+                why = f"{root.name!r}, which {task.name!r} shares memory with, lives on"
+                yield task.index, home(graph, machine, root), why
 
 
 def _bases(graph: Graph, task: Task) -> list[Value]:
@@ -125,8 +146,8 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
             )
         if device != placement.device[first.name]:
             raise ScheduleError(
-                f"task {task.name!r} is placed on {device!r} but shares memory with {first.name!r} "
-                f"on {placement.device[first.name]!r}: a view lives where its base lives"
+                f"task {task.name!r} is placed on {device!r} but must be with {first.name!r} on "
+                f"{placement.device[first.name]!r}: they share memory, or are kept together"
             )
         for dependency in task.dependencies:
             before = graph.tasks[dependency.task]

@@ -60,7 +60,7 @@ class Saved:
 
 
 def describe(graph: Graph) -> tuple[str, ...]:
-    r"""Return a line for each input, constant, task and output: all that a schedule relies on, and no function.
+    r"""Return a line for each input, constant, task, bond and output: all that a schedule relies on, and no function.
 
     The homes of inputs are left out, for ``schedule(..., inputs=...)`` chooses them. Fields stand two spaces apart, and
     no name has a space in it, so graphs that differ have lines that differ.
@@ -75,7 +75,8 @@ def describe(graph: Graph) -> tuple[str, ...]:
     """
     sources = [f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources]
     outputs = [f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()]
-    return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *outputs)
+    kept = [" ".join(["together", *(graph.values[i].name for i in values)]) for values in graph.kept_together]
+    return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *kept, *outputs)
 
 
 def _describe_task(graph: Graph, task: Task) -> str:

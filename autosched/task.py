@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 from autosched.parts import Part
 from autosched.tree import match
 
-__all__ = ["Dependency", "Kind", "Origin", "Seconds", "Task", "Use"]
+__all__ = ["HOST", "Dependency", "Kind", "Origin", "Seconds", "Task", "Use"]
 
+HOST = "host"  # in a constraint: the machine's host, whatever its name
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
 

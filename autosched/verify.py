@@ -7,8 +7,8 @@
     free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
                 inputs, constants and outputs
     result      outputs, and the inputs that tasks wrote, end where the program says
-    place       tasks run where they are constrained to; and, where a machine is given, its devices and links are used,
-                and no more compute streams than it has
+    place       tasks run where they are constrained to, and with those that the graph keeps with them; where a machine
+                is given, on its devices and links, and on no more compute streams than it has
 
 Derives what must be ordered from the graph by itself; shares with lowering only the clock arithmetic. One pass; time
 grows with instructions times streams.
@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 
 from autosched.clocks import Clocks, Stamp
 from autosched.errors import GraphError, ProgramError
-from autosched.graph import Graph, Task, Use, Value
+from autosched.graph import HOST, Graph, Task, Use, Value
 from autosched.machine import Machine
 from autosched.parts import Accesses, Part
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
@@ -70,7 +70,7 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
         raise ProgramError(f"verify needs a Program, got {program!r}; Program.parse reads one from text")
     if machine is not None:
         _check_machine(program, machine)
-    _Verifier(program, graph).run()
+    _Verifier(program, graph, None if machine is None else machine.host).run()
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
@@ -93,9 +93,11 @@ def _check_machine(program: Program, machine: Machine) -> None:
 
 
 class _Verifier:
-    def __init__(self, program: Program, graph: Graph):
+    def __init__(self, program: Program, graph: Graph, host: str | None):
         self.program = program
         self.graph = graph
+        self.host = host
+        self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
         self.clocks = Clocks(program.streams)
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
@@ -144,8 +146,7 @@ class _Verifier:
         task = self._task(run)
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
-        if task.device not in (None, run.stream.device):
-            self._fail("place", f"task {task.name!r} must run on {task.device}")
+        self._place(run, task)
         self.stamps[self.at] = self.clocks.advance(run)
         for dependency in task.dependencies:
             if dependency.kind == "order":
@@ -158,6 +159,15 @@ class _Verifier:
             if self.graph.is_used(use.value):
                 self._make(run, use, used)
         self.ran[task.index] = self.at
+
+    def _place(self, run: Run, task: Task) -> None:
+        must = self.host if task.device == HOST else task.device
+        if must not in (None, run.stream.device):
+            self._fail("place", f"task {task.name!r} must run on {must}")
+        for values in self.graph.bonds(task):
+            first = self.bound.setdefault(values, run)
+            if first.stream.device != run.stream.device:
+                self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
 
     def _change(self, name: str, version: int, device: str) -> None:
         stands = self.standing.change(name, version, device)

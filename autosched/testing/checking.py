@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
-from autosched.graph import Graph, Task
+from autosched.graph import HOST, Graph, Task
 from autosched.interleaver import Choose
 from autosched.machine import LINKS, Device, Link, Machine
 from autosched.policies import POLICIES, Policy
@@ -95,7 +95,7 @@ def machines_for(graph: Graph) -> list[Machine]:
     >>> [len(machine.devices) for machine in machines_for(Graph())][::4]
     [1, 2, 3, 5]
     """
-    named = [v.home for v in graph.sources] + [task.device for task in graph.tasks]
+    named = [v.home for v in graph.sources] + [task.device for task in graph.tasks if task.device != HOST]
     named += [device for task in graph.tasks if isinstance(task.seconds, Mapping) for device in task.seconds]
     found = []
     for gpus, contention, streams in product((0, 1, 2, 4), (True, False), (1, 3)):
