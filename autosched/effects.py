@@ -102,7 +102,8 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     schema = fn._schema
     given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
     marked = [(given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None]
-    written = [item for item, alias in marked if alias.is_write]
+    kept = ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()  # written where scaled
+    written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
     writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
         writes += _written(name, args, kwargs, True)
@@ -112,6 +113,10 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     return Effects(name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:

@@ -52,8 +52,9 @@ def constraint(task: Task, machine: Machine) -> str | None:
 def choices(graph: Graph, machine: Machine) -> Choices:
     """Return where tasks may run: constraints, and what must stay together.
 
-    A view lives where its base lives. Where a value that has views is written in place, its maker, all views and all
-    writers stay on one device; so do those who write parts of a value by an index, and what ``Graph.together`` names.
+    A view lives where its base lives. Where a value that has views is written in place, its maker if a task made it,
+    all views and all writers stay on one device; so do those who write parts of a value by an index, and those who make
+    or write what ``Graph.together`` names.
     Raises ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
@@ -83,18 +84,18 @@ def choices(graph: Graph, machine: Machine) -> Choices:
 
 def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield tasks (indices) that must share a device, two by two."""
-    writer: dict[int, int] = {}  # of memory that is written in parts
+    first: dict[int | tuple[int, ...], int] = {}  # of those that share memory (its root), or are kept together
     for task in graph.tasks:
         for root in _bases(graph, task):
             if root.producer is not None:
                 yield root.producer, task.index
+            if graph.last_version(root.index):
+                yield first.setdefault(root.index, task.index), task.index
         for use in task.writes:
             if graph.in_parts(use.value):
-                yield writer.setdefault(graph.values[use.value].root, task.index), task.index
-    keeper: dict[tuple[int, ...], int] = {}
-    for task in graph.tasks:
-        for values in graph.bonds(task):
-            yield keeper.setdefault(values, task.index), task.index
+                yield first.setdefault(graph.values[use.value].root, task.index), task.index
+        for bond in graph.bonds(task):
+            yield first.setdefault(bond, task.index), task.index
 
 
 def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
@@ -105,7 +106,7 @@ def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
             yield task.index, device, f"task {task.name!r} on"
     for task in graph.tasks:
         for root in _bases(graph, task):
-            if root.producer is None:
+            if root.producer is None and not graph.last_version(root.index):
                 why = f"{root.name!r}, which {task.name!r} shares memory with, lives on"
                 yield task.index, home(graph, machine, root), why
 

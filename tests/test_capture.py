@@ -169,7 +169,7 @@ def test_tasks_know_their_module_phase_and_line() -> None:
     origins = {name: task.origin for name, task in named(graph).items()}
     assert (origins["fc1.addmm"].module, origins["fc1.addmm"].phase) == ("fc1", "forward")
     assert origins["act.relu"].module == "act"
-    assert origins["optimizer.add"].phase == "optimizer"
+    assert origins["fc1.optimizer.add"].phase == "optimizer"
     with open(__file__) as file:
         line = next(number for number, text in enumerate(file, 1) if text.endswith("# this line\n"))
     assert origins["fc1.addmm"].where == (__file__, line)

@@ -24,6 +24,7 @@ from autosched.errors import CaptureError
 from autosched.frontends.operators import Operators
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.state import State
+from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
 from autosched.tree import transform
 
@@ -122,9 +123,12 @@ class _Builder:
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
-        operators = Operators(self.graph, origins(traced.graph.nodes, _defined(self.graph.fn)))
+        nodes = list(traced.graph.nodes)
+        updates = Updates(nodes, self._places(nodes))
+        where = origins(nodes, _defined(self.graph.fn), updates.owner)
+        operators = Operators(self.graph, where, updates.on_host)
         names = iter(self.graph.examples)
-        for node in traced.graph.nodes:
+        for node in nodes:
             if node.op == "placeholder":
                 operators.values[node] = self._input(next(names))
             elif node.op == "get_attr":
@@ -135,6 +139,16 @@ class _Builder:
                 results = [operators.values[item] for item in node.args[0]]
                 self.graph.output(**dict(zip(self.left, results, strict=True)))
         self.graph.made = {name: place for name, place in self.left.items() if place}
+        for bond in updates.bonds():
+            self.graph.together(*[operators.values[node] for node in bond])
+
+    def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, tuple[str, ...]]:
+        """Return where what nodes stand for was held, or will be."""
+        held = {name: place for name, (place, _) in self.state.places().items()}
+        given = zip([node for node in nodes if node.op == "placeholder"], self.graph.examples, strict=True)
+        found = {node: held[name] for node, name in given if name in held}
+        left = zip(nodes[-1].args[0], self.left.values(), strict=True)  # type: ignore[arg-type]
+        return found | {node: place for node, place in left if place}
 
     def _input(self, name: str) -> Value:
         """Add an input, which lives where the tensor lives that is there now; one on the CPU, on the host."""

@@ -7,13 +7,13 @@ Knows neither what was traced nor why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
 
 from autosched.effects import effects_of
-from autosched.graph import Graph, Value
+from autosched.graph import HOST, Graph, Value
 from autosched.task import Origin
 from autosched.tree import flatten
 
@@ -23,8 +23,8 @@ __all__ = ["Operators", "storages"]
 class Operators:
     """Adds tasks to a graph, node by node; ``values`` are what nodes stand for, to begin with the placeholders."""
 
-    def __init__(self, graph: Graph, origins: Mapping[torch.fx.Node, Origin]):
-        self.graph, self.origins = graph, origins
+    def __init__(self, graph: Graph, origins: Mapping[torch.fx.Node, Origin], on_host: Set[torch.fx.Node] = frozenset()):
+        self.graph, self.origins, self.on_host = graph, origins, on_host
         self.values: dict[torch.fx.Node, Any] = {}
         self.impure: list[str] = []  # the last task that has effects beside tensors
 
@@ -47,7 +47,9 @@ class Operators:
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
         assert callable(node.target)
         effects = effects_of(node.target, args, kwargs)
-        facts: dict[str, Any] = {"random": True} if random else {}
+        facts: dict[str, Any] = {"on": HOST} if node in self.on_host else {}
+        if random:
+            facts["random"] = True
         if not effects.in_place:
             facts["outputs"] = _names(node.meta.get("val"), label)
             facts["aliases"] = self._shared(node)

@@ -58,10 +58,13 @@ def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
                 leave()
 
 
-def origins(nodes: Iterable[torch.fx.Node], default: tuple[str, int]) -> dict[torch.fx.Node, Origin]:
+def origins(
+    nodes: Iterable[torch.fx.Node], default: tuple[str, int], owner: Mapping[torch.fx.Node, str]
+) -> dict[torch.fx.Node, Origin]:
     """Return where each node comes from; a backward one, from the module and line of its forward one.
 
-    ``default`` is the line for those of which nothing was written down.
+    What updates one parameter alone comes from the module that has it. ``default`` is the line for nodes of which
+    nothing was written down, ``owner`` is the parameter that a node updates.
     """
     found: dict[torch.fx.Node, Origin] = {}
     forward: dict[int, Origin] = {}
@@ -72,7 +75,8 @@ def origins(nodes: Iterable[torch.fx.Node], default: tuple[str, int]) -> dict[to
             last = forward.get(number, last)  # what accumulates a gradient has no number: it follows what made that
             found[node] = last._replace(phase="backward")
         else:
-            origin = Origin(custom.get("where", default), custom.get("module", ""), custom.get("phase", "forward"))
+            module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
+            origin = Origin(custom.get("where", default), module, custom.get("phase", "forward"))
             found[node] = origin
             forward.setdefault(number, origin)  # those behind it that autograd does not follow have its number too
     return found

@@ -1,0 +1,133 @@
+"""Updates: which parameters the operators of an optimizer's step are for, and what of it belongs on the host.
+
+Read off the nodes of a traced step. Knows no graph of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from autosched.effects import effects_of
+from autosched.tree import flatten
+
+__all__ = ["Updates"]
+
+Place = tuple[str, ...]
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Updates:
+    """What the operators of optimizers do to what is held; ``places`` has the nodes that stand for that.
+
+    ``owner`` is the parameter whose state an operator uses, through others too, or if it uses none, that of its users;
+    only of those that are for one parameter, which no operator updates along with others.
+    ``on_host`` are the operators on numbers: Python's own, and what counts steps on the CPU.
+    """
+
+    def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
+        self._root: dict[Node, Node] = {}  # what an operator in place returns is what it wrote
+        self._written = {node: self._writes(node) for node in nodes}
+        self._with_others = {root for written in self._written.values() if len(written) > 1 for root in written}
+        self._places = {self._of(node): place for node, place in places.items()}
+        self._steps = [node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"]
+        self._updates = set(self._steps)
+        self._counters = self._counting()
+        owners = self._owned()
+        mixed = {_parameter(place) for root, place in self._places.items() if root in self._with_others}
+        self.owner = {node: names[0] for node, names in owners.items() if len(names) == 1 and names[0] not in mixed}
+        self.on_host = {*filter(_is_python, nodes), *filter(self._counts, self._steps)}
+        for node in reversed(self._steps):  # constants, to count with
+            constant = all(item.op == "get_attr" for item in node.all_input_nodes)
+            if constant and node.users and node.users.keys() <= self.on_host:
+                self.on_host.add(node)
+
+    def _writes(self, node: Node) -> list[Node]:
+        if node.op != "call_function" or not callable(node.target):
+            return []
+        effects = effects_of(node.target, node.args, node.kwargs)
+        written = [self._of(item) for item in effects.writes if isinstance(item, Node)]
+        if effects.in_place and len(written) == 1:
+            self._root[node] = written[0]
+        return written
+
+    def _of(self, node: Node) -> Node:
+        """Return the node that made the tensor."""
+        return self._root.get(node, node)
+
+    def _touched(self, node: Node) -> list[Node]:
+        return [self._of(item) for item in (*node.all_input_nodes, node)]
+
+    def _owned(self) -> dict[Node, tuple[str, ...]]:
+        found: dict[Node, tuple[str, ...]] = {root: (_parameter(place),) for root, place in self._places.items()}
+        for node in self._steps:
+            found[node] = _union(found.get(item, ()) for item in (*self._touched(node), *node.all_input_nodes))
+        for node in reversed(self._steps):
+            found[node] = found[node] or _union(found.get(user, ()) for user in node.users)
+        return {node: found[node] for node in self._steps}
+
+    # ---- what counts steps
+
+    def _counting(self) -> set[Node]:
+        """Return the counters of steps that are on the CPU, but for those that are used along with other tensors."""
+        found = {root for root, place in self._places.items() if place[-1] == "step" and _is_number(root)}
+        touched = map(self._touched, self._steps)
+        return found.difference(*(items for items in touched if not all(map(_is_number, items))))
+
+    def _counts(self, node: Node) -> bool:
+        touched = self._touched(node)
+        return any(item in self._counters for item in touched) and all(map(_is_number, touched))
+
+    # ---- what belongs together
+
+    def bonds(self) -> list[list[Node]]:
+        """Return for each parameter what belongs on one device: itself, its moments, and its gradient.
+
+        The gradient only where the parameter has an update of its own, and nothing writes it along with others.
+        """
+        found: dict[str, dict[Node, None]] = {}
+        for root, place in self._places.items():
+            if place[0] in ("parameter", "moment") and root not in self._counters:
+                found.setdefault(_parameter(place), {})[root] = None
+        for node, name in self.owner.items():
+            if name in found:
+                own = found[name]
+                shape = _shape(next(iter(own)))
+                gradients = [item for item in self._touched(node) if self._is_gradient(item) and _shape(item) == shape]
+                own.update(dict.fromkeys(gradients))
+        return [list(own) for own in found.values() if len(own) > 1]
+
+    def _is_gradient(self, root: Node) -> bool:
+        """Whether a tensor that an update uses was there before, and is written by itself if at all."""
+        made = root.op == "call_function" and root not in self._updates
+        return (made or self._places.get(root, ("",))[0] == "grad") and root not in self._with_others
+
+
+def _parameter(place: Place) -> str:
+    return place[2] if place[0] == "moment" else place[1]
+
+
+def _union(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for some in names for name in some))
+
+
+def _values(node: Node) -> list[object]:
+    return [leaf for leaf in flatten(node.meta.get("val")) if leaf is not None]
+
+
+def _shape(node: Node) -> object:
+    return getattr(node.meta.get("val"), "shape", None)
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node stands for numbers: Python's, or tensors without dimensions on the CPU."""
+    return not any(isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu") for v in _values(node))
+
+
+def _is_python(node: Node) -> bool:
+    """Whether an operator returns numbers of Python's."""
+    values = _values(node) if node.op == "call_function" else []
+    return bool(values) and all(isinstance(v, _NUMBERS) for v in values)
