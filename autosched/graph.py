@@ -23,14 +23,14 @@ from autosched import effects
 from autosched.allowed import is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
-from autosched.task import HOST, Dependency, Kind, Origin, Seconds, Task, Use
+from autosched.task import HOST, Dependency, Here, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["HOST", "Dependency", "Graph", "Task", "Use", "Value"]
+__all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "called_with"]
 
 
 class Graph:
@@ -394,9 +394,7 @@ class Graph:
             for task in self.tasks:
                 if task.fn is None:
                     raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
-                args, kwargs = transform(
-                    lambda leaf: data[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
-                )
+                args, kwargs = called_with(task, data)
                 try:
                     data.update(task.results(task.fn(*args, **kwargs)))
                 except Exception as error:
@@ -667,6 +665,18 @@ class Graph:
 
 _DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
 _RANDOM = object()  # stands for the generators of random numbers among what tasks share
+
+
+def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
+    """Return the arguments of a task, with ``data`` for values, by index, and ``device`` for the one where it runs."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return data[leaf.index]
+        return leaf if type(leaf) is not Here else leaf.usual if device is None else device
+
+    args, kwargs = transform(change, (task.args, task.kwargs))
+    return args, kwargs
 
 
 def check_device(device: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autosched.backends import Step, Transfer
 from autosched.errors import GraphError, HazardError
-from autosched.graph import Graph, Task, Value
+from autosched.graph import Graph, Here, Task, Value
 from autosched.layout import Extent, are_apart, extents, first_meeting, overlaps_itself
 from autosched.program import Copy, Free, Program, Run
 from autosched.standing import Standing
@@ -27,7 +27,7 @@ class Memory:
     """The slots of a program, and what its instructions do to them."""
 
     def __init__(self, program: Program, graph: Graph, place: Callable[[str], Any]):
-        self.program, self.graph = program, graph
+        self.program, self.graph, self.place = program, graph, place
         self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
@@ -151,6 +151,11 @@ class Memory:
         """Return a task's function with its arguments, as they are whenever it is called."""
         data, fn, args, kwargs = self.data, task.fn, task.args, task.kwargs
         assert fn is not None
+        if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
+            device = self._device(i)
+            args, kwargs = transform(
+                lambda leaf: (device or leaf.usual) if isinstance(leaf, Here) else leaf, (args, kwargs)
+            )
         whole = all(_is_whole(fn, arg) for arg in args) and all(_is_fixed(fn, item) for item in kwargs.values())
         if args and whole:
             slots = [self._argument(i, task, arg) for arg in args]
@@ -178,9 +183,17 @@ class Memory:
         """Return the slot of an argument; what is no Value gets one of its own, for good."""
         if isinstance(arg, Value):
             return self.reads[i][[use.value for use in task.reads].index(arg.index)]
+        if isinstance(arg, Here):
+            arg = self._device(i) or arg.usual
         self.data.append(arg)
         self._blank.append(arg)
         return len(self.data) - 1
+
+    def _device(self, i: int) -> Any:
+        """Return what ``.device`` tensors that a run makes have, or None where it does not matter."""
+        run = self.program.instructions[i]
+        assert isinstance(run, Run)
+        return self.place(run.stream.device)
 
     def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
         """Return a copy as a step."""

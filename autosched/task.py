@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from autosched.parts import Part
 from autosched.tree import match
 
-__all__ = ["HOST", "Dependency", "Kind", "Origin", "Seconds", "Task", "Use"]
+__all__ = ["HOST", "Dependency", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
 
 HOST = "host"  # in a constraint: the machine's host, whatever its name
 Kind = Literal["data", "anti", "order"]
@@ -39,6 +39,16 @@ class Origin(NamedTuple):
     where: tuple[str, int]
     module: str = ""
     phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Stands among the arguments of a task for the device on which it runs; ``usual`` counts where nothing says that.
+
+    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed.
+    """
+
+    usual: Any
 
 
 @dataclass(frozen=True, slots=True)

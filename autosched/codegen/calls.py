@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from autosched.codegen.functions import Functions
 from autosched.codegen.origins import torch_path
 from autosched.codegen.pieces import Piece, joined, quoted
-from autosched.task import Task
+from autosched.task import Here, Task
 from autosched.value import Attribute, InPlace, Method, On, Value
 
 __all__ = ["Call", "Caller", "literal"]
@@ -40,20 +40,21 @@ class Caller:
     def __init__(self, functions: Functions):
         self.functions = functions
 
-    def call(self, task: Task, name: Callable[[int], str]) -> Call:
-        """Return the text of a task's call, with ``name`` for each value (an index)."""
+    def call(self, task: Task, name: Callable[[int], str], device: str = "_") -> Call:
+        """Return the text of a task's call, with ``name`` for each value (an index), on a device, by its own name."""
         fn: Any = task.fn
         args, kwargs = task.args, task.kwargs
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
-        writer = _Writer(self.functions, task, name)
+        writer = _Writer(self.functions, task, name, device)
         return writer.special(fn, args, kwargs) or Call(writer.plain(fn, args, kwargs), "call")
 
 
 class _Writer:
     """Writes one call."""
 
-    def __init__(self, functions: Functions, task: Task, name: Callable[[int], str]):
+    def __init__(self, functions: Functions, task: Task, name: Callable[[int], str], device: str):
+        self.device = device
         self.functions = functions
         self.task = task
         self.name = name
@@ -117,6 +118,8 @@ class _Writer:
         """Write an argument: a value, a literal, a tree of them; or what is given."""
         if isinstance(item, Value):
             return Piece(self.name(item.index))
+        if isinstance(item, Here):
+            return Piece(self.device)
         if type(item) is dict:
             pairs = [self.item(value).behind(f"{self.item(key)}: ") for key, value in item.items()]
             return joined("", "{}", pairs)

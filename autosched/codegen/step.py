@@ -151,7 +151,7 @@ class Body:
             assert name is not None
             found[use.value] = name
         self.reads[i] = tuple(found.values())
-        call = self.caller.call(task, found.__getitem__)
+        call = self.caller.call(task, found.__getitem__, self._spelled(device))
         for use in task.changes:
             self.there.change(*use, device)
         used = [use for use in task.outputs if self.graph.is_used(use.value)]
@@ -171,6 +171,9 @@ class Body:
         if root == value:
             return None
         return next(name for read, name in found.items() if self.graph.values[read].root == root)
+
+    def _spelled(self, device: str) -> str:
+        return self.module.devices.get(device) or 'torch.device("cpu")'
 
     # ---- names
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosched.errors import CaptureError
 from autosched.frontends.described import called, named, origin_of, where_of
-from autosched.frontends.operators import Operators, storages
+from autosched.frontends.operators import Operators, storages, usual_device
 from autosched.graph import Graph, Value
 from autosched.tree import flatten
 
@@ -109,7 +109,8 @@ class _Builder:
 
     def build(self, arguments: Sequence[Any]) -> None:
         nodes = _shaped(self.module, arguments)
-        operators = Operators(self.graph, {node: origin_of(node, self.graph.name) for node in nodes})
+        where = {node: origin_of(node, self.graph.name) for node in nodes}
+        operators = Operators(self.graph, where, usual_device(filter(torch.is_tensor, arguments)))
         together, positions = _returned_together(nodes[-1]), itertools.count()
         for node in nodes:
             if node.op == "placeholder":

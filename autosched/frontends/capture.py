@@ -21,7 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError
-from autosched.frontends.operators import Operators
+from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.state import State
 from autosched.frontends.updates import Updates
@@ -126,7 +126,7 @@ class _Builder:
         nodes = list(traced.graph.nodes)
         updates = Updates(nodes, self._places(nodes))
         where = origins(nodes, _defined(self.graph.fn), updates.owner)
-        operators = Operators(self.graph, where, updates.on_host)
+        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), updates.on_host)
         names = iter(self.graph.examples)
         for node in nodes:
             if node.op == "placeholder":

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from autosched.costs import Costs, Work
-from autosched.graph import Graph, Task, Value
+from autosched.graph import Graph, Task, called_with
 from autosched.tree import flatten, transform
 
 __all__ = ["Estimate", "estimate"]
@@ -94,9 +94,7 @@ def _run(graph: Graph, task: Task, data: Mapping[int, Any]) -> tuple[dict[int, A
     for use in task.reads:
         if use.value not in data:
             raise _UnknownError(f"reads {graph.values[use.value].name!r}, which is unknown")
-    args, kwargs = transform(
-        lambda leaf: data[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
-    )
+    args, kwargs = called_with(task, data)
     if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
         raise _UnknownError("has no tensor among its arguments")
     if task.fn is aten._local_scalar_dense.default:  # what is read does not matter: only numbers come of it

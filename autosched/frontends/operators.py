@@ -7,24 +7,30 @@ Knows neither what was traced nor why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
 
 from autosched.effects import effects_of
 from autosched.graph import HOST, Graph, Value
-from autosched.task import Origin
+from autosched.task import Here, Origin
 from autosched.tree import flatten
 
-__all__ = ["Operators", "storages"]
+__all__ = ["Operators", "storages", "usual_device"]
 
 
 class Operators:
     """Adds tasks to a graph, node by node; ``values`` are what nodes stand for, to begin with the placeholders."""
 
-    def __init__(self, graph: Graph, origins: Mapping[torch.fx.Node, Origin], on_host: Set[torch.fx.Node] = frozenset()):
-        self.graph, self.origins, self.on_host = graph, origins, on_host
+    def __init__(
+        self,
+        graph: Graph,
+        origins: Mapping[torch.fx.Node, Origin],
+        usual: torch.device | None,
+        on_host: Set[torch.fx.Node] = frozenset(),
+    ):
+        self.graph, self.origins, self.usual, self.on_host = graph, origins, usual, on_host
         self.values: dict[torch.fx.Node, Any] = {}
         self.impure: list[str] = []  # the last task that has effects beside tensors
 
@@ -50,6 +56,11 @@ class Operators:
         facts: dict[str, Any] = {"on": HOST} if node in self.on_host else {}
         if random:
             facts["random"] = True
+        named = kwargs.get("device")
+        if isinstance(named, torch.device) and named == self.usual:
+            kwargs["device"] = Here(named)
+        elif isinstance(named, torch.device):
+            facts["on"] = HOST if named.type == "cpu" else str(named)
         if not effects.in_place:
             facts["outputs"] = _names(node.meta.get("val"), label)
             facts["aliases"] = self._shared(node)
@@ -66,6 +77,14 @@ class Operators:
             if isinstance(value, Value) and made & storages(argument):
                 return value
         return None
+
+
+def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """Return the device on which all tensors are, but for those on the CPU that hold one number; None for several."""
+    everywhere = [(item.device, item.dim() or item.device.type != "cpu") for item in tensors]
+    counted = dict.fromkeys(device for device, counts in everywhere if counts)
+    found = [*counted] or [device for device, _ in everywhere[:1]] or [torch.get_default_device()]
+    return found[0] if len(found) == 1 else None
 
 
 # Nothing, where autograd does not record across tasks anyway.

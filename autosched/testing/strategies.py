@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from autosched.graph import Graph, Value
+from autosched.graph import Graph, Value, called_with
 from autosched.machine import Device, Link, Machine
-from autosched.tree import transform
 
 __all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
 
@@ -211,9 +210,7 @@ def _shape(graph: Graph, first: int, shaped: dict[int, torch.Tensor]) -> None:
     """Add the shapes of what the tasks from ``first`` on make: they run on tensors without data."""
     with torch.device("meta"):
         for task in graph.tasks[first:]:
-            args, kwargs = transform(
-                lambda leaf: shaped[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
-            )
+            args, kwargs = called_with(task, shaped)
             assert task.fn is not None
             shaped.update(task.results(task.fn(*args, **kwargs)))
 
