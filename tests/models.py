@@ -35,19 +35,38 @@ class Block(nn.Module):
         return functional.relu(self.norm2(self.conv2(y)) + self.past(x), inplace=True)
 
 
+class Bottleneck(nn.Module):
+    """Three convolutions with batch norm, the middle one a quarter as deep, and a way past them."""
+
+    def __init__(self, inside: int, outside: int, stride: int = 1):
+        super().__init__()
+        inner = outside // 4
+        self.conv1, self.norm1 = nn.Conv2d(inside, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.norm2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv3, self.norm3 = nn.Conv2d(inner, outside, 1, bias=False), nn.BatchNorm2d(outside)
+        past = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        self.past = nn.Identity() if inside == outside and stride == 1 else past
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = functional.relu(self.norm2(self.conv2(y)), inplace=True)
+        return functional.relu(self.norm3(self.conv3(y)) + self.past(x), inplace=True)
+
+
 class ResNet(nn.Module):
     """Residual blocks in stages, each half as wide and twice as deep."""
 
-    def __init__(self, blocks: tuple[int, ...] = (1, 2), width: int = 4):
+    def __init__(self, blocks: tuple[int, ...] = (1, 2), width: int = 4, block: type[nn.Module] = Block):
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
         layers, inside = list[nn.Module](), width
         for stage, count in enumerate(blocks):
+            outside = (width << stage) * (4 if block is Bottleneck else 1)
             for number in range(count):
-                layers.append(Block(inside, width << stage, 2 if stage and not number else 1))
-                inside = width << stage
+                layers.append(block(inside, outside, 2 if stage and not number else 1))
+                inside = outside
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(inside, 4)
 
@@ -132,4 +151,10 @@ KINDS = {
     "transformer": Kind(Transformer, lambda: (torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,)))),
     "unet": Kind(UNet, lambda: (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8))),
     **{f"wired{seed}": Kind(lambda seed=seed: Wired(seed), vectors(6)) for seed in range(5)},
+}
+
+# Of true depth, narrow.
+DEEP = {
+    "resnet18": Kind(lambda: ResNet((2, 2, 2, 2)), pictures),
+    "resnet50": Kind(lambda: ResNet((3, 4, 6, 3), block=Bottleneck), pictures),
 }

@@ -16,7 +16,7 @@ import autosched as asc
 from autosched.frontends.capture import Captured
 from autosched.policies import POLICIES
 from autosched.testing import scattered
-from tests.models import KINDS, mlp, vectors
+from tests.models import DEEP, KINDS, mlp, vectors
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),
@@ -68,13 +68,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], when: object) -
 def assert_trains_as_eager(kind: str, optimizer: str, steps: int = 5, **options: Any) -> None:
     """Train a model and its twin, one eagerly, on the same batches with the same seeds."""
     torch.manual_seed(0)
-    eager = KINDS[kind].make()
+    eager = (KINDS | DEEP)[kind].make()
     twin = copy.deepcopy(eager)
     eager_optimizer, twin_optimizer = (OPTIMIZERS[optimizer](m.parameters()) for m in (eager, twin))
     step = stepper(eager, eager_optimizer)
     with asc.compile(stepper(twin, twin_optimizer), **options) as run:
         for number in range(steps):
-            batch = KINDS[kind].batch()
+            batch = (KINDS | DEEP)[kind].batch()
             torch.manual_seed(number)
             expected = step(*batch)
             torch.manual_seed(number)
@@ -101,6 +101,13 @@ def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
     """Those of a new thread are the computer's until torch is asked, and convolutions did not ask: other last bits."""
     machine = asc.Machine.emulated(gpus=2)
     assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
+def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: str, gpus: int) -> None:
+    machine = asc.Machine.emulated(gpus=gpus)
+    assert_trains_as_eager(kind, "momentum", policy="round_robin", machine=machine, backend="virtual")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

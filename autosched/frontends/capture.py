@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autosched.errors import CaptureError
+from autosched.errors import CaptureError, GraphError
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
+from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
 from autosched.frontends.state import State
+from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
 from autosched.tree import transform
@@ -84,6 +85,8 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
     for name in given.keys() & held.keys():
         raise CaptureError(f"two inputs would be called {name!r}: an argument, and what a module or optimizer holds")
     graph = Captured(fn, state, {**held, **given})
+    check_tensors(graph.examples)
+    check_held(state)
     _Builder(graph).build(args, kwargs)
     return graph
 
@@ -120,12 +123,14 @@ class _Builder:
         self.graph, self.state = graph, graph.state
         self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
         self.numbers = self.state.numbers()
+        self.around: Surroundings | None = None  # while the function runs
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
         nodes = list(traced.graph.nodes)
+        check_nodes(nodes)
         updates = Updates(nodes, self._places(nodes))
-        where = origins(nodes, _defined(self.graph.fn), updates.owner)
+        where = origins(nodes, defined(self.graph.fn), updates.owner)
         operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), updates.on_host)
         names = iter(self.graph.examples)
         for node in nodes:
@@ -134,13 +139,20 @@ class _Builder:
             elif node.op == "get_attr":
                 operators.values[node] = self.graph.constant(getattr(traced, node.target))
             elif node.op == "call_function":
-                operators.add(node)
+                self._add(operators, node)
             elif node.op == "output":
                 results = [operators.values[item] for item in node.args[0]]
                 self.graph.output(**dict(zip(self.left, results, strict=True)))
         self.graph.made = {name: place for name, place in self.left.items() if place}
         for bond in updates.bonds():
             self.graph.together(*[operators.values[node] for node in bond])
+
+    def _add(self, operators: Operators, node: torch.fx.Node) -> None:
+        try:
+            operators.add(node)
+        except GraphError as error:
+            where = "{}:{}".format(*operators.origins[node].where)
+            raise CaptureError(f"{str(error).partition(';')[0]}; write in place, with copy_\n    at {where}") from error
 
     def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, tuple[str, ...]]:
         """Return where what nodes stand for was held, or will be."""
@@ -167,25 +179,53 @@ class _Builder:
                 lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf, (list(args), dict(kwargs))
             )
             before = dict(zip(examples, fakes, strict=True))
-            with self.state.acting_on(before) as acting:
+            with self.state.acting_on(before) as acting, self._watching(before, given):
                 result = self.graph.fn(*given[0], **given[1])
                 return self._left(result, before, acting)
 
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
-                with torch.random.fork_rng(), written_down(self.state.modules):
+                with drawing_nothing(), written_down(self.state.modules, self._refuse):
                     return make_fx(step, tracing_mode="fake")(list(examples.values()))
-            except CaptureError:
-                raise
             except Exception as error:
-                raise CaptureError(_told(self.graph.fn, error)) from error
+                raise CaptureError(told(self.graph.fn, error)) from error
+
+    @contextlib.contextmanager
+    def _watching(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
+        """See to it that nothing changes that no graph can change."""
+        self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
+        memory = {name: _memory(tensor) for name, tensor in before.items()}
+        try:
+            yield
+            for name, tensor in before.items():
+                if _memory(tensor) != memory[name]:
+                    raise CaptureError(f"{name!r} has other memory after the step; write in place, with copy_")
+            if (change := around.change()) is not None:
+                raise CaptureError(
+                    f"{change} after the step, and only tensors can change that modules and optimizers hold; "
+                    f"keep it in a buffer, return it, or change it outside of the step, as schedulers do"
+                )
+        finally:
+            self.around = None
+            around.restore()
+
+    def _refuse(self, tensor: torch.Tensor) -> None:
+        """Raise CaptureError for a tensor that is real, and has a name."""
+        if self.around is None:
+            return
+        name = self.around.name_of(tensor)
+        if id(tensor) in self.state.names:
+            known = self.state.names[id(tensor)]
+            raise CaptureError(f"{name or 'a tensor'} is parameter {known!r}; ask the module for it within the step")
+        if name is not None:
+            raise CaptureError(f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer")
 
     def _left(self, result: Any, before: Mapping[str, Any], acting: State) -> list[torch.Tensor]:
         """Return what the function returned and left; note what that is."""
-        found: list[torch.Tensor] = []
+        found: list[Any] = []
 
         def output(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return leaf
             name = "result" if leaf is result else f"result.{len(found)}"
             self.left[name] = ()
@@ -206,21 +246,5 @@ class _Builder:
         return found
 
 
-def _defined(fn: Any) -> tuple[str, int]:
-    """Return the file and line where a function begins, or those of a module's class."""
-    code = inspect.unwrap(fn.forward if isinstance(fn, torch.nn.Module) else fn)
-    code = getattr(getattr(code, "__func__", code), "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
-
-
-def _told(fn: Any, error: Exception) -> str:
-    """Return what a function did that no graph can say, and where."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in frame.filename and "/autosched/" not in frame.filename
-    ]
-    where = f"\n    at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    name = getattr(fn, "__qualname__", type(fn).__name__)
-    first = str(error).strip().partition("\n")[0]
-    return f"{name!r} cannot be captured: {type(error).__name__}: {first}{where}"
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

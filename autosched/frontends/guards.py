@@ -62,8 +62,8 @@ class Shape:
 class Reach:
     """What a call can read that is no tensor: ``key`` says what it is now, and ``unchanged`` whether it stays so."""
 
-    def __init__(self, roots: Iterable[Any]):
-        self.roots = list(roots)
+    def __init__(self, roots: Iterable[Any], written: bool = False):
+        self.roots, self.written = list(roots), written  # whether to look at what code only writes, too
         self.mentioned: set[str] = set()
         before = -1
         while before != len(self.mentioned):  # code found late may mention what was passed by early
@@ -96,6 +96,10 @@ class Reach:
                 return False
 
         return check
+
+    def found(self) -> list[Any]:
+        """Return all that was found."""
+        return [item for _, item in self._seen.values()]
 
     def _walk(self) -> None:
         pending = self.roots[::-1]
@@ -173,7 +177,7 @@ class Reach:
 
     def _function(self, fn: FunctionType) -> Iterator[Any]:
         self.key.append(fn.__code__)
-        names, mentioned = _names(fn.__code__)
+        names, mentioned = _names(fn.__code__, self.written)
         self.mentioned.update(mentioned)
         for cell in fn.__closure__ or ():
             if cell != _NO_CELL:
@@ -263,9 +267,10 @@ def _views(container: Any) -> tuple[Iterable[Any], ...]:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _names(code: CodeType) -> tuple[list[str], list[str]]:
-    """Return the globals that code reads, and the attributes, or what may be their names."""
-    found = {kind: dict[str, None]() for kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")}
+def _names(code: CodeType, written: bool = False) -> tuple[list[str], list[str]]:
+    """Return the globals that code reads, or writes too, and the attributes, or what may be their names."""
+    stored = ("STORE_GLOBAL", "STORE_ATTR") if written else ()
+    found = {kind: dict[str, None]() for kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", *stored)}
     codes = [code]
     while codes:
         inner = codes.pop()
@@ -274,7 +279,8 @@ def _names(code: CodeType) -> tuple[list[str], list[str]]:
         for instruction in dis.get_instructions(inner):
             if instruction.opname in found:
                 found[instruction.opname][instruction.argval] = None
-    return [*found["LOAD_GLOBAL"], *found["LOAD_NAME"]], [*found["LOAD_ATTR"], *found["LOAD_METHOD"]]
+    globals_ = chain(*(found[kind] for kind in found if kind.endswith(("_GLOBAL", "_NAME"))))
+    return [*globals_], [*chain(*(found[kind] for kind in found if kind.endswith(("_ATTR", "_METHOD"))))]
 
 
 def _is_known(module: Any) -> bool:

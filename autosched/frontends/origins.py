@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from autosched.task import Origin
+from autosched.tree import flatten
 
 __all__ = ["origins", "written_down"]
 
 
 @contextlib.contextmanager
-def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-    """Let ``make_fx`` write down the origins of what it traces; ``modules`` are roots by name, one may be nameless."""
+def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Let ``make_fx`` write down the origins of what it traces; ``modules`` are roots by name, one may be nameless.
+
+    ``refuse`` is called for each tensor with data that torch is given meanwhile, and may raise.
+    """
     paths = {
         id(part): ".".join(filter(None, (key, path)))
         for key, module in modules.items()
@@ -51,7 +57,7 @@ def written_down(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         ):
             stack.callback(handle.remove)
         try:
-            with _Lines():
+            with _Lines(refuse):
                 yield
         finally:
             while inside:  # an error left some open
@@ -85,7 +91,18 @@ def origins(
 class _Lines(TorchFunctionMode):
     """Says of each call of torch on which line of the user's it stands."""
 
+    def __init__(self, refuse: Callable[[torch.Tensor], None]):
+        super().__init__()
+        self.refuse = refuse
+
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for item in flatten((args, kwargs)):
+            if (
+                isinstance(item, torch.Tensor)
+                and not isinstance(item, FakeTensor)
+                and not is_functorch_wrapped_tensor(item)
+            ):
+                self.refuse(item)
         frame = sys._getframe(1)
         while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
             frame = frame.f_back

@@ -130,6 +130,8 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
+                for hook in (self.parameters[name]._backward_hooks or {}).values():
+                    parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             for key, optimizer in self.optimizers.items():
                 stack.enter_context(self._optimizing(key, optimizer, tensors))
             yield State(self.modules, self.optimizers, parameters)

@@ -1,0 +1,143 @@
+"""Refusals: what no graph can say, in the words of the one who wrote it: the line, the reason, and what to do instead.
+
+Knows torch's errors, as far as tracing raises them, and no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from autosched.errors import CaptureError
+from autosched.frontends.state import State
+from autosched.tree import flatten
+
+__all__ = ["check_held", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
+
+_NOT_THE_USER = ("/torch/", "/autosched/", contextlib.__file__)
+
+# By words in what torch says, in the name of its error or among the files on the way there: what to do instead.
+_ADVICE = (
+    (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
+    (("grad_scaler.py",), "GradScaler looks whether gradients are finite; use bfloat16, which needs none"),
+    (("swa_utils.py",), "AveragedModel counts in a tensor and looks at it; update it outside of the step"),
+    (("clip_grad.py",), "leave out error_if_nonfinite"),
+    (("data-dependent", "got SymInt", "SymFloat", "FakeTensor.__format__"),
+     "Python asks what a tensor holds, and a graph has no data: keep it in tensors (torch.where, index_select), return "
+     "it, or do this outside of the step"),
+    ((".numpy() is not supported",), "NumPy sees no graph: use torch's functions, or do this outside of the step"),
+    (("FakeTensorDeviceMismatch",),
+     "put the model and its inputs on one device, with data; where tasks run is for the schedule to say"),
+    (("dynamo-optimized",), "leave out torch.compile: autosched compiles what is in it"),
+    (("UnsupportedFakeTensor", "UnsupportedOperator"), "give such tensors to tasks of your own, by Graph.add"),
+    (("convert all Tensors to FakeTensors",), "a tensor from outside: pass it as an argument, or hold it in a module"),
+)  # fmt: skip
+
+
+def defined(fn: Any) -> tuple[str, int]:
+    """Return the file and line where a function begins, or those of a module's class."""
+    code = inspect.unwrap(fn.forward if isinstance(fn, torch.nn.Module) else fn)
+    code = getattr(getattr(code, "__func__", code), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
+
+
+def told(fn: Any, error: Exception) -> str:
+    """Return what a function did that no graph can say, where, and what to do instead."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USER)]
+    where = f"{users[-1].filename}:{users[-1].lineno}: {users[-1].line}" if users else "{}:{}".format(*defined(fn))
+    name = getattr(fn, "__qualname__", type(fn).__name__)
+    first = str(error).strip().partition("\n")[0]
+    said = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
+    clues = f"{type(error).__name__}: {error} " + " ".join(frame.filename for frame in frames)
+    advice = "" if isinstance(error, CaptureError) else _advice(clues)
+    return f"{name!r} cannot be captured: {said}\n    at {where}{advice}"
+
+
+def _advice(clues: str) -> str:
+    return next((f"\n    {advice}" for words, advice in _ADVICE if any(word in clues for word in words)), "")
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise CaptureError for a tensor that is no plain block of numbers."""
+    for name, tensor in tensors.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"{name!r} has no shape yet; run the lazy module once before")
+        if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+            what = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
+            raise CaptureError(f"{name!r} is a tensor that is {what}, and only dense ones are captured; convert it")
+
+
+def check_held(state: State) -> None:
+    """Raise CaptureError for modules, parameters and optimizers that do what tracing does not see."""
+    for module in state.modules.values():
+        kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+        if DistributedDataParallel in kinds:
+            raise CaptureError("DistributedDataParallel talks to other processes in backward; capture its .module")
+        if torch.jit.ScriptModule in kinds:
+            raise CaptureError("torch.jit differentiates in its own way, with other bits; capture what it was made of")
+    for name, parameter in state.parameters.items():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"{name!r} has a hook for when its gradient is there, which captures do not run; do that in the step, "
+                f"behind backward()"
+            )
+    for key, optimizer in state.optimizers.items():
+        for group in optimizer.param_groups:
+            for name, item in group.items():
+                if name != "params" and any(isinstance(leaf, torch.Tensor) for leaf in flatten(item)):
+                    raise CaptureError(
+                        f"{name!r} of {key!r} is a tensor, which captures do not follow; make it a float"
+                    )
+
+
+def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
+    """Raise CaptureError for operators that would do something else in a graph than they do eagerly."""
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if drawn and node.meta.get("autograd_backward"):
+            raise CaptureError(
+                f"{node.target} draws random numbers in backward, as torch.utils.checkpoint does to have those of "
+                f"forward again, and a graph goes on to new ones; leave checkpointing out where there is dropout"
+            )
+        for item in flatten(node.meta.get("val")):
+            if isinstance(item, torch.Tensor) and (item.is_nested or item.layout is not torch.strided):
+                file, line = (node.meta.get("custom") or {}).get("where", ("", 0))
+                raise CaptureError(
+                    f"{node.target} makes a tensor of layout {item.layout}, and only dense ones are captured; give it "
+                    f"to a task of your own, by Graph.add" + (f"\n    at {file}:{line}" if file else "")
+                )
+
+
+@contextlib.contextmanager
+def drawing_nothing() -> Iterator[None]:
+    """Raise CaptureError where generators of random numbers are moved meanwhile, by Python or a seed; put them back."""
+    numbers = sys.modules.get("numpy.random")
+    moved = []
+    before = random.getstate(), torch.get_rng_state(), repr(numbers.get_state(legacy=False)) if numbers else ""
+    old = numbers.get_state() if numbers else None
+    try:
+        yield
+        moved += ["Python's random"] if random.getstate() != before[0] else []
+        moved += ["torch's seed"] if not torch.equal(torch.get_rng_state(), before[1]) else []
+        moved += ["NumPy's random"] if numbers and repr(numbers.get_state(legacy=False)) != before[2] else []
+        if moved:
+            raise CaptureError(
+                f"the step draws from, or sets, {moved[0]}, which a graph would do only once; "
+                f"do it outside, and pass what it gives as a tensor"
+            )
+    finally:
+        random.setstate(before[0])
+        torch.set_rng_state(before[1])
+        if numbers:
+            numbers.set_state(old)

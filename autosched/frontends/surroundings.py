@@ -1,0 +1,140 @@
+"""Surroundings: what a function can reach beside its arguments, by the names that its source has for it.
+
+For the time of a capture: what it changes there is found, told and put back. Knows no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from autosched.frontends.guards import Reach
+
+__all__ = ["Surroundings"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple)
+_COUNTING = (LRScheduler, torch.amp.GradScaler)  # change with each step, and what code mentions of them does not
+
+
+class Surroundings:
+    """What is reached from ``roots`` now; ``modules`` are known by paths.
+
+    >>> seen = []
+    >>> around = Surroundings([lambda x: seen.append(x)], {})
+    >>> seen.append(1)
+    >>> around.change(), around.restore(), seen
+    ("variable 'seen' has other items", None, [])
+    """
+
+    def __init__(self, roots: Iterable[Any], modules: Mapping[str, torch.nn.Module]):
+        reach = Reach(roots, written=True)
+        found = reach.found()
+        self._paths: dict[int, str] = {}
+        for key, module in modules.items():
+            for path, part in module.named_modules():
+                name = ".".join(filter(None, (key, path)))
+                whose = f"module {name!r}" if name else "the module"
+                self._paths |= {id(part.__dict__): whose, id(part._parameters): whose}
+        for item in found:
+            if isinstance(item, torch.optim.Optimizer):
+                kind = type(item).__name__
+                self._paths |= {id(group): f"group {i} of {kind}" for i, group in enumerate(item.param_groups)}
+        self._owners = {id(vars(item)): item for item in found if isinstance(getattr(item, "__dict__", None), dict)}
+        self._variables = {
+            id(cell): name
+            for item in found
+            if hasattr(item, "__closure__")
+            for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
+        }
+        self._globals = {id(item.__globals__) for item in found if hasattr(item, "__globals__")}
+        self._legal = set(map(id, _legal(found)))
+        own = [vars(item) for item in found if isinstance(item, _COUNTING)]
+        held = [*reach.containers, *own]
+        self._lists = [(item, item.copy()) for item in held if isinstance(item, list)]
+        self._tables = [(item, item.copy()) for item in held if isinstance(item, dict)]
+        self._entries = [(item, name, item[name]) for item, name in reach.entries]
+        self._cells = [(item, item.cell_contents) for item, name in reach.attributes if name == "cell_contents"]
+
+    def name_of(self, wanted: Any) -> str | None:
+        """Return what a thing is called that is held somewhere here; None if it is not."""
+        variable = next((self._variable(cell) for cell, item in self._cells if item is wanted), None)
+        if variable is not None:
+            return variable
+        lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
+        tables = ((table, key, item) for table, old in self._tables for key, item in old.items())
+        found = (slot for slot in chain(self._entries, tables, lists) if slot[2] is wanted)
+        return next((self._called(container, key) for container, key, _ in found), None)
+
+    def _variable(self, cell: Any) -> str:
+        return f"variable {self._variables.get(id(cell), '?')!r}"
+
+    def _called(self, container: Any, key: Any) -> str:
+        if id(container) in self._paths:
+            return f"attribute {key!r} of {self._paths[id(container)]}"
+        if id(container) in self._globals:
+            return f"global {key!r}"
+        if id(container) in self._owners:
+            return f"attribute {key!r} of a {type(self._owners[id(container)]).__name__}"
+        return f"{self.name_of(container) or f'a {type(container).__name__}'}[{key!r}]"
+
+    def change(self) -> str | None:
+        """Return what is not as it was, in words; None if nothing."""
+        return next(self._changes(), None)
+
+    def _changes(self) -> Iterator[str]:
+        for cell, item in self._cells:
+            if not _same(cell.cell_contents, item):
+                yield f"{self._variable(cell)} is {_shown(cell.cell_contents)}"
+        for namespace, name, item in self._entries:
+            if not _same(namespace.get(name), item):
+                yield f"{self._called(namespace, name)} is {_shown(namespace.get(name))}"
+        for items, old_items in self._lists:
+            if len(items) != len(old_items) or not all(map(_same, items, old_items)):
+                yield f"{self.name_of(items) or 'a list'} has other items"
+        for table, old in self._tables:
+            for key in {**old, **table} if id(table) not in self._legal else ():
+                if not self._is_private(table, key) and not _same(table.get(key), old.get(key)):
+                    yield f"{self._called(table, key)} is {_shown(table.get(key))}"
+
+    def _is_private(self, table: Any, key: Any) -> bool:
+        """Whether torch keeps something for itself there."""
+        owner = self._owners.get(id(table))
+        if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
+            return True
+        known = isinstance(owner, torch.optim.Optimizer) or type(owner).__module__.startswith("torch.")
+        return known and str(key).startswith("_")
+
+    def restore(self) -> None:
+        """Put back what was there."""
+        for cell, item in self._cells:
+            cell.cell_contents = item
+        for namespace, name, item in self._entries:
+            if isinstance(namespace, dict):
+                namespace[name] = item
+        for items, old_items in self._lists:
+            items[:] = old_items
+        for table, old in self._tables:
+            table.clear()
+            table.update(old)
+
+
+def _legal(found: Iterable[Any]) -> Iterator[Any]:
+    """Yield the containers in which a step may change what it likes, since it is looked after elsewhere."""
+    for item in found:
+        if isinstance(item, torch.optim.Optimizer):
+            yield item.state
+            yield from item.state.values()
+        elif isinstance(item, torch.nn.Module):
+            yield item._buffers
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and repr(now) == repr(before))
+
+
+def _shown(item: Any) -> str:
+    return "a tensor" if isinstance(item, torch.Tensor) else repr(item)[:80]

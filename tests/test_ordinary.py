@@ -1,0 +1,351 @@
+"""What ordinary PyTorch code does, captured steps do too: three steps, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from tests.test_capture import assert_same, held
+
+MACHINE = asc.Machine.emulated(gpus=2)
+Step = Callable[[Tensor], Any]
+STEPS: dict[str, Callable[[nn.Module, optim.Optimizer], Step]] = {}
+MODELS: dict[str, Callable[[], nn.Module]] = {}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def trained(loss_of: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[nn.Module, optim.Optimizer], Step]:
+    """Make a step of a loss."""
+
+    def make(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    return make
+
+
+def step_of(make: Callable[[nn.Module, optim.Optimizer], Step]) -> None:
+    STEPS[make.__name__] = make
+
+
+def model_of(make: Callable[[], nn.Module]) -> None:
+    MODELS[make.__name__] = make
+
+
+# ---- steps
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grad  # another one than autograd's
+
+
+def penalised(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    y = model(x).sum()
+    (grad,) = torch.autograd.grad(y, x, create_graph=True)
+    return grad.square().sum() + y
+
+
+def under_autocast(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x).float().square().mean()
+
+
+def against_itself(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = model(x)
+    return (model(x + 1) - target).square().mean()
+
+
+def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).square().mean()
+
+
+def chosen(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x)
+    return y[y > 0].sum() + y[y.sum(1).abs().argsort()[:2]].sum()
+
+
+STEPS["plain"] = trained(lambda model, x: model(x).square().mean())
+STEPS["double backward"] = trained(penalised)
+STEPS["custom function"] = trained(lambda model, x: Cubed.apply(model(x)).mean())
+STEPS["autocast"] = trained(under_autocast)
+STEPS["no_grad"] = trained(against_itself)
+STEPS["checkpoint"] = trained(checkpointed)
+STEPS["masks of data"] = trained(chosen)
+
+
+@step_of
+def clipped(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = model(x).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss, norm
+
+    return step
+
+
+@step_of
+def a_number_returned(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    train = STEPS["plain"](model, optimizer)
+
+    def step(x: Tensor) -> tuple[float, Any, dict[str, Any]]:
+        loss = train(x)
+        return loss.item(), x.argmax().item(), {"scaled": x * loss.item(), "rows": x[:1].tolist()}
+
+    return step
+
+
+@step_of
+def autograd_grad(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        parameters = list(model.parameters())
+        loss = model(x).square().mean()
+        for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = grad
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@step_of
+def by_hand(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.copy_(parameter.data - 0.1 * parameter.grad)
+                parameter *= 0.9  # noqa: PLW2901
+                parameter.grad = None
+        return loss
+
+    return step
+
+
+@step_of
+def functional_gradients(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> dict[str, Tensor]:
+        own = dict(model.named_parameters())
+
+        def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+            return torch.func.functional_call(model, parameters, (row,)).square().mean()
+
+        grads: dict[str, Tensor] = torch.func.grad(loss)(own, x)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))({k: v.detach() for k, v in own.items()}, x)
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.sub_(grads[name] * 0.1)
+        return grads | {f"each {name}": grad for name, grad in each.items()}
+
+    return step
+
+
+@step_of
+def a_closure(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Any:
+        def evaluate() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return optimizer.step(evaluate)
+
+    return step
+
+
+@step_of
+def in_place(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        x[1:3].add_(1)
+        y = x.clone()
+        y[y > 1] = 0.5
+        y.T[0] = 5.0
+        y[:, ::2].mul_(3)
+        return x, y
+
+    return step
+
+
+@step_of
+def complex_numbers(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        z = torch.fft.fft(model(x) + 1j * x)
+        loss = (z.conj() @ z.T).abs().mean() + torch.view_as_real(z).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_does_what_it_does_eagerly(name: str) -> None:
+    assert_does_as_eager(mlp, STEPS[name])
+
+
+# ---- models
+
+
+@model_of
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+@model_of
+def weight_norm() -> nn.Module:
+    model = mlp()
+    nn.utils.parametrizations.weight_norm(model[0])
+    nn.utils.parametrizations.spectral_norm(model[2])
+    return model
+
+
+@model_of
+def hooked() -> nn.Module:
+    model = mlp()
+    model[0].register_forward_hook(lambda module, given, result: result * 2)
+    model[0].register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model[2].register_full_backward_hook(lambda module, to, of: tuple(None if g is None else g * 2 for g in to))
+    model[2].weight.register_hook(lambda grad: grad * 3)
+    return model
+
+
+@model_of
+def frozen() -> nn.Module:
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+class Remembering(nn.Module):
+    """Keeps a state of fixed size, a cache that grows, and a table in which it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.register_buffer("state", torch.zeros(5, 4))
+        self.register_buffer("cache", torch.zeros(0, 4))
+        self.register_buffer("first", None)
+        self.register_buffer("table", torch.zeros(20, 4))
+        self.register_buffer("used", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state.detach())
+        self.cache = torch.cat([self.cache, self.state.detach()])
+        self.first = x if self.first is None else self.first
+        self.table.index_copy_(0, torch.arange(5) + self.used, self.state.detach())
+        self.used += 5
+        return self.state * self.cache.mean() + self.first + self.table.sum()
+
+
+MODELS["buffers that grow"] = Remembering
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_it_does_eagerly(name: str) -> None:
+    assert_does_as_eager(MODELS[name], STEPS["plain"])
+
+
+def test_an_average_of_weights_follows() -> None:
+    class Pair(NamedTuple):
+        model: nn.Module
+        average: nn.Module
+
+    def pair() -> Pair:
+        torch.manual_seed(0)
+        model = mlp()
+        return Pair(model, copy.deepcopy(model))
+
+    def following(models: Pair) -> Step:
+        optimizer = optim.Adam(models.model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> None:
+            functional.mse_loss(models.model(x), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for slow, fast in zip(models.average.parameters(), models.model.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+
+        return step
+
+    eager, twin = pair(), pair()
+    step = following(eager)
+    with asc.compile(following(twin), MACHINE, policy="round_robin", backend="virtual") as run:
+        for number in range(3):
+            x = torch.randn(5, 4)
+            step(x)
+            run(x)
+            assert_same(twin.average.state_dict(), eager.average.state_dict(), number)
+
+
+def assert_does_as_eager(
+    make: Callable[[], nn.Module], step_with: Callable[[nn.Module, optim.Optimizer], Step]
+) -> None:
+    parts = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = make()
+        parts.append((model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    (eager, eager_optimizer), (twin, twin_optimizer) = parts
+    step = step_with(eager, eager_optimizer)
+    with asc.compile(step_with(twin, twin_optimizer), MACHINE, policy="round_robin", backend="virtual") as run:
+        for number in range(3):
+            x = torch.randn(5, 4)
+            ours = x.clone()
+            torch.manual_seed(number)
+            expected = step(x)
+            torch.manual_seed(number)
+            found = run(ours)
+            assert_same({"result": _flat(found), "x": ours}, {"result": _flat(expected), "x": x}, number)
+            assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
+
+
+def _flat(tree: Any) -> Any:
+    """Return the numbers in a tree, so that they can be compared."""
+    found: list[Any] = []
+    pending = [tree]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (tuple, list)):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+        else:
+            found.append(item.tolist() if isinstance(item, Tensor) else item)
+    return found

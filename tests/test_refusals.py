@@ -1,0 +1,385 @@
+"""What no graph can say is refused, with the user's line and what to do instead, and nothing is left changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn, optim
+
+import autosched as asc
+
+X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+OUTSIDE = torch.ones(2)
+COUNT = 0
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+
+
+# ---- what a function of a tensor does
+
+
+def branches(x: Tensor) -> Tensor:
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def asserts(x: Tensor) -> Tensor:
+    assert torch.isfinite(x).all()
+    return x + 1
+
+
+def uses_a_global(x: Tensor) -> Tensor:
+    return x + OUTSIDE
+
+
+def counts(x: Tensor) -> Tensor:
+    global COUNT  # noqa: PLW0603
+    COUNT += 1
+    return x * COUNT
+
+
+def seeds(x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.randn(2)
+
+
+def gives_other_memory(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.set_(x.t().contiguous())
+    return y
+
+
+HOLDS = "a graph has no data: keep it in tensors"
+FUNCTIONS: list[tuple[Callable[[Tensor], Any], str, str]] = [
+    (branches, HOLDS, "return x + 1 if x.sum() > 0 else x - 1"),
+    (asserts, HOLDS, "assert torch.isfinite(x).all()"),
+    (lambda x: x * float(x.sum()), HOLDS, "float(x.sum())"),
+    (lambda x: x * (1 if x.sum().item() > 0 else 2), HOLDS, "x.sum().item() > 0"),
+    (lambda x: f"{x.sum():.2f}", HOLDS, "x.sum():.2f"),
+    (lambda x: f"{x.sum().item():.2f}", HOLDS, "x.sum().item():.2f"),
+    (lambda x: x[int(x.sum())], HOLDS, "x[int(x.sum())]"),
+    (lambda x: x * len(x.nonzero()), HOLDS, "len(x.nonzero())"),
+    (uses_a_global, "global 'OUTSIDE' is a tensor from outside; pass it as an argument", "x + OUTSIDE"),
+    (lambda x: torch.from_numpy(x.numpy() + 1), "NumPy sees no graph", "x.numpy()"),
+    (lambda x: torch.as_tensor(numpy.maximum(x, 0)), "NumPy sees no graph", "numpy.maximum(x, 0)"),
+    (counts, "global 'COUNT' is 1 after the step", "test_refusals.py"),
+    (seeds, "sets, torch's seed", "test_refusals.py"),
+    (lambda x: x * random.random(), "Python's random", "test_refusals.py"),
+    (lambda x: x * float(numpy.random.rand()), "NumPy's random", "test_refusals.py"),
+    (lambda x: x.to_sparse() @ x, "makes a tensor of layout torch.sparse_coo", "test_refusals.py"),
+    (lambda x: torch.nested.nested_tensor([x, x[:1]]).sum(), "tasks of your own", "nested_tensor"),
+    (gives_other_memory, "set_ gives value 'clone' other memory, which other values may see; write in place", "py:"),
+    (torch.compile(lambda x: x.sin(), backend="eager"), "leave out torch.compile", "eval_frame"),
+]
+
+
+@pytest.mark.parametrize(("fn", "said", "line"), FUNCTIONS)
+def test_a_function_that_no_graph_can_say_is_refused(fn: Callable[[Tensor], Any], said: str, line: str) -> None:
+    generators = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(fn, X.clone())
+    assert said in str(error.value)
+    assert line in str(error.value) or line == "eval_frame"
+    assert COUNT == 0
+    assert generators == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+# ---- what it finds around it
+
+
+def with_a_tensor_around(holder: str) -> Callable[[Tensor], Tensor]:
+    tensor, flag = torch.ones(2), torch.tensor(True)
+    table, box = {"w": [tensor]}, SimpleNamespace(w=tensor)
+    return {
+        "variable 'tensor'": lambda x: x + tensor,
+        "variable 'tensor' as keyword": lambda x: torch.add(x, other=tensor),
+        "variable 'tensor' written": lambda x: tensor.add_(x.sum(0)),
+        "variable 'flag'": lambda x: x + 1 if flag else x,
+        "variable 'table'['w'][0]": lambda x: x + table["w"][0],
+        "attribute 'w' of a SimpleNamespace": lambda x: x + box.w,
+    }[holder]
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        "variable 'tensor'",
+        "variable 'tensor' as keyword",
+        "variable 'tensor' written",
+        "variable 'flag'",
+        "variable 'table'['w'][0]",
+        "attribute 'w' of a SimpleNamespace",
+    ],
+)
+def test_a_tensor_from_outside_is_named(holder: str) -> None:
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(with_a_tensor_around(holder), X)
+    name = holder.partition(" as ")[0].partition(" written")[0]
+    assert f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer" in str(error.value)
+    assert "lambda x:" in str(error.value)
+
+
+def test_parameters_that_were_listed_before_are_named() -> None:
+    model = mlp()
+    listed = list(model.parameters())
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        nn.utils.clip_grad_norm_(listed, 0.1)  # would find no gradients
+
+    with pytest.raises(
+        asc.CaptureError, match=r"variable 'listed'\[0\] is parameter '0\.weight'; ask the module for it"
+    ):
+        asc.capture(step, X)
+
+
+# ---- what it leaves
+
+
+class Leaving(nn.Module):
+    """Leaves something in its attributes."""
+
+    def __init__(self, leave: Callable[[Any, Tensor], Any]):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.count, self.seen, self.table = 0, list[Any](), dict[str, Any]()
+        self._last: Any = None
+        self.leave = leave
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.leave(self, y)
+        return y
+
+
+def replace_weight(module: Leaving, y: Tensor) -> None:
+    module.inner.weight = nn.Parameter(module.inner.weight * 2)
+
+
+def assign_data(module: Leaving, y: Tensor) -> None:
+    module.inner.weight.data = module.inner.weight.data * 2
+
+
+LEAVING: list[tuple[Callable[[Any, Tensor], Any], str]] = [
+    (lambda module, y: setattr(module, "count", module.count + 1), "attribute 'count' of module 'part' is 1"),
+    (lambda module, y: module.seen.append(1), "attribute 'seen' of module 'part' has other items"),
+    (lambda module, y: module.table.update(h=y), "attribute 'table' of module 'part'['h'] is a tensor"),
+    (lambda module, y: setattr(module, "_last", y), "attribute '_last' of module 'part' is a tensor"),
+    (lambda module, y: setattr(module, "new", 3), "attribute 'new' of module 'part' is 3"),
+    (lambda module, y: module.eval(), "attribute 'training' of module 'part' is False"),
+    (replace_weight, "attribute 'weight' of module 'part.inner' is a tensor"),
+    (assign_data, "'part.inner.weight' has other memory after the step; write in place, with copy_"),
+]
+
+
+@pytest.mark.parametrize(("leave", "said"), LEAVING)
+def test_what_a_module_would_keep_is_named_and_put_back(leave: Callable[[Any, Tensor], Any], said: str) -> None:
+    model = nn.Sequential()
+    model.add_module("part", Leaving(leave))
+    part: Any = model.part
+    weight = part.inner.weight
+    before = weight.detach().clone()
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(model, X)
+    assert said in str(error.value)
+    assert (part.count, part.seen, part.table, part._last, part.training) == (0, [], {}, None, True)
+    assert part.inner.weight is weight
+    assert torch.equal(weight, before)
+    assert not hasattr(part, "new")
+
+
+def test_what_a_step_keeps_elsewhere_is_named_and_put_back() -> None:
+    history, last, box = list[Tensor](), None, SimpleNamespace(total=0)
+
+    def appends(x: Tensor) -> None:
+        history.append(x.sum())
+
+    def assigns(x: Tensor) -> None:
+        nonlocal last
+        last = x + 1
+
+    def sets(x: Tensor) -> None:
+        box.total = x + 1
+
+    for fn, said in [
+        (appends, "variable 'history' has other items"),
+        (assigns, "variable 'last' is a tensor"),
+        (sets, "attribute 'total' of a SimpleNamespace is a tensor"),
+    ]:
+        with pytest.raises(asc.CaptureError, match=f"{said} after the step, and only tensors can change that"):
+            asc.capture(fn, X)
+    assert (history, last, box.total) == ([], None, 0)
+
+
+# ---- what tensors, modules and optimizers it cannot be
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (X.to_sparse(), "'x' is a tensor that is torch.sparse_coo, and only dense ones are captured"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "'x' is a tensor that is nested"),
+        (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), "'x' is a tensor that is quantized"),
+    ],
+)
+def test_tensors_that_are_no_blocks_of_numbers_are_named(tensor: Tensor, said: str) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x + x
+
+    with pytest.raises(asc.CaptureError, match=said):
+        asc.capture(double, tensor)
+
+
+def test_a_lazy_module_is_to_be_run_first() -> None:
+    with pytest.raises(asc.CaptureError, match="'weight' has no shape yet; run the lazy module once before"):
+        asc.capture(nn.LazyLinear(3), X)
+
+
+@pytest.mark.parametrize("where", ["model", "part", "input"])
+def test_models_and_inputs_on_several_devices_are_refused(where: str) -> None:
+    model, x = mlp(), X
+    {"model": model, "part": model[2]}.get(where, nn.Module()).to("meta")
+    with pytest.raises(asc.CaptureError, match="on one device, with data"):
+        asc.capture(model, x.to("meta") if where == "input" else x)
+
+
+def trained(
+    of: Callable[[optim.Optimizer, nn.Module], Any], make: Callable[..., optim.Optimizer] = optim.SGD
+) -> Callable[[Tensor], Any]:
+    """Make a step that does something with its optimizer when gradients are there."""
+    model = mlp()
+    optimizer = make(model.parameters(), lr=0.1)
+    more = of(optimizer, model)
+
+    def step(x: Tensor) -> None:
+        model(x).square().mean().backward()
+        more()
+
+    return step
+
+
+def scheduling(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def more() -> None:
+        optimizer.step()
+        scheduler.step()
+
+    return more
+
+
+def scaling(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    scaler = torch.amp.GradScaler("cpu")
+
+    def more() -> None:
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+
+    return more
+
+
+def growing(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    return lambda: optimizer.add_param_group({"params": []})
+
+
+def searching(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    def loss() -> Tensor:
+        total = sum(parameter.square().sum() for parameter in model.parameters())
+        assert isinstance(total, Tensor)
+        return total
+
+    return lambda: optimizer.step(loss)  # type: ignore[arg-type]
+
+
+def strict(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    return lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
+
+
+def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]:
+    average = optim.swa_utils.AveragedModel(model)
+    return lambda: average.update_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (trained(scheduling), "attribute 'lr' of group 0 of SGD is 0.05 after the step"),
+        (trained(growing), "attribute 'param_groups' of a SGD has other items after the step"),
+        (trained(scaling), "GradScaler looks whether gradients are finite"),
+        (trained(searching, optim.LBFGS), "LBFGS looks at data to find its way"),
+        (trained(strict), "leave out error_if_nonfinite"),
+        (trained(averaging), "update it outside of the step"),
+        (trained(searching, lambda p, lr: optim.SGD(p, torch.tensor(lr))), "'lr' of 'optimizer' is a tensor"),
+    ],
+)
+def test_what_optimizers_would_look_at_or_change_is_named(step: Callable[[Tensor], Any], said: str) -> None:
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(step, X)
+    assert said in str(error.value)
+
+
+def test_a_scheduler_is_left_as_it_was() -> None:
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    with pytest.raises(asc.CaptureError):
+        asc.capture(step, X)
+    assert (scheduler.last_epoch, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]) == (0, [0.1], 0.1)
+
+
+def test_a_hook_for_when_a_gradient_is_there_is_refused() -> None:
+    model = mlp()
+    model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(asc.CaptureError, match=r"'0\.weight' has a hook for when its gradient is there"):
+        asc.capture(model, X)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_under_a_checkpoint_is_refused(reentrant: bool) -> None:
+    model = mlp()
+
+    def step(x: Tensor) -> None:
+        torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+
+    with pytest.raises(asc.CaptureError, match=r"draws random numbers in backward, as torch\.utils\.checkpoint does"):
+        asc.capture(step, X.clone())
+
+
+def test_a_model_of_several_processes_is_refused() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(mlp())
+        with pytest.raises(asc.CaptureError, match=r"DistributedDataParallel talks .*; capture its \.module"):
+            asc.capture(model, X)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_module_is_refused() -> None:
+    for model in (torch.jit.script(nn.Linear(2, 2)), torch.jit.trace(nn.Linear(2, 2), X)):
+        with pytest.raises(asc.CaptureError, match=r"torch\.jit differentiates in its own way"):
+            asc.capture(model, X)
+
+
+def test_private_attributes_that_torch_keeps_are_its_own() -> None:
+    class Own(nn.LSTM):
+        """A class of the user's with torch's private attributes."""
+
+    for model in (nn.LSTM(2, 2), Own(2, 2)):
+        asc.capture(model, X[None])
