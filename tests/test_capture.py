@@ -103,7 +103,9 @@ def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
     assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "gpus", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 @pytest.mark.parametrize("kind", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: str, gpus: int) -> None:
     machine = asc.Machine.emulated(gpus=gpus)

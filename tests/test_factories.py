@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import autosched as asc
 from autosched.backends import Transfer
 from autosched.backends.host import Host
+from autosched.frontends.operators import _same
 from autosched.policies import single_on
 from autosched.program import Copy
 from autosched.task import Here
@@ -150,6 +151,16 @@ def test_a_number_on_the_cpu_makes_no_second_device() -> None:
         lambda x, n: x * n + torch.zeros(2, device="meta"), torch.ones(2, device="meta"), torch.ones(())
     )
     assert [task.kwargs["device"] for task in graph.tasks if "zeros" in task.name] == [Here(GPU)]
+
+
+def test_a_device_without_a_number_is_the_usual_one_of_its_kind() -> None:
+    usual = torch.device("cuda", 1)
+    assert [_same(torch.device(name), usual) for name in ("cuda", "cuda:1", "cuda:0", "cpu")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 # ---- a step

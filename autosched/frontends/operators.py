@@ -57,7 +57,7 @@ class Operators:
         if random:
             facts["random"] = True
         named = kwargs.get("device")
-        if isinstance(named, torch.device) and named == self.usual:
+        if isinstance(named, torch.device) and self.usual is not None and _same(named, self.usual):
             kwargs["device"] = Here(named)
         elif isinstance(named, torch.device):
             facts["on"] = HOST if named.type == "cpu" else str(named)
@@ -102,6 +102,11 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
             return op(*args, **kwargs)
 
     return call
+
+
+def _same(named: torch.device, usual: torch.device) -> bool:
+    """Whether a device that is named is the usual one; without a number, it is that of its kind."""
+    return named.type == usual.type and named.index in (None, usual.index)
 
 
 def _plain(tree: Any) -> Any:
