@@ -23,11 +23,11 @@ _COUNTING = (LRScheduler, torch.amp.GradScaler)  # change with each step, and wh
 class Surroundings:
     """What is reached from ``roots`` now; ``modules`` are known by paths.
 
-    >>> seen = []
-    >>> around = Surroundings([lambda x: seen.append(x)], {})
-    >>> seen.append(1)
-    >>> around.change(), around.restore(), seen
-    ("variable 'seen' has other items", None, [])
+    >>> model = torch.nn.Identity()
+    >>> around = Surroundings([model], {"": model})
+    >>> model.count = 1
+    >>> around.change(), around.restore(), hasattr(model, "count")
+    ("attribute 'count' of the module is 1", None, False)
     """
 
     def __init__(self, roots: Iterable[Any], modules: Mapping[str, torch.nn.Module]):
