@@ -318,7 +318,6 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(searching, optim.LBFGS), "LBFGS looks at data to find its way"),
         (trained(strict), "leave out error_if_nonfinite"),
         (trained(averaging), "update it outside of the step"),
-        (trained(searching, lambda p, lr: optim.SGD(p, torch.tensor(lr))), "'lr' of 'optimizer' is a tensor"),
     ],
 )
 def test_what_optimizers_would_look_at_or_change_is_named(step: Callable[[Tensor], Any], said: str) -> None:

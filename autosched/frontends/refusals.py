@@ -77,7 +77,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_held(state: State) -> None:
-    """Raise CaptureError for modules, parameters and optimizers that do what tracing does not see."""
+    """Raise CaptureError for modules and parameters that do what tracing does not see."""
     for module in state.modules.values():
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         if DistributedDataParallel in kinds:
@@ -90,13 +90,6 @@ def check_held(state: State) -> None:
                 f"{name!r} has a hook for when its gradient is there, which captures do not run; do that in the step, "
                 f"behind backward()"
             )
-    for key, optimizer in state.optimizers.items():
-        for group in optimizer.param_groups:
-            for name, item in group.items():
-                if name != "params" and any(isinstance(leaf, torch.Tensor) for leaf in flatten(item)):
-                    raise CaptureError(
-                        f"{name!r} of {key!r} is a tensor, which captures do not follow; make it a float"
-                    )
 
 
 def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:

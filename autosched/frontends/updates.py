@@ -17,6 +17,7 @@ __all__ = ["Updates"]
 
 Place = tuple[str, ...]
 
+_OF_PARAMETERS = ("parameter", "grad", "moment")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -32,7 +33,7 @@ class Updates:
         self._root: dict[Node, Node] = {}  # what an operator in place returns is what it wrote
         self._written = {node: self._writes(node) for node in nodes}
         self._with_others = {root for written in self._written.values() if len(written) > 1 for root in written}
-        self._places = {self._of(node): place for node, place in places.items()}
+        self._places = {self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS}
         self._steps = [node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"]
         self._updates = set(self._steps)
         self._counters = self._counting()
