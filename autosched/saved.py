@@ -62,7 +62,8 @@ class Saved:
 def describe(graph: Graph) -> tuple[str, ...]:
     r"""Return a line for each input, constant, task, bond and output: all that a schedule relies on, and no function.
 
-    The homes of inputs are left out, for ``schedule(..., inputs=...)`` chooses them. Fields stand two spaces apart, and
+    Devices are left out, for ``schedule(..., inputs=..., place=...)`` chooses some, and the placement has to fit the
+    others. Fields stand two spaces apart, and
     no name has a space in it, so graphs that differ have lines that differ.
 
     >>> graph = Graph()
@@ -90,7 +91,6 @@ def _describe_task(graph: Graph, task: Task) -> str:
     }
     for before, kind in task.dependencies:
         fields.setdefault(kind, []).append(graph.tasks[before].name)
-    fields["on"] = [task.device] if task.device else []
     words = [" ".join([field, *names]) for field, names in fields.items() if names]
     return "  ".join([*words, "view"] if task.view else words)
 

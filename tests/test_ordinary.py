@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -349,3 +350,46 @@ def _flat(tree: Any) -> Any:
         else:
             found.append(item.tolist() if isinstance(item, Tensor) else item)
     return found
+
+
+class Switching(nn.Module):
+    """Does something else the first time, and remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.kind: str | None = None
+        self.begun = False
+        self.settings = SimpleNamespace(mode=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc(x) * (1 if self.begun else 3)
+        if self.kind is None:
+            self.kind = "plain"
+        self.begun, self.settings.mode = True, "run"
+        return self.drop(out)
+
+
+def test_switches_that_a_step_throws_are_thrown() -> None:
+    torch.manual_seed(0)
+    eager = Switching()
+    twin = copy.deepcopy(eager)
+
+    def stepper(model: Switching) -> Step:
+        def step(x: Tensor) -> Tensor:
+            model.train(not model.training)
+            return model(x)
+
+        return step
+
+    with asc.compile(stepper(twin), MACHINE, backend="virtual") as run:
+        for number in range(5):
+            x = torch.randn(2, 4)
+            torch.manual_seed(number)
+            expected = stepper(eager)(x)
+            torch.manual_seed(number)
+            assert torch.equal(run(x), expected.detach())
+            for model in (eager, twin):
+                assert (model.kind, model.begun, model.settings.mode) == ("plain", True, "run")
+            assert twin.drop.training is twin.training is eager.training
+        assert run.cache_info().misses == 3  # the first time, and with dropout and without

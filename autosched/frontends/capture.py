@@ -51,6 +51,7 @@ class Captured(Graph):
         self.returned: Any = None
         self.made: dict[str, tuple[str, ...]] = {}  # outputs that are new state, and their places
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
+        self.switched: list[tuple[dict[str, Any], str, Any]] = []  # attributes, and what they are afterwards
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now."""
@@ -62,6 +63,8 @@ class Captured(Graph):
             self.state.put(place, outputs[name])
         for place in self.gone:
             self.state.put(place, None)
+        for attributes, name, item in self.switched:
+            attributes[name] = item
         return transform(lambda leaf: outputs[leaf.name] if isinstance(leaf, _Output) else leaf, self.returned)
 
 
@@ -202,9 +205,10 @@ class _Builder:
                     raise CaptureError(f"{name!r} has other memory after the step; write in place, with copy_")
             if (change := around.change()) is not None:
                 raise CaptureError(
-                    f"{change} after the step, and only tensors can change that modules and optimizers hold; "
+                    f"{change} after the step, and what can change is tensors in modules and optimizers, and switches; "
                     f"keep it in a buffer, return it, or change it outside of the step, as schedulers do"
                 )
+            self.graph.switched = around.switched()
         finally:
             self.around = None
             around.restore()

@@ -249,7 +249,10 @@ def _looks(tensor: torch.Tensor | None) -> Hashable:
     """Return what a capture sees of a tensor."""
     if tensor is None:
         return None
-    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    try:
+        return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    except (RuntimeError, ValueError):  # sparse, nested, lazy: capture says so
+        return type(tensor), id(tensor)
 
 
 def _is_plain(item: Any) -> bool:

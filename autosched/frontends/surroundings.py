@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from types import NoneType
 from typing import Any
 
 import torch
@@ -85,19 +86,31 @@ class Surroundings:
         """Return what is not as it was, in words; None if nothing."""
         return next(self._changes(), None)
 
+    def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the attributes that hold a word, True, False or None, and held another: the object's, the name, it.
+
+        A number may run on with each step; this can be left again as the function leaves it.
+        """
+        found = [(table, name, old.get(name)) for table, old in self._tables for name in table]
+        found += [(table, name, item) for table, name, item in self._entries if isinstance(table, dict)]
+        own = [(table, name, old) for table, name, old in found if id(table) in self._owners]
+        return [(table, name, table[name]) for table, name, old in own if _is_switch(table.get(name, 0), old)]
+
     def _changes(self) -> Iterator[str]:
+        switched = [(id(table), name) for table, name, _ in self.switched()]
         for cell, item in self._cells:
             if not _same(cell.cell_contents, item):
                 yield f"{self._variable(cell)} is {_shown(cell.cell_contents)}"
         for namespace, name, item in self._entries:
-            if not _same(namespace.get(name), item):
+            if not _same(namespace.get(name), item) and (id(namespace), name) not in switched:
                 yield f"{self._called(namespace, name)} is {_shown(namespace.get(name))}"
         for items, old_items in self._lists:
             if len(items) != len(old_items) or not all(map(_same, items, old_items)):
                 yield f"{self.name_of(items) or 'a list'} has other items"
         for table, old in self._tables:
             for key in {**old, **table} if id(table) not in self._legal else ():
-                if not self._is_private(table, key) and not _same(table.get(key), old.get(key)):
+                known = self._is_private(table, key) or (id(table), key) in switched
+                if not known and not _same(table.get(key), old.get(key)):
                     yield f"{self._called(table, key)} is {_shown(table.get(key))}"
 
     def _is_private(self, table: Any, key: Any) -> bool:
@@ -134,6 +147,11 @@ def _legal(found: Iterable[Any]) -> Iterator[Any]:
 
 def _same(now: Any, before: Any) -> bool:
     return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and repr(now) == repr(before))
+
+
+def _is_switch(now: Any, before: Any) -> bool:
+    kinds = (bool, str, NoneType)
+    return isinstance(now, kinds) and isinstance(before, kinds) and not _same(now, before)
 
 
 def _shown(item: Any) -> str:
