@@ -171,7 +171,10 @@ class Graph:
         random: bool = False,
         **facts: Any,
     ) -> Any:
-        """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known."""
+        """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known.
+
+        ``by`` is called in the place of ``fn``, and does the same.
+        """
         for what, trees in (("arguments", (*args, *kwargs.values())), ("outputs=", [outputs])):
             if any(is_deeper(_DEEPEST, tree) for tree in trees):
                 label = facts.get("name") or effects.function_name(fn)
@@ -462,6 +465,7 @@ class Graph:
         view: bool = False,
         part: tuple[int, Part] | None = None,
         origin: Origin | None = None,
+        by: Callable[..., Any] | None = None,
     ) -> Any:
         label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
@@ -492,8 +496,8 @@ class Graph:
         )
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
-            index, label, fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view, random,
-            part, seconds, origin or Origin(_caller()), tuple(state),
+            index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
+            random, part, seconds, origin or Origin(_caller()), tuple(state),
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])

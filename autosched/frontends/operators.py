@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autosched.effects import effects_of
+from autosched.frontends.spelling import spelled
 from autosched.graph import HOST, Graph, Value
 from autosched.task import Here, Origin
 from autosched.tree import flatten
@@ -66,8 +67,11 @@ class Operators:
             facts["aliases"] = self._shared(node)
         if node.is_impure() and not effects.writes and not effects.random and not random:
             facts["after"], self.impure = tuple(self.impure), [label]
-        fn = _as_if_recording(node.target) if _label(node) in _ASK_FOR_GRAD_MODE else node.target
-        return self.graph.record(fn, args, kwargs, name=label, origin=origin, **facts)
+        if _label(node) in _ASK_FOR_GRAD_MODE:
+            facts["by"] = _as_if_recording(node.target)
+        else:
+            facts["by"] = spelled(node.target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
+        return self.graph.record(node.target, args, kwargs, name=label, origin=origin, **facts)
 
     def _shared(self, node: torch.fx.Node) -> Value | None:
         """Return the argument whose memory a node's results share."""
@@ -109,10 +113,15 @@ def _same(named: torch.device, usual: torch.device) -> bool:
     return named.type == usual.type and named.index in (None, usual.index)
 
 
+def _fake(node: torch.fx.Node) -> Any:
+    return node.meta["val"]
+
+
 def _plain(tree: Any) -> Any:
-    """Return a tree of arguments in Python's own lists and dicts."""
+    """Return a tree of arguments in Python's own lists and dicts; lists of numbers are tuples, which nobody changes."""
     if isinstance(tree, (tuple, list)):
-        return (tuple if isinstance(tree, tuple) else list)(_plain(item) for item in tree)
+        items = [_plain(item) for item in tree]
+        return items if isinstance(tree, list) and any(isinstance(item, Value) for item in items) else tuple(items)
     return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 

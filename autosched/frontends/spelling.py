@@ -1,0 +1,88 @@
+"""Spelling: the function of torch's Python interface that calls an ATen operator, for people to read and for speed.
+
+``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, and takes a microsecond longer to say so. Which function it
+is, is not believed but seen: it is called, and must dispatch this one operator with these very arguments. Knows no
+graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autosched.tree import flatten
+
+__all__ = ["spelled"]
+
+
+def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return what does the same as an operator does for such arguments, tensors being fake; itself if nothing does.
+
+    >>> from torch._subclasses.fake_tensor import FakeTensorMode
+    >>> with FakeTensorMode():
+    ...     x = torch.ones(2, 2)
+    >>> spelled(torch.ops.aten.mm.default, (x, x), {}).__name__, spelled(torch.ops.aten.t.default, (x,), {}).__name__
+    ('mm', 't')
+    """
+    own: Callable[..., Any] = target
+    known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    if not known or not any(isinstance(leaf, FakeTensor) for leaf in flatten((args, kwargs))):
+        return own  # without fake tensors it would make, or draw, real ones
+    wanted = _bound(target, args, kwargs)
+    for candidate in _candidates(target, args):
+        seen = _Seen()
+        try:
+            with torch.no_grad(), seen:
+                candidate(*args, **kwargs)
+        except Exception:  # torch says in many ways that it takes no such arguments
+            continue
+        if len(seen.calls) == 1 and seen.calls[0][0] is target and _same(_bound(*seen.calls[0]), wanted):
+            return candidate
+    return own
+
+
+def _candidates(target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]) -> Iterator[Callable[..., Any]]:
+    """Yield public functions of an operator's name."""
+    name = target._schema.name.partition("::")[2]
+    if name.startswith("_"):
+        return
+    homes = [torch.Tensor] if args and isinstance(args[0], torch.Tensor) else []
+    for home in (*homes, torch, torch.nn.functional):
+        if callable(found := getattr(home, name, None)):
+            yield found
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are dispatched; those that write do not run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":  # which asks fake tensors for their device
+            self.calls.append((func, args, kwargs or {}))
+        if len(self.calls) > 1:
+            raise RuntimeError("more than one operator")
+        return args[0] if func._schema.is_mutable else func(*args, **(kwargs or {}))
+
+
+def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by name."""
+    known = target._schema.arguments
+    given = dict(zip((argument.name for argument in known), args, strict=False))
+    return {argument.name: argument.default_value for argument in known} | given | dict(kwargs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, (tuple, list)):
+        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one is other
+    return type(one) is type(other) and bool(one == other)
