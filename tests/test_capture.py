@@ -29,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "adamw, fused": lambda p: optim.AdamW(p, lr=0.01, fused=True),
     "momentum, its rate a tensor": lambda p: optim.SGD(p, lr=torch.tensor(0.1), momentum=0.9),
     "adam, its rate a tensor": lambda p: optim.Adam(p, lr=torch.tensor(0.01)),
+    "nadam": lambda p: optim.NAdam(p, lr=0.01),
     "rmsprop": lambda p: optim.RMSprop(p, lr=0.01),
     "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
 }
@@ -112,6 +113,7 @@ def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: s
     assert_trains_as_eager(kind, "momentum", policy="round_robin", machine=machine, backend="virtual")
 
 
+@pytest.mark.filterwarnings("error:no estimate")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_step_as_they_do_eagerly(optimizer: str) -> None:
     machine = asc.Machine.emulated(gpus=2)

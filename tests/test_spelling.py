@@ -38,6 +38,9 @@ A, B, ROW = fakes((2, 3), (3, 4), (3,))
         (aten.convolution.default, (A[None, None], A[None, None], None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1), {},
          torch.convolution),
         # another overload, or other arguments, than Python would choose
+        (aten.where.self, (A > 0, A, A), {}, torch.where),
+        (aten.adaptive_max_pool2d.default, (A[None], (1, 1)), {}, aten.adaptive_max_pool2d.default),
+        (aten.topk.default, (A, 2), {}, Tensor.topk),
         (aten.add.Scalar, (A, 1.0), {}, aten.add.Scalar),
         (aten.threshold_backward.default, (A, A, 0), {}, aten.threshold_backward.default),
         (aten.zeros.default, ((2,),), {}, aten.zeros.default),

@@ -27,6 +27,7 @@ _NOT_THE_USER = ("/torch/", "/autosched/", contextlib.__file__)
 # By words in what torch says, in the name of its error or among the files on the way there: what to do instead.
 _ADVICE = (
     (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
+    (("optim/radam.py",), "RAdam looks at its count of steps; pass capturable=True, or use another optimizer"),
     (("grad_scaler.py",), "GradScaler looks whether gradients are finite; use bfloat16, which needs none"),
     (("swa_utils.py",), "AveragedModel counts in a tensor and looks at it; update it outside of the step"),
     (("clip_grad.py",), "leave out error_if_nonfinite"),

@@ -32,15 +32,14 @@ def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
     known = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
     if not known or not any(isinstance(leaf, FakeTensor) for leaf in flatten((args, kwargs))):
         return own  # without fake tensors it would make, or draw, real ones
-    wanted = _bound(target, args, kwargs)
     for candidate in _candidates(target, args):
-        seen = _Seen()
+        once = _Once(target, _bound(target, args, kwargs))
         try:
-            with torch.no_grad(), seen:
-                candidate(*args, **kwargs)
+            with torch.no_grad(), once:
+                result = candidate(*args, **kwargs)
         except Exception:  # torch says in many ways that it takes no such arguments
             continue
-        if len(seen.calls) == 1 and seen.calls[0][0] is target and _same(_bound(*seen.calls[0]), wanted):
+        if once.done and _same(result, once.result):
             return candidate
     return own
 
@@ -56,19 +55,22 @@ def _candidates(target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]) ->
             yield found
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that are dispatched; those that write do not run."""
+class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets one operator be called once, with these arguments; if it writes, it does not run."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Any, wanted: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
+        self.target, self.wanted = target, wanted
+        self.done, self.result = False, None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "prim":  # which asks fake tensors for their device
-            self.calls.append((func, args, kwargs or {}))
-        if len(self.calls) > 1:
-            raise RuntimeError("more than one operator")
-        return args[0] if func._schema.is_mutable else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # which asks fake tensors for their device
+            return func(*args, **kwargs)
+        if self.done or func is not self.target or not _same(_bound(func, args, kwargs), self.wanted):
+            raise RuntimeError("another call")
+        self.done, self.result = True, args[0] if func._schema.is_mutable else func(*args, **kwargs)
+        return self.result
 
 
 def _bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
