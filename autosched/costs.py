@@ -7,14 +7,16 @@ Where a copy goes and how long the link takes is the machine's part. Knows no to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from autosched.allowed import is_number, no_seconds
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph, Task, Value
 from autosched.machine import Device
+from autosched.tree import flatten
 
 __all__ = ["Costs", "Work"]
 
@@ -49,7 +51,8 @@ class Costs:
     """Seconds per task and device, bytes per value. What comes first here wins.
 
     1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
-    3. views cost nothing; 4. the roofline of ``work``; 5. ``default_seconds`` and ``default_nbytes``.
+    3. views cost nothing; 4. merged tasks what their parts cost, by name, less the launches saved; 5. the roofline of
+    ``work``; 6. ``default_seconds`` and ``default_nbytes``.
 
     Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
 
@@ -98,6 +101,10 @@ class Costs:
             return float(given.get(device.name, math.inf) if isinstance(given, Mapping) else given)
         if task.view:
             return 0.0
+        if task.parts:
+            parts = [self.task_seconds(part, device) for part in task.parts]
+            launch = device.launch_seconds
+            return min(sum(parts), launch) + sum(max(seconds - launch, 0.0) for seconds in parts)
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
 
@@ -108,12 +115,20 @@ class Costs:
 
     def check(self, graph: Graph) -> None:
         """Raise ScheduleError if a table names what the graph does not have: a misspelt name would cost nothing."""
-        tasks = {task.name for task in graph.tasks}
-        values = {value.name for value in graph.values}
+        called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
+        tasks = {task.name for task in called}
+        values = {value.name for value in chain(graph.values, *(flatten(task.result) for task in called))}
         for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
             for name in getattr(self, kind):
                 if name not in known:
                     raise ScheduleError(f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have")
+
+
+def _with_parts(task: Task) -> Iterator[Task]:
+    """Yield a task, and what it was merged of."""
+    yield task
+    for part in task.parts:
+        yield from _with_parts(part)
 
 
 def _check_table(given: Any, kind: str) -> None:

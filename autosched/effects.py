@@ -18,7 +18,8 @@ from autosched.tree import flatten
 
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
-VIEWS = frozenset(
+_UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
+VIEWS = _UNMARKED_VIEWS | frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
     "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
     "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real view_as_complex".split()
@@ -56,7 +57,6 @@ RANDOM = frozenset(
 )
 RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
-_UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
 _MOST_ITEMS = 1000  # of what holds modules; longer ones are data
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
@@ -89,7 +89,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return _by_schema(fn, name, args, kwargs)
     writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
     looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
-    may_share = name in _UNMARKED_VIEWS or (name in MAY_ALIAS and not kwargs.get("copy", False))
+    may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
     looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
     shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None

@@ -30,6 +30,8 @@ from autosched.value import Value
 if TYPE_CHECKING:
     import networkx
 
+    from autosched.composite import Composite
+
 __all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "called_with"]
 
 
@@ -276,9 +278,7 @@ class Graph:
         for pattern, device in (place or {}).items():
             check_device(device)
             fits = functools.partial(fnmatch.fnmatchcase, pat=pattern)
-            found = [
-                task for task in self.tasks if fits(task.name) or (task.origin.module and fits(task.origin.module))
-            ]
+            found = [task for task in self.tasks if any(map(fits, _called(task)))]
             if not found:
                 raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
             for task in found:
@@ -464,8 +464,10 @@ class Graph:
         look: str | None = None,
         view: bool = False,
         part: tuple[int, Part] | None = None,
+        parts: Sequence[Part] = (),
         origin: Origin | None = None,
         by: Callable[..., Any] | None = None,
+        composite: Composite | None = None,
     ) -> Any:
         label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
@@ -476,16 +478,14 @@ class Graph:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
-        state = effects.shared_state(fn, flatten((args, kwargs)))
-        random = random or any(map(effects.draws, state))
-        state += [_RANDOM] if random else []
+        state, random = _state(fn, flatten((args, kwargs)), composite, random)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         device = None if view else check_device(on) if on is not None else self._device
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
         seen = tuple(self._now(v) for v in reads)
         written = tuple(self._now(v) for v in writes)
-        parts = self._parts(aliases, look, args, kwargs, list(flatten(names)))
+        parts = parts or self._parts(aliases, look, args, kwargs, list(flatten(names)))
         if view and aliases is not None:
             part = aliases.index, parts[0] if names == label else aliases.part
         dependencies = self._depend(index, reads, writes, part, earlier)
@@ -497,7 +497,7 @@ class Graph:
         made = tuple(self._now(v) for v in flatten(result))
         task = Task(
             index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
-            random, part, seconds, origin or Origin(_caller()), tuple(state),
+            random, part, seconds, origin or Origin(_caller()), tuple(state), composite,
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -705,11 +705,28 @@ def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:
     )
 
 
+def _called(task: Task) -> Iterator[str]:
+    """Yield the names by which a pattern may mean a task: its own, its module's, and those of what it was merged of."""
+    yield from filter(None, (task.name, task.origin.module))
+    for part in task.parts:
+        yield from _called(part)
+
+
 def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
     """Whether what is to be written to a part is that very part already."""
     return any(
         isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0 for item in items
     )
+
+
+def _state(fn: Any, args: Iterable[Any], composite: Composite | None, random: bool) -> tuple[list[Any], bool]:
+    """Return what a task shares beside values, and whether it draws random numbers."""
+    if composite is not None:
+        shared = {id(item): item for part in composite.tasks for item in part.shared}
+        return list(shared.values()), any(part.random for part in composite.tasks)
+    state = effects.shared_state(fn, args)
+    random = random or any(map(effects.draws, state))
+    return state + ([_RANDOM] if random else []), random
 
 
 def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autosched.parts import Part
 from autosched.tree import match
+
+if TYPE_CHECKING:
+    from autosched.composite import Composite
 
 __all__ = ["HOST", "Dependency", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
 
@@ -34,11 +37,16 @@ class Use(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a task comes from: the user's file and line, the module's path, and forward, backward or optimizer."""
+    """Where a task comes from: the user's file and line, the module's path, and forward, backward or optimizer.
+
+    ``call`` tells calls of one module apart, or those of the function ``whole``, if that was marked to stay whole.
+    """
 
     where: tuple[str, int]
     module: str = ""
     phase: str = ""
+    call: int = 0
+    whole: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,17 @@ class Task:
     seconds: Seconds | None  # what it costs, where the user knows
     origin: Origin
     shared: tuple[Any, ...] = ()  # beside values: modules, optimizers, the generators of random numbers
+    composite: Composite | None = None  # what it was merged of
 
     @property
     def source(self) -> str:
         """Where the user added it, as ``file:line``."""
         return "{}:{}".format(*self.origin.where)
+
+    @property
+    def parts(self) -> tuple[Task, ...]:
+        """The tasks that it was merged of, which know values of the graph that they came from; none of any other."""
+        return self.composite.tasks if self.composite is not None else ()
 
     def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
         """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""

@@ -35,11 +35,17 @@ MAY_IMPORT = {
     "machine": ["allowed", "errors", "readers"],
     "program": ["errors"],
     "timeline": ["errors", "program"],  # its spans lie on the program's streams
-    "task": ["parts", "tree"],
+    "task": ["composite", "parts", "tree"],
+    "composite": ["task", "tree", "value"],  # what merged tasks call; a task may be one
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
-    "graph": ["allowed", "errors", "effects", "parts", "task", "tree", "value"],
-    "costs": ["allowed", "errors", "machine", "graph"],
+    "graph": ["allowed", "composite", "errors", "effects", "parts", "task", "tree", "value"],
+    "costs": ["allowed", "errors", "machine", "graph", "tree"],
     "placement": ["errors", "machine", "graph"],
+    # other graphs that say the same
+    "marked": ["errors", "tree", "value"],
+    "folding": ["effects", "graph"],
+    "merging": ["composite", "folding", "graph", "task", "tree", "value"],
+    "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
     "bounds": ["errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     "policies": ["errors", "graph", "machine", "costs", "placement", "bounds"],
@@ -48,7 +54,7 @@ MAY_IMPORT = {
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
-    "codegen": [*DATA, "standing", "task", "value"],  # spells a call as values do
+    "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": DATA,
     # running a program
     "workers": ["errors"],
@@ -65,7 +71,8 @@ MAY_IMPORT = {
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
-    "frontends": ["effects", "errors", "graph", "costs", "task", "tree"],  # estimate makes costs of a graph
+    # estimate makes costs of a graph; captures are merged, for a device
+    "frontends": [*"effects errors graph costs task tree".split(), *"grouping machine marked merging".split()],
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
