@@ -33,6 +33,7 @@ from autosched.errors import MachineError, ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.program import Program
+from autosched.task import Task
 
 __all__ = ["Code", "generate"]
 
@@ -85,7 +86,8 @@ class _Writer:
         inputs = [value for value in graph.sources if value.tensor is None]
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
         self.module = name_globals(program, machine, names)
-        for task in graph.tasks:  # what calls refer to has its names before values do
+        self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
+        for task in self.tasks.values():  # what calls refer to has its names before values do
             caller.call(task, lambda _: "_")
         constants = {
             value.index: self.functions.give(value.tensor, value.name, "")
@@ -141,7 +143,7 @@ class _Writer:
     def _needed(self) -> Iterator[str]:
         for name, item in self.functions.given.items():
             user = self.functions.uses[name]
-            used = f", for task {user}, added at {PurePath(self.graph.task(user).source).name}" if user else ""
+            used = f", for task {user}, added at {PurePath(self.tasks[user].source).name}" if user else ""
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
     def _head(self) -> Iterator[str]:
@@ -151,6 +153,14 @@ class _Writer:
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         yield laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1) + ":"
         yield '    """Run once; return the outputs by name."""'
+
+
+def _called(task: Task) -> Iterator[Task]:
+    """Yield the tasks whose calls are written: the task, or the parts of a merged one."""
+    if not task.parts:
+        yield task
+    for part in task.parts:
+        yield from _called(part)
 
 
 def _imports(lines: list[str]) -> str:

@@ -66,16 +66,20 @@ def importable(item: Any) -> tuple[str, str] | None:
 
 
 def source_of(fn: Any) -> Source | None:
-    """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give."""
+    """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give.
+
+    What a decorator took and left as it was is such a function: the text goes without the decorator.
+    """
     if not isinstance(fn, FunctionType) or fn.__dict__:
         return None
     try:
         text = textwrap.dedent(inspect.getsource(fn))
         (node,) = ast.parse(text).body
+        text = "".join(text.splitlines(keepends=True)[node.lineno - 1 :])
         table = symtable.symtable(text, "<source>", "exec")
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
-    if not isinstance(node, ast.FunctionDef) or node.decorator_list or not _has_defaults(fn, node.args):
+    if not isinstance(node, ast.FunctionDef) or not _has_defaults(fn, node.args):
         return None
     if any(isinstance(child, ast.Global) for child in ast.walk(node)):
         return None

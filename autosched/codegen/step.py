@@ -6,17 +6,19 @@ CPU stream does is done when the next line begins: its events need no line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autosched.codegen.calls import Caller, literal
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import Piece, joined, laid_out, quoted
+from autosched.composite import Composite
 from autosched.graph import Graph, Task, Value
 from autosched.machine import Machine
 from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 from autosched.standing import Standing
+from autosched.tree import flatten
 
 __all__ = ["Body", "Globals"]
 
@@ -91,7 +93,7 @@ class Body:
                 section.streams, section.launches = streams, True
             if isinstance(instruction, Free) and section.pieces and section.pieces[-1][0].before == "del ":
                 pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
-            section.pieces += [(piece, i if i in self.reads and not at else -1) for at, piece in enumerate(pieces)]
+            section.pieces += [(piece, i if i in self.reads and piece.before != "del " else -1) for piece in pieces]
         return sections
 
     def _returned(self) -> Piece:
@@ -151,19 +153,52 @@ class Body:
             assert name is not None
             found[use.value] = name
         self.reads[i] = tuple(found.values())
-        call = self.caller.call(task, found.__getitem__, self._spelled(device))
         for use in task.changes:
             self.there.change(*use, device)
         used = [use for use in task.outputs if self.graph.is_used(use.value)]
-        if not task.outputs or (not used and call.kind == "call"):
-            yield call.piece
-            return
-        made = {use.value: self.names.variable(self.graph.values[use.value].name) for use in task.outputs}
-        yield from self._unpacked(task.result, call.piece, made)
+        made: dict[int, str] = {}
+        yield from self._called(task, found, made, {use.value for use in used}, self._spelled(device))
         for use in used:
             self._put(*use, device, made[use.value], self._base(use.value, found))
-        if len(used) < len(made):
-            yield self._dropped([made[use.value] for use in task.outputs if use not in used])
+
+    def _called(
+        self, task: Task, given: Mapping[int, str], made: dict[int, str], used: Container[int], device: str
+    ) -> Iterator[Piece]:
+        """Write a call, or those of a merged task, and note in ``made`` the names of the results that are used."""
+        if task.composite is not None:
+            yield from self._parts(task, task.composite, given, made, used, device)
+            return
+        call = self.caller.call(task, given.__getitem__, device)
+        values = list(flatten(task.result))
+        if not values or (call.kind == "call" and not any(value.index in used for value in values)):
+            yield call.piece
+            return
+        names = {value.index: self.names.variable(value.name) for value in values}
+        made.update(names)
+        yield from self._unpacked(task.result, call.piece, names)
+        if unused := [name for index, name in names.items() if index not in used]:
+            yield self._dropped(unused)
+
+    def _parts(
+        self,
+        task: Task,
+        whole: Composite,
+        given: Mapping[int, str],
+        made: dict[int, str],
+        used: Container[int],
+        device: str,
+    ) -> Iterator[Piece]:
+        """Write the calls of a merged task; what they make between them is dropped where nothing needs it any more."""
+        names = {inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)}
+        for part, dead in zip(whole.tasks, whole.dead, strict=True):
+            own = {use.value for use in part.outputs}
+            yield from self._called(part, names, names, own.difference(dead), device)
+            if last := [names[index] for index in dead if index not in own]:
+                yield self._dropped(last)
+        results = zip(whole.gives, task.outputs, strict=True)
+        made.update((use.value, names[inner]) for inner, use in results)
+        if unused := [made[use.value] for use in task.outputs if use.value not in used]:
+            yield self._dropped(unused)
 
     def _base(self, value: int, found: Mapping[int, str]) -> str | None:
         """Return the argument whose memory a result shares."""

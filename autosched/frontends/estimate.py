@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from autosched.costs import Costs, Work
-from autosched.graph import Graph, Task, called_with
+from autosched.graph import Graph, Task, Value, called_with
 from autosched.tree import flatten, transform
 
 __all__ = ["Estimate", "estimate"]
@@ -44,7 +44,10 @@ Op = OpOverload[..., Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Costs with the work and bytes that could be estimated, and the reason for each task (by name) that could not."""
+    """Costs with the work and bytes that could be estimated, and the reason for each task (by name) that could not.
+
+    Of a merged task it has the parts.
+    """
 
     costs: Costs
     unknown: Mapping[str, str]
@@ -72,28 +75,41 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
             with contextlib.suppress(Exception):  # its readers will say that it is unknown
                 data[index] = transform(_twin, example)
         for task in graph.tasks:
-            try:
-                results, work[task.name] = _run(graph, task, data)
-            except Exception as error:
-                unknown[task.name] = _reason(error)
-            else:
-                data.update(results)
+            _learn(task, data, work, unknown)
         known = {index: list(_tensors(item)) for index, item in data.items()}
         nbytes = {graph.values[i].name: sum(t.nbytes for t in tensors) for i, tensors in known.items() if tensors}
     return Estimate(Costs(work=work, nbytes=nbytes), unknown)
+
+
+def _learn(task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]) -> None:
+    """Run a task on fake tensors, or its parts; note results, by the index of their value, and work."""
+    if task.composite is not None:
+        given = zip(task.composite.takes, task.args, strict=False)
+        inner = {index: data[value.index] for index, value in given if value.index in data}
+        for part in task.parts:
+            _learn(part, inner, work, unknown)
+        made = zip(task.outputs, task.composite.gives, strict=True)
+        data.update((use.value, inner[index]) for use, index in made if index in inner)
+        return
+    try:
+        results, work[task.name] = _run(task, data)
+    except Exception as error:
+        unknown[task.name] = _reason(error)
+    else:
+        data.update(results)
 
 
 class _UnknownError(Exception):
     """Why we do not run a task."""
 
 
-def _run(graph: Graph, task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
+def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     """Run one task on fake tensors; return its results, by the index of their value, and its work."""
     if task.fn is None:
         raise _UnknownError("has no function")
-    for use in task.reads:
-        if use.value not in data:
-            raise _UnknownError(f"reads {graph.values[use.value].name!r}, which is unknown")
+    for value in flatten((task.args, task.kwargs)):
+        if isinstance(value, Value) and value.index not in data:
+            raise _UnknownError(f"reads {value.name!r}, which is unknown")
     args, kwargs = called_with(task, data)
     if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
         raise _UnknownError("has no tensor among its arguments")
