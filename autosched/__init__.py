@@ -29,7 +29,9 @@ from autosched.errors import (
     TaskError,
 )
 from autosched.graph import Graph, Task, Value
+from autosched.grouping import merge
 from autosched.machine import Device, Link, Machine
+from autosched.marked import task
 from autosched.placement import Placement
 from autosched.program import Program
 from autosched.schedule import Schedule, load, schedule
@@ -88,7 +90,9 @@ __all__ = [
     "capture",
     "compile",
     "load",
+    "merge",
     "schedule",
     "simulate",
+    "task",
     "verify",
 ]

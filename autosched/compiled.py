@@ -10,15 +10,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from autosched.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.frontends.capture import Captured, arguments_of, capture
+from autosched.frontends.capture import Captured, arguments_of, captured
+from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Guard, Reach, Shape, kind_of
 from autosched.frontends.state import State
+from autosched.grouping import Granularity, check_granularity
 from autosched.machine import Machine
 from autosched.policies import Policy
 from autosched.schedule import Schedule, schedule
@@ -50,13 +52,15 @@ def compile(
     policy: str | Policy = "auto",
     costs: Costs | None = None,
     maxsize: int = 8,
+    granularity: Granularity = "op",
     **options: Any,
 ) -> Compiled:
     """Return a function that does what ``fn`` does, on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
-    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate; ``options``
-    are those of ``schedule``. What it returns is cut off from autograd: gradients are taken inside.
+    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate;
+    ``granularity`` is that of ``capture``, and ``options`` are those of ``schedule``. What it returns is cut off from
+    autograd: gradients are taken inside.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -66,14 +70,40 @@ def compile(
     """
     if maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
-    return Compiled(fn, functools.partial(schedule, machine=machine, policy=policy, **options), costs, maxsize)
+    check_granularity(granularity)
+    coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))
+    make = functools.partial(schedule, machine=machine, policy=policy, **options)
+    return Compiled(fn, make, costs, maxsize, coarsen)
+
+
+def _coarsened(
+    granularity: Granularity,
+    machine: Machine | None,
+    costs: Costs | None,
+    place: Mapping[str, str] | None,
+    graph: Captured,
+    examples: Mapping[str, Any],
+) -> Captured:
+    """Return a captured graph at a granularity, with each task in its place: such are not merged with others."""
+    if granularity == "op":
+        return coarse(graph, granularity, examples)
+    machine = Machine.local() if machine is None else machine
+    device = machine.device((*machine.accelerators, machine.host)[0])
+    return coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device)
 
 
 class Compiled:
     """A function with a schedule for each kind of call. Made by ``compile``; ``close()`` it, or let go of it."""
 
-    def __init__(self, fn: Callable[..., Any], make: Callable[..., Schedule], costs: Costs | None, maxsize: int):
-        self.fn, self.make, self.costs, self.maxsize = fn, make, costs, maxsize
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        make: Callable[..., Schedule],
+        costs: Costs | None,
+        maxsize: int,
+        coarsen: Callable[[Captured, Mapping[str, Any]], Captured],
+    ):
+        self.fn, self.make, self.costs, self.maxsize, self.coarsen = fn, make, costs, maxsize, coarsen
         self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
         self._hits = self._misses = 0
         self._guard = threading.RLock()
@@ -109,9 +139,10 @@ class Compiled:
         known = self._kept.pop(key, None)
         if known is None:
             self._misses += 1
-            graph = capture(self.fn, *args, **kwargs)
-            costs = {"costs": self.costs} if self.costs is not None else {"examples": graph.examples}
-            graph.examples = {}  # or this batch would live as long as the schedule
+            operators = captured(self.fn, args, kwargs)
+            examples, operators.examples = operators.examples, {}  # or this batch would live as long as the schedule
+            graph = self.coarsen(operators, examples)
+            costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
             known = _Kind(graph, self.make(graph, **costs), guard)
         else:
             self._hits += 1

@@ -422,8 +422,8 @@ def test_schedules_are_named_by_phase_module_line_and_the_users_words() -> None:
     with open(__file__) as file:
         line = next(number for number, text in enumerate(file, 1) if text.endswith("# this line\n"))
     addmm, mm = forward.task("fc1.addmm").origin, backward.task("fc1.backward.mm").origin
-    assert addmm == ((__file__, line), "fc1", "forward")
-    assert mm == ((__file__, line), "fc1", "backward")
+    assert addmm[:3] == ((__file__, line), "fc1", "forward")
+    assert mm[:3] == ((__file__, line), "fc1", "backward")
 
 
 def test_the_name_alone_lists_its_schedules_too() -> None:

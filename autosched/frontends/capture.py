@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.granularity import coarse
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
@@ -27,9 +28,10 @@ from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
+from autosched.grouping import Granularity, check_granularity
 from autosched.tree import transform
 
-__all__ = ["Captured", "arguments_of", "capture", "leaves"]
+__all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,15 @@ class Captured(Graph):
         return transform(lambda leaf: outputs[leaf.name] if isinstance(leaf, _Output) else leaf, self.returned)
 
 
-def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
+def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any) -> Captured:
     """Return as a graph what ``fn(*args, **kwargs)`` does, without doing it.
 
     ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and ``optimizer.step()``;
     modules and optimizers are found among its arguments and in its closure. Inputs have the names of parameters and
     buffers (``fc1.weight``), of arguments as in the signature, ``fc1.weight.grad`` and
-    ``optimizer.fc1.weight.exp_avg``. Raises CaptureError, with the user's line, for what no graph can say.
+    ``optimizer.fc1.weight.exp_avg``. A task is an operator; by ``granularity="module"`` a call of a module, forward or
+    backward, and by ``"auto"`` as many operators as are worth a launch. Raises CaptureError, with the user's line, for
+    what no graph can say.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> graph = capture(model, torch.ones(4, 3))
@@ -83,6 +87,16 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Captured:
     >>> torch.equal(graph.finish(graph.run_serial(**graph.feed(torch.ones(4, 3)))), model(torch.ones(4, 3)))
     True
     """
+    check_granularity(granularity)
+    if "granularity" in _parameters(fn):
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        raise CaptureError(f"{name!r} has a parameter 'granularity', a word that capture takes; wrap it in a lambda")
+    graph = captured(fn, args, kwargs)
+    return coarse(graph, granularity, graph.examples)
+
+
+def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    """Do as ``capture``, with a task for each operator, those of marked functions too."""
     state = State.of(fn, [*args, *kwargs.values()])
     given, held = arguments_of(fn, args, kwargs), state.tensors()
     for name in given.keys() & held.keys():
@@ -108,6 +122,13 @@ def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 named.update(named.pop(name, {}))
     return {re.sub(r"[\s@]", "_", path): leaf for path, leaf in leaves(named) if isinstance(leaf, torch.Tensor)}
+
+
+def _parameters(fn: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters
+    except ValueError:
+        return ()
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

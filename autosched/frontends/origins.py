@@ -6,6 +6,8 @@ Written down by torch while it traces, as far as hooks let it; read off the node
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from autosched.effects import function_name
+from autosched.marked import CAPTURE
 from autosched.task import Origin
 from autosched.tree import flatten
 
@@ -36,10 +40,18 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
         for path, part in module.named_modules()
     }
     inside: list[contextlib.ExitStack] = []
+    count = itertools.count(1)
 
-    def enter(facts: dict[str, str]) -> None:
+    def enter(facts: dict[str, Any]) -> None:
         inside.append(contextlib.ExitStack())
         inside[-1].enter_context(annotate(facts))
+
+    @contextlib.contextmanager
+    def around(fn: Callable[..., Any]) -> Iterator[None]:
+        code = getattr(inspect.unwrap(fn), "__code__", None)  # of a builtin there is none
+        line = (code.co_filename, code.co_firstlineno) if code is not None else None
+        with _calling(None), annotate({"whole": (function_name(fn), next(count), line)}):
+            yield
 
     def leave(*_: Any) -> None:
         inside.pop().close()
@@ -50,18 +62,31 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
             if hasattr(torch.compiler, name):
                 stack.enter_context(getattr(torch.compiler, name)())
         for handle in (
-            register_module_forward_pre_hook(lambda module, _: enter({"module": paths.get(id(module), "")})),
+            register_module_forward_pre_hook(
+                lambda module, _: enter({"module": paths.get(id(module), ""), "call": next(count)})
+            ),
             register_module_forward_hook(leave, always_call=True),
             register_optimizer_step_pre_hook(lambda *_: enter({"phase": "optimizer"})),
             register_optimizer_step_post_hook(leave),
         ):
             stack.callback(handle.remove)
+        stack.enter_context(_calling(around))
         try:
             with _Lines(refuse):
                 yield
         finally:
             while inside:  # an error left some open
                 leave()
+
+
+@contextlib.contextmanager
+def _calling(around: Callable[[Any], contextlib.AbstractContextManager[None]] | None) -> Iterator[None]:
+    """Let calls of marked functions be written down like this for a while."""
+    before, CAPTURE.around = CAPTURE.around, around
+    try:
+        yield
+    finally:
+        CAPTURE.around = before
 
 
 def origins(
@@ -82,7 +107,9 @@ def origins(
             found[node] = last._replace(phase="backward")
         else:
             module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
-            origin = Origin(custom.get("where", default), module, custom.get("phase", "forward"))
+            name, call, where = custom.get("whole", ("", custom.get("call", 0), None))
+            where = where or custom.get("where", default)
+            origin = Origin(where, module, custom.get("phase", "forward"), call, name)
             found[node] = origin
             forward.setdefault(number, origin)  # those behind it that autograd does not follow have its number too
     return found

@@ -1,0 +1,36 @@
+"""Granularity: how much of a captured step becomes one task.
+
+``"op"``: an operator. ``"module"``: a call of a module, its forward or its backward, or what an optimizer does to it.
+``"auto"``: as many operators as make a task worth its launch. A call of a marked function is one task in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from autosched.costs import Costs
+from autosched.frontends.estimate import estimate
+from autosched.graph import Graph
+from autosched.grouping import Granularity, by_mark, merge
+from autosched.machine import Device
+from autosched.merging import merged
+
+__all__ = ["coarse"]
+
+G = TypeVar("G", bound=Graph)
+
+
+def coarse(
+    graph: G,
+    granularity: Granularity,
+    examples: Mapping[str, Any],
+    costs: Costs | None = None,
+    device: Device | None = None,
+) -> G:
+    """Return a graph of operators at a granularity; costs are estimated from ``examples`` where they are not given."""
+    marks = by_mark(graph)
+    graph = merged(graph, marks) if marks else graph
+    if granularity == "auto" and costs is None:
+        costs = estimate(graph, examples).costs
+    return merge(graph, granularity, costs=costs, device=device)
