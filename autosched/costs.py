@@ -25,7 +25,7 @@ Seconds = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class Work:
-    """What a task does, whatever the device: floating point operations, and bytes read and written.
+    """What a task does, whatever the device: floating point operations, bytes read and written, operators launched.
 
     Raises ScheduleError for numbers that are negative, infinite or no numbers.
 
@@ -35,15 +35,17 @@ class Work:
 
     flops: float
     nbytes: float
+    launches: float = 1
 
     def __post_init__(self) -> None:
         _check_finite(self.flops, "flops of work")
         _check_finite(self.nbytes, "nbytes of work")
+        _check_finite(self.launches, "launches of work")
 
     def seconds(self, device: Device) -> float:
         """Return the seconds on a device by the roofline model (Williams, Waterman, Patterson, CACM 2009)."""
         busy = max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
-        return device.launch_seconds + busy
+        return self.launches * device.launch_seconds + busy
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Costs:
     """Seconds per task and device, bytes per value. What comes first here wins.
 
     1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
-    3. views cost nothing; 4. merged tasks what their parts cost, by name, less the launches saved; 5. the roofline of
-    ``work``; 6. ``default_seconds`` and ``default_nbytes``.
+    3. views cost nothing; 4. merged tasks what their parts cost, by name; 5. the roofline of ``work``;
+    6. ``default_seconds`` and ``default_nbytes``.
 
     Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
 
@@ -102,9 +104,7 @@ class Costs:
         if task.view:
             return 0.0
         if task.parts:
-            parts = [self.task_seconds(part, device) for part in task.parts]
-            launch = device.launch_seconds
-            return min(sum(parts), launch) + sum(max(seconds - launch, 0.0) for seconds in parts)
+            return sum(self.task_seconds(part, device) for part in task.parts)
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
 

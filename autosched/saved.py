@@ -195,7 +195,7 @@ def _seconds(item: Any, place: str) -> Any:
 _COSTS = {
     "seconds": table(_seconds),
     "nbytes": table(_finite),
-    "work": table(record(Work, {"flops": _finite, "nbytes": _finite})),
+    "work": table(record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
     "default_seconds": _amount,
     "default_nbytes": _finite,
 }

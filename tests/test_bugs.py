@@ -19,6 +19,9 @@ from autosched.backends.accelerator import Accelerator
 from autosched.backends.emulated import Emulated
 from autosched.backends.host import copy_in_host_memory
 from autosched.backends.virtual import Virtual
+from autosched.lowering.frees import insert_frees
+from autosched.lowering.hazards import Block
+from autosched.program import Copy, Free, Record, Run, Stream, Wait
 from autosched.testing.comparing import difference
 
 MACHINE = asc.Machine.emulated(gpus=2)
@@ -759,3 +762,20 @@ def test_an_integer_of_numpy_was_no_index_of_a_part() -> None:
     assert [len(task.dependencies) for task in graph.tasks if not task.view] == [1, 1, 3]
     inputs = torch.zeros(3)
     assert run(graph, x=inputs)["x"].tolist() == [1, 1, 1]
+
+
+def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> None:
+    """A block that three streams used, of which each seemed to be waited for along with the next, was never freed."""
+    owner, a, b, c = [Stream(device, "compute") for device in "oabc"]
+    instructions = [
+        Run(owner, "make"), Record(owner, 0), Wait(a, 0), Wait(b, 0), Wait(c, 0),
+        Run(a, "use"), Record(a, 1),
+        Copy(b, "x", 0, "b", "c", also=c),  # the clocks of both meet, without an event
+        Run(c, "use again"),
+        Wait(b, 1),  # so b is behind a's use, and c is not
+        Run(b, "other"),
+    ]  # fmt: skip
+    block = Block("x", 0, owner, {a: 1, b: 2, c: 3})
+    found = insert_frees(instructions, [block])
+    assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
+    assert found[-1] == Free(owner, "x", 0)

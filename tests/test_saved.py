@@ -175,7 +175,8 @@ FILE = """\
     "work": {
       "mul": {
         "flops": 1,
-        "nbytes": 2.5
+        "nbytes": 2.5,
+        "launches": 1
       }
     },
     "default_seconds": 1e-05,
@@ -475,7 +476,7 @@ INSTRUCTION = "must be an instruction, such as 'cpu/compute  run h', as print(sc
         (put("costs", "seconds", "g", value=1), "costs give seconds for 'g', which graph 'layers' does not have"),
         (put("costs", "default_nbytes", value=10**309), "costs.default_nbytes must be a number, 0 or more, got 1000"),
         (put("costs", "nbytes", "h", value="inf"), 'costs.nbytes["h"] must be a number, 0 or more, got "inf"'),
-        (put("costs", "work", "g", value={"flops": 1, "nbytes": 1}), "costs give work for 'g', which graph 'layers'"),
+        (put("costs", "work", "g", value={"flops": 1, "nbytes": 1, "launches": 1}), "costs give work for 'g'"),
         (put("costs", "work", "h", value={"flops": 1}), "costs.work[\"h\"] misses key 'nbytes'; its keys are 'flops'"),
         (put("graph", 0, value={}), "graph[0] must be a string, got an object"),
     ],

@@ -77,7 +77,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
     modules and optimizers are found among its arguments and in its closure. Inputs have the names of parameters and
     buffers (``fc1.weight``), of arguments as in the signature, ``fc1.weight.grad`` and
     ``optimizer.fc1.weight.exp_avg``. A task is an operator; by ``granularity="module"`` a call of a module, forward or
-    backward, and by ``"auto"`` as many operators as are worth a launch. Raises CaptureError, with the user's line, for
+    backward, and by ``"auto"`` chains and what is tiny. Raises CaptureError, with the user's line, for
     what no graph can say.
 
     >>> model = torch.nn.Linear(3, 2)

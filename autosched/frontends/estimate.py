@@ -64,7 +64,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     >>> x, w = graph.inputs("x", "w")
     >>> graph.output(y=x @ w)
     >>> estimate(graph, {"x": torch.zeros(2, 3), "w": torch.zeros(3, 5)}).costs.work
-    {'matmul': Work(flops=60, nbytes=124)}
+    {'matmul': Work(flops=60, nbytes=124, launches=1)}
     """
     given = graph.bind(examples)
     work: dict[str, Work] = {}
@@ -118,7 +118,7 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     with _Counter() as counter:
         returned = task.fn(*args, **kwargs)
     results = {index: transform(_as_fake, result) for index, result in task.results(returned)}
-    return results, Work(counter.flops, counter.nbytes)
+    return results, Work(counter.flops, counter.nbytes, max(counter.launches, 1))
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,8 +126,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
-        self.nbytes = 0
+        self.flops = self.nbytes = self.launches = 0
 
     def __torch_dispatch__(self, op: Op, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         _refuse_real(op, _named(op, args, kwargs or {}))
@@ -136,6 +135,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["device"] = torch.device("cpu")
         result = op(*args, **kwargs)
         if not (op.is_view or torch.Tag.inplace_view in op.tags or op.overloadpacket in _FREE):
+            self.launches += op.namespace != "prim"  # which asks fake tensors for their device
             formula = _FORMULAS.get(op.overloadpacket)
             self._count(op, _named(op, args, kwargs), result, formula and formula(*args, **kwargs, out_val=result))
         return result

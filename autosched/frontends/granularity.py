@@ -1,7 +1,7 @@
 """Granularity: how much of a captured step becomes one task.
 
 ``"op"``: an operator. ``"module"``: a call of a module, its forward or its backward, or what an optimizer does to it.
-``"auto"``: as many operators as make a task worth its launch. A call of a marked function is one task in any case.
+``"auto"``: a chain of operators, or tiny ones beside others. A call of a marked function is one task in any case.
 """
 
 from __future__ import annotations

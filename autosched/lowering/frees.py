@@ -97,11 +97,12 @@ class _Frees:
                 if not self.clocks.passed(self.stamps[use], owner):
                     last[user] = max(last.get(user, 0), position)
         event = {user: self._event(user, position) for user, position in last.items()}
-        seen = {u: self.clocks.behind[u] if e is None else self.clocks.events[e][2] for u, e in event.items()}
-        for user in sorted(last):
-            if any(seen[other][user] >= last[user] for other in seen if other != user):
-                del seen[user]
-        return [(user, event[user]) for user in sorted(seen)]
+        clocks = {u: self.clocks.behind[u] if e is None else self.clocks.events[e][2] for u, e in event.items()}
+        implied = {u: {user for user in last if clock[user] >= last[user]} | {u} for u, clock in clocks.items()}
+        for user in sorted(last):  # one that implies all that this one does, not only this one: that may go in turn
+            if any(implied[other] >= implied[user] for other in implied if other != user):
+                del implied[user]
+        return [(user, event[user]) for user in sorted(implied)]
 
     def _record(self, user: int) -> int:
         record = Record(self.streams[user], self.events)
