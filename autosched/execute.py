@@ -140,7 +140,10 @@ class Executor:
                 found = inline.fault(error)
                 if found is None:
                     raise
-                self._raise_fault(*found)
+                try:
+                    self._raise_fault(*found)
+                finally:
+                    del found  # whose error has this frame in its trace: the inputs would wait for the collector
             if self.crew.stopped:
                 raise ScheduleError("the schedule was closed while it ran")
             self.backend.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -67,6 +68,23 @@ def failing() -> asc.Graph:
     big = x * 2
     graph.output(y=graph.add(fails, big, big[0], name="weak") + 1)
     return graph
+
+
+def test_a_failed_run_lets_go_of_its_inputs_at_once() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(fails, graph.input("x") * 2, 1.0))
+    with asc.schedule(graph, CPU) as schedule:
+        schedule(x=torch.ones(2))
+        x = torch.full((2,), 9.0)
+        seen = weakref.ref(x)
+        gc.disable()
+        try:
+            with contextlib.suppress(TaskError):
+                schedule(x=x)
+            del x
+            assert seen() is None
+        finally:
+            gc.enable()
 
 
 def test_a_failing_task_is_named_in_the_same_words() -> None:
