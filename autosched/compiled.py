@@ -18,7 +18,8 @@ from autosched.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.frontends.capture import Captured, arguments_of, captured
 from autosched.frontends.granularity import coarse
-from autosched.frontends.guards import Guard, Reach, Shape, kind_of
+from autosched.frontends.guards import Guard, Shape, kind_of
+from autosched.frontends.reach import Reach
 from autosched.frontends.state import State
 from autosched.grouping import Granularity, check_granularity
 from autosched.machine import Machine

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial, partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
+from tests import models
 
 HERE = asc.Machine([asc.Device("cpu")])
 SCALE = 2.0
@@ -94,6 +96,52 @@ class Scaled(nn.Module):
         return self.inner(x) * self.scales[1] * self.config.scale * SCALE
 
 
+class Base:
+    factor = 2.0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    @classmethod
+    def scaled_by_class(cls, x: Tensor) -> Tensor:
+        return x * cls.factor
+
+
+class Derived(Base):
+    """Its attributes are those of its base, reached through ``super()``."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return super().scaled(x) + 1
+
+    def __mul__(self, x: Tensor) -> Tensor:
+        return x * self.factor * SCALE
+
+    @property
+    def width(self) -> float:
+        return self.factor
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class ScaledByClass(nn.Module):
+    scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Options(dict[str, float]):
+    """A dict with a method."""
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self["scale"] * SCALE
+
+
 def nested(scale: float) -> SimpleNamespace:
     return SimpleNamespace(inner=SimpleNamespace(scale=scale))
 
@@ -105,6 +153,7 @@ class Cases:
         self.patch = monkeypatch
         self.module = Scaled()
         self.trainer = Trainer(nn.Identity(), nested(2.0))
+        self.derived = Derived()
 
     def global_(self) -> Any:
         return by_global, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
@@ -186,6 +235,110 @@ class Cases:
     def parameter(self) -> Any:
         scale = nn.PReLU(1, init=0.5)
         return scale, lambda: setattr(scale, "weight", nn.Parameter(torch.tensor([0.25])))
+
+    def attribute_of_a_class(self) -> Any:
+        return self.derived.scaled, lambda: self.patch.setattr(Base, "factor", 3.0)
+
+    def attribute_over_that_of_a_base(self) -> Any:
+        return self.derived.scaled, lambda: self.patch.setattr(Derived, "factor", 3.0, raising=False)
+
+    def attribute_of_a_class_in_a_class_method(self) -> Any:
+        return self.derived.scaled_by_class, lambda: self.patch.setattr(Base, "factor", 3.0)
+
+    def attribute_of_a_class_in_a_property(self) -> Any:
+        return lambda x: x * self.derived.width, lambda: self.patch.setattr(Base, "factor", 3.0)
+
+    def global_of_an_operator(self) -> Any:
+        return lambda x: self.derived * x, lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def method_of_a_class(self) -> Any:
+        return self.derived.scaled, lambda: self.patch.setattr(Base, "scaled", lambda self, x: -x)
+
+    def class_of_an_object(self) -> Any:
+        return lambda x: self.derived.scaled(x), lambda: setattr(self.derived, "__class__", Base)
+
+    def attribute_of_the_class_of_a_module(self) -> Any:
+        return ScaledByClass(), lambda: self.patch.setattr(ScaledByClass, "scale", 3.0)
+
+    def forward_of_the_class_of_a_module(self) -> Any:
+        return ScaledByClass(), lambda: self.patch.setattr(ScaledByClass, "forward", lambda self, x: -x)
+
+    def slot(self) -> Any:
+        slotted = Slotted()
+        return lambda x: x * slotted.scale, lambda: setattr(slotted, "scale", 3.0)
+
+    def name_in_a_variable(self) -> Any:
+        name = "factor"
+        return lambda x: x * getattr(self.derived, name), lambda: self.patch.setattr(Base, "factor", 3.0)
+
+    def attribute_of_a_function(self) -> Any:
+        def fn(x: Tensor) -> Tensor:
+            return x * fn.scale  # type: ignore[attr-defined]
+
+        fn.scale = 2.0  # type: ignore[attr-defined]
+        return fn, lambda: setattr(fn, "scale", 3.0)
+
+    def partial_method(self) -> Any:
+        class Partly:
+            def scaled(self, by: float, x: Tensor) -> Tensor:
+                return x * by * SCALE
+
+            doubled = partialmethod(scaled, 2.0)
+
+        partly = Partly()
+        return lambda x: partly.doubled(x), lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def cached_function(self) -> Any:
+        scale = cache(lambda: SCALE)
+        return lambda x: x * scale(), lambda: (scale.cache_clear(), self.patch.setitem(globals(), "SCALE", 3.0))
+
+    def import_in_a_function(self) -> Any:
+        def fn(x: Tensor) -> Tensor:
+            from tests import models
+
+            return x * getattr(models, "scale", 2.0)
+
+        return fn, lambda: self.patch.setattr(models, "scale", 3.0, raising=False)
+
+    def global_that_was_not_there(self) -> Any:
+        return lambda x: abs(x), lambda: self.patch.setitem(globals(), "abs", torch.neg)
+
+    def method_of_a_dict(self) -> Any:
+        options = Options(scale=2.0)
+        return lambda x: options.scaled(x), lambda: self.patch.setitem(globals(), "SCALE", 3.0)
+
+    def queue(self) -> Any:
+        scales = deque([2.0])
+        return lambda x: x * scales[0], lambda: scales.append(scales.pop() + 1)
+
+    def hook_of_a_parameter(self) -> Any:
+        model = nn.Linear(4, 4)
+
+        def fn(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+
+        return fn, lambda: model.weight.register_hook(torch.neg)
+
+    def what_a_hook_of_a_parameter_reads(self) -> Any:
+        model, scales = nn.Linear(4, 4), [2.0]
+        model.weight.register_hook(lambda gradient: gradient * scales[0])
+
+        def fn(x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+
+        return fn, lambda: scales.__setitem__(0, 3.0)
+
+    def hook_of_all_modules(self) -> Any:
+        hooks = nn.modules.module._global_forward_hooks
+        return nn.ReLU(), lambda: self.patch.setitem(hooks, -1, lambda module, args, result: -result)
+
+    def what_torch_is_told(self) -> Any:
+        def fn(x: Tensor) -> Tensor:
+            return -x if torch.are_deterministic_algorithms_enabled() else x
+
+        return fn, lambda: self.patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
 
     def precision(self) -> Any:
         table = {"on": False}

@@ -15,7 +15,7 @@ from torch.nn.utils import stateless
 
 from autosched.effects import shared_state
 
-__all__ = ["State"]
+__all__ = ["State", "hooks_of"]
 
 Place = tuple[str, ...]
 
@@ -94,7 +94,8 @@ class State:
         """Put a tensor in a place; None empties it."""
         match place:
             case ("grad", name):
-                self.parameters[name].grad = tensor
+                # As autograd leaves it: no view, whose base ``module.double()`` would leave as it is.
+                self.parameters[name].grad = tensor.detach() if tensor is not None and tensor._is_view() else tensor
             case ("buffer", key, path):
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
@@ -130,7 +131,7 @@ class State:
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
-                for hook in (self.parameters[name]._backward_hooks or {}).values():
+                for hook in hooks_of(self.parameters[name])[0]:
                     parameter.register_hook(hook)  # type: ignore[no-untyped-call]
             for key, optimizer in self.optimizers.items():
                 stack.enter_context(self._optimizing(key, optimizer, tensors))
@@ -177,6 +178,12 @@ def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
 
 def _setting(key: str, group: int, what: str) -> str:
     return f"{key}.{what}" if group == 0 else f"{key}.group{group}.{what}"
+
+
+def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], ...]:
+    """Return what is called with a gradient of this tensor, and what when it is there."""
+    found = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return tuple(tuple((hooks or {}).values()) for hooks in found)
 
 
 def _joined(key: str, name: str) -> str:

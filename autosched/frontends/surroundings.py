@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from autosched.frontends.guards import Reach
+from autosched.frontends.reach import Reach
 
 __all__ = ["Surroundings"]
 
@@ -57,7 +57,7 @@ class Surroundings:
         held = [*reach.containers, *own]
         self._lists = [(item, item.copy()) for item in held if isinstance(item, list)]
         self._tables = [(item, item.copy()) for item in held if isinstance(item, dict)]
-        self._entries = [(item, name, item[name]) for item, name in reach.entries]
+        self._entries = [(item, name, item[name]) for item, name in reach.entries if name in item]
         self._cells = [(item, item.cell_contents) for item, name in reach.attributes if name == "cell_contents"]
 
     def name_of(self, wanted: Any) -> str | None:

@@ -1,0 +1,288 @@
+"""Reach: what a function can read that is no tensor, as far as its code and the code that this calls mention it.
+
+Does not see what code reaches by names that it puts together or through ``vars``, inside objects of libraries, in lists
+and dicts of more than a thousand items, and when it compares dataclasses. Knows neither guards nor graphs.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
+from operator import is_
+from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as of_modules
+from torch.optim import optimizer as of_optimizers
+
+from autosched.frontends.state import hooks_of
+
+__all__ = ["Reach", "is_plain", "told"]
+
+_MOST_ITEMS = 1000  # of a list or dict; longer ones are data
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CALLED_UNNAMED = frozenset("forward backward setup_context".split())  # by torch; Python calls __add__ and its like
+_CALLED_ELSEWHERE = frozenset("__init__ __new__ __post_init__ __init_subclass__ __del__ __repr__ __reduce__".split())
+_LIBRARIES = frozenset(("torch", "autosched", "numpy", "builtins")) | sys.stdlib_module_names
+_NO_CELL = CellType()
+_END = (object(),)  # between containers, so that nothing moves from one to the next unseen
+_ABSENT = object()
+_GLOBAL_HOOKS = [
+    item
+    for module in (of_modules, of_optimizers)
+    for name, item in vars(module).items()
+    if name.startswith("_global_") and isinstance(item, dict)
+]
+
+
+class _Name(str):
+    """The name under which the next thing was found."""
+
+
+class Reach:
+    """What a call can read that is no tensor: ``key`` says what it is now, and ``unchanged`` whether it stays so."""
+
+    def __init__(self, roots: Iterable[Any], written: bool = False):
+        self.roots, self.written = [*roots, *_GLOBAL_HOOKS], written  # whether to look at what code only writes, too
+        self.mentioned: set[str] = set()
+        before = -1
+        while before != len(self.mentioned):  # code found late may mention what was passed by early
+            before = len(self.mentioned)
+            self.key: list[Hashable] = []
+            self.containers: list[Any] = []
+            self.attributes: list[tuple[Any, str]] = []  # of functions, cells and objects with slots
+            self.entries: list[tuple[Mapping[str, Any], str]] = []  # the others there do not count
+            self.objects: list[Any] = []  # whose classes count
+            self._seen: dict[int, tuple[int, Any]] = {}
+            self._read: set[int] = set()  # classes
+            self._walk()
+
+    def unchanged(self) -> Callable[[], bool]:
+        """Return a function that says whether all that was found is still there, the very same objects."""
+        empty = [item for item in self.containers if not item]
+        views = [view for item in self.containers if item for view in (*_views(item), _END)]
+        held = list(chain.from_iterable(views))
+        entries = [item.get(name, _ABSENT) for item, name in self.entries]
+        attributes = [getattr(item, name, _ABSENT) for item, name in self.attributes]
+        classes = list(map(type, self.objects))
+        kept = [item for _, item in self._seen.values()]
+
+        def check(_kept: Any = kept) -> bool:
+            try:
+                return (
+                    not any(empty)
+                    and all(map(is_, chain.from_iterable(views), held))
+                    and all(map(is_, [item.get(name, _ABSENT) for item, name in self.entries], entries))
+                    and all(map(is_, [getattr(item, name, _ABSENT) for item, name in self.attributes], attributes))
+                    and all(map(is_, map(type, self.objects), classes))
+                )
+            except ValueError:  # what a cell held is gone
+                return False
+
+        return check
+
+    def found(self) -> list[Any]:
+        """Return all that was found."""
+        return [item for _, item in self._seen.values()]
+
+    def _walk(self) -> None:
+        pending = self.roots[::-1]
+        while pending:
+            item = pending.pop()
+            if is_plain(item):
+                self.key.append(told(item))
+                if type(item) is str and item.isidentifier():
+                    self.mentioned.add(item)  # for getattr
+            elif id(item) in self._seen:
+                self.key.append(self._seen[id(item)][0])
+            else:
+                self._seen[id(item)] = len(self._seen), item  # kept, so that no id is used again
+                pending += list(self._inside(item))[::-1]
+
+    def _inside(self, item: Any) -> Iterable[Any]:
+        """Note what an item is; return what can be read through it."""
+        match item:
+            case list() | tuple() | set() | frozenset() | dict() | deque() | MappingProxyType():
+                return [*self._container(item), *(self._object(item) if not _is_known(type(item).__module__) else ())]
+            case functools.partial() | functools.partialmethod():
+                return [item.func, item.args, item.keywords]
+            case staticmethod() | classmethod() | functools.cached_property() | property():
+                return [getattr(item, name, None) for name in ("__func__", "func", "fget", "fset")]
+            case weakref.ref():
+                return [item()]
+            case MethodType():
+                return [item.__self__, item.__func__]
+            case FunctionType() if not _is_known(item.__module__):
+                return self._function(item)
+            case torch.nn.Module():
+                self.key.append(id(item))
+                self.objects.append(item)
+                return [*self._container(item.__dict__), *self._classes(type(item))]
+            case torch.optim.Optimizer():
+                self.key.append(id(item))
+                self.containers += [item.__dict__, item.state, *item.state.values()]
+                own = [value for name, value in item.__dict__.items() if name != "state"]  # which is told by itself
+                return [*own, *self._classes(type(item))]
+            case torch.Tensor():
+                self.key.append(
+                    id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor
+                )  # its looks are State's
+                return hooks_of(item)
+            case type() if not _is_installed(item.__module__):
+                return [*self._classes(item), *self._classes(type(item))]
+            case ModuleType() if not _is_installed(item.__name__):
+                self.key.append(id(item))
+                self.containers.append(vars(item).keys())
+                return self._mentioned(vars(item))
+            case _ if not _is_opaque(item):
+                return self._object(item)
+        self.key.append(id(item))
+        return ()
+
+    def _container(self, item: Any) -> Iterator[Any]:
+        self.key.append((type(item), len(item)))
+        if len(item) > _MOST_ITEMS:
+            self.key.append(id(item))
+            return
+        if not isinstance(item, (tuple, frozenset)):
+            self.containers.append(item)
+        if isinstance(item, Mapping):
+            for name, value in item.items():
+                yield _Name(name) if type(name) is str else name
+                yield value
+        else:
+            yield from item
+
+    def _object(self, item: Any) -> Iterator[Any]:
+        """Yield an object's attributes that code mentions, and what its classes have."""
+        self.objects.append(item)
+        held = getattr(item, "__dict__", {})
+        self.containers.append(held.keys())
+        yield from self._mentioned(held)
+        for name in sorted(self.mentioned.intersection(_slots(type(item)))):
+            self.attributes.append((item, name))
+            yield _Name(name)
+            yield getattr(item, name, None)
+        yield held.get("__wrapped__")
+        yield from self._classes(type(item))
+
+    def _mentioned(self, attributes: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the attributes that code mentions."""
+        for name in sorted(self.mentioned & attributes.keys()):
+            self.entries.append((attributes, name))
+            yield _Name(name)
+            yield attributes[name]
+
+    def _classes(self, kind: type) -> Iterator[Any]:
+        """Yield what a user's class and its bases have that code mentions, or Python calls by itself."""
+        self.key.append(id(kind))
+        for base in kind.__mro__:
+            if not _is_known(base.__module__) and id(base) not in self._read:
+                self._read.add(id(base))
+                if not _is_installed(base.__module__):
+                    self.containers.append(vars(base).keys())
+                for name, item in list(vars(base).items()):
+                    if name in self.mentioned or _is_called_unnamed(name, item):
+                        self.entries.append((vars(base), name))
+                        yield _Name(name)
+                        yield item
+
+    def _function(self, fn: FunctionType) -> Iterator[Any]:
+        self.key.append(fn.__code__)
+        names, mentioned, imports = _names(fn.__code__, self.written)
+        self.mentioned.update(mentioned)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            if cell != _NO_CELL:
+                self.attributes.append((cell, "cell_contents"))
+                yield _Name(name)
+                yield cell.cell_contents
+        self.attributes += [(fn, "__code__"), (fn, "__defaults__"), (fn, "__kwdefaults__")]
+        yield fn.__defaults__
+        yield fn.__kwdefaults__
+        if _is_installed(fn.__module__):
+            return
+        self.containers.append(fn.__dict__.keys())
+        yield from self._mentioned(fn.__dict__)
+        for name in names:
+            self.entries.append((fn.__globals__, name))
+            yield _Name(name)
+            yield fn.__globals__.get(name)
+        package = fn.__globals__.get("__package__")
+        for name in imports:
+            yield sys.modules.get(name) or sys.modules.get(f"{package}.{name}" if name else f"{package}")
+
+
+def is_plain(item: Any) -> bool:
+    """Whether a thing is a number, a text or the like, which is told by its value."""
+    return item is None or (isinstance(item, _PLAIN) and not isinstance(item, enum.Enum))
+
+
+def told(item: Any) -> Hashable:
+    """Return a plain thing as part of a key: 1 is not True there, nor 0.0 the same as -0.0."""
+    return type(item), repr(item) if isinstance(item, (float, complex)) else item
+
+
+def _views(container: Any) -> tuple[Iterable[Any], ...]:
+    """Return what shows the items of a container as they are whenever one looks."""
+    return (container.keys(), container.values()) if isinstance(container, Mapping) else (container,)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
+    """Return the globals that code reads, or writes too, the attributes, or what may be their names, and imports."""
+    found = {kind: dict[str, None]() for kind in ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")}
+    codes = [code]
+    while codes:
+        inner = codes.pop()
+        codes += [item for item in inner.co_consts if isinstance(item, CodeType)]
+        found["ATTR"].update(dict.fromkeys(c for c in inner.co_consts if isinstance(c, str) and c.isidentifier()))
+        for instruction in dis.get_instructions(inner):
+            action, _, kind = instruction.opname.partition("_")
+            if (kind, action) == ("NAME", "IMPORT"):
+                found["IMPORT"][instruction.argval] = None
+            elif kind in found and (written or action in ("LOAD", "IMPORT")):
+                found[kind][instruction.argval] = None
+    attributes = [*found["ATTR"], *found["METHOD"], *found["FROM"]]
+    return [*found["GLOBAL"], *found["NAME"]], attributes, [*found["IMPORT"]]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    """Return the slots of a user's class and its bases."""
+    bases = [base for base in kind.__mro__ if not _is_known(base.__module__)]
+    return tuple(name for base in bases for name, item in vars(base).items() if isinstance(item, MemberDescriptorType))
+
+
+def _is_called_unnamed(name: str, item: Any) -> bool:
+    """Whether Python or torch calls a class's function without its name. Those that dataclasses make do not count."""
+    if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
+        return False
+    return name in _CALLED_UNNAMED or (name[:2] == name[-2:] == "__" and name not in _CALLED_ELSEWHERE)
+
+
+def _is_known(module: Any) -> bool:
+    """Whether a module is of a library whose code reads nothing that changes."""
+    return not isinstance(module, str) or module.partition(".")[0] in _LIBRARIES
+
+
+@functools.cache
+def _is_installed(module: Any) -> bool:
+    """Whether a module is of any library: its globals stay as they are."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return _is_known(module) or "site-packages" in file or "dist-packages" in file
+
+
+def _is_opaque(item: Any) -> bool:
+    """Whether an object stands for itself alone, whatever is in it."""
+    of_torch = type(item).__module__.partition(".")[0] in ("torch", "autosched", "numpy")
+    return of_torch or isinstance(item, (type, ModuleType, enum.Enum)) or not _has_attributes(item)
+
+
+def _has_attributes(item: Any) -> bool:
+    return hasattr(item, "__dict__") or bool(_slots(type(item)))
