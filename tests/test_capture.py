@@ -280,6 +280,40 @@ def test_buffers_that_are_replaced_are_replaced() -> None:
     assert model.seen.item() == 4
 
 
+def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
+    """They were views, of which ``double()`` moved the shape and not the base."""
+    model = nn.Linear(3, 4)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+
+    with asc.compile(step, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        run(torch.ones(2, 3))
+        model.double()
+        run(torch.ones(2, 3, dtype=torch.double))
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.full((4, 3), 4.0, dtype=torch.double))
+
+
+def test_generators_among_the_arguments_are_drawn_from() -> None:
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.randn(2, generator=generator)
+
+    mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    with asc.compile(noisy, asc.Machine.emulated(gpus=0)) as run:
+        for _ in range(3):
+            assert torch.equal(run(torch.ones(2), mine), noisy(torch.ones(2), theirs))
+
+
+def test_objects_that_answer_to_their_items_names_can_be_read() -> None:
+    class Table(dict[str, float]):
+        __getattr__ = dict.__getitem__
+
+    table = Table(scale=2.0)
+    graph = asc.capture(lambda x: x * table.scale, torch.ones(2))
+    assert graph.run_serial(**graph.feed(torch.ones(2)))["result"].tolist() == [2, 2]
+
+
 # ---- where modules run
 
 

@@ -169,6 +169,10 @@ def assign_data(module: Leaving, y: Tensor) -> None:
     module.inner.weight.data = module.inner.weight.data * 2
 
 
+def freeze(module: Leaving, y: Tensor) -> None:
+    module.inner.weight.requires_grad_(False)
+
+
 LEAVING: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda module, y: setattr(module, "count", module.count + 1), "attribute 'count' of module 'part' is 1"),
     (lambda module, y: module.seen.append(1), "attribute 'seen' of module 'part' has other items"),
@@ -176,6 +180,7 @@ LEAVING: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda module, y: setattr(module, "_last", y), "attribute '_last' of module 'part' is a tensor"),
     (lambda module, y: setattr(module, "new", 3), "attribute 'new' of module 'part' is 3"),
     (replace_weight, "attribute 'weight' of module 'part.inner' is a tensor"),
+    (freeze, "'part.inner.weight' is told to require a gradient or not; do that between calls"),
     (assign_data, "'part.inner.weight' has other memory after the step; write in place, with copy_"),
 ]
 
@@ -217,6 +222,36 @@ def test_what_a_step_keeps_elsewhere_is_named_and_put_back() -> None:
         with pytest.raises(asc.CaptureError, match=f"{said} after the step, and what can change is tensors"):
             asc.capture(fn, X)
     assert (history, last, box.total) == ([], None, 0)
+
+
+def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
+    def step(x: Tensor) -> None:
+        (x * x).sum().backward()
+
+    for before in (None, torch.ones(2, 2)):
+        x = X.clone().requires_grad_()
+        x.grad = before
+        with pytest.raises(asc.CaptureError, match=r"a gradient is left at 'x', .*; torch\.autograd\.grad returns it"):
+            asc.capture(step, x)
+        assert x.grad is before
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda x: (x * number for number in range(3)), "a generator is returned"),
+        (lambda x: SimpleNamespace(y=x + 1), "a SimpleNamespace is returned"),
+        (lambda x: [{x + 1}], "a set is returned"),
+    ],
+)
+def test_what_cannot_be_returned_is_named(fn: Callable[[Tensor], Any], said: str) -> None:
+    with pytest.raises(asc.CaptureError, match=f"{said}; tensors can be in tuples, lists and dicts"):
+        asc.capture(fn, X)
+
+
+def test_arguments_of_one_name_are_told() -> None:
+    with pytest.raises(asc.CaptureError, match=r"two arguments would be called 'table\.a_b'; rename one"):
+        asc.capture(lambda table: table["a b"] + table["a_b"], {"a b": X, "a_b": X})
 
 
 # ---- what tensors, modules and optimizers it cannot be
@@ -365,7 +400,7 @@ def test_dropout_under_a_checkpoint_is_refused(reentrant: bool) -> None:
     model = mlp()
 
     def step(x: Tensor) -> None:
-        torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+        torch.utils.checkpoint.checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
 
     with pytest.raises(asc.CaptureError, match=r"draws random numbers in backward, as torch\.utils\.checkpoint does"):
         asc.capture(step, X.clone())

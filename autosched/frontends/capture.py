@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.granularity import coarse
+from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
@@ -121,7 +122,14 @@ def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         for name, parameter in call.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 named.update(named.pop(name, {}))
-    return {re.sub(r"[\s@]", "_", path): leaf for path, leaf in leaves(named) if isinstance(leaf, torch.Tensor)}
+    found: dict[str, torch.Tensor] = {}
+    for path, leaf in leaves(named):
+        name = re.sub(r"[\s@]", "_", path)
+        if name in found:
+            raise CaptureError(f"two arguments would be called {name!r}; rename one")
+        if isinstance(leaf, torch.Tensor):
+            found[name] = leaf
+    return found
 
 
 def _parameters(fn: Callable[..., Any]) -> Collection[str]:
@@ -218,12 +226,10 @@ class _Builder:
     def _watching(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
         """See to it that nothing changes that no graph can change."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
-        memory = {name: _memory(tensor) for name, tensor in before.items()}
+        looks = looks_of(before)
         try:
             yield
-            for name, tensor in before.items():
-                if _memory(tensor) != memory[name]:
-                    raise CaptureError(f"{name!r} has other memory after the step; write in place, with copy_")
+            check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])
             if (change := around.change()) is not None:
                 raise CaptureError(
                     f"{change} after the step, and what can change is tensors in modules and optimizers, and switches; "
@@ -251,6 +257,10 @@ class _Builder:
 
         def output(leaf: Any) -> Any:
             if not isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                if not is_constant(leaf):
+                    raise CaptureError(
+                        f"a {type(leaf).__name__} is returned; tensors can be in tuples, lists and dicts"
+                    )
                 return leaf
             name = "result" if leaf is result else f"result.{len(found)}"
             self.left[name] = ()
@@ -269,7 +279,3 @@ class _Builder:
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
         return found
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -114,7 +114,8 @@ def _same(named: torch.device, usual: torch.device) -> bool:
 
 
 def _fake(node: torch.fx.Node) -> Any:
-    return node.meta["val"]
+    """Return the fake tensor that a node stands for; a generator of random numbers stands for itself."""
+    return node.meta["val"] if "val" in node.meta else getattr(node.graph.owning_module, str(node.target))
 
 
 def _plain(tree: Any) -> Any:

@@ -182,8 +182,8 @@ def _setting(key: str, group: int, what: str) -> str:
 
 def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], ...]:
     """Return what is called with a gradient of this tensor, and what when it is there."""
-    found = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return tuple(tuple((hooks or {}).values()) for hooks in found)
+    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return (tuple((before or {}).values()), tuple((after or {}).values())) if before or after else ((), ())
 
 
 def _joined(key: str, name: str) -> str:

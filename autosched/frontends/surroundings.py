@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -48,10 +48,10 @@ class Surroundings:
         self._variables = {
             id(cell): name
             for item in found
-            if hasattr(item, "__closure__")
+            if isinstance(item, FunctionType)
             for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True)
         }
-        self._globals = {id(item.__globals__) for item in found if hasattr(item, "__globals__")}
+        self._globals = {id(item.__globals__) for item in found if isinstance(item, FunctionType)}
         self._legal = set(map(id, _legal(found)))
         own = [vars(item) for item in found if isinstance(item, _COUNTING)]
         held = [*reach.containers, *own]
