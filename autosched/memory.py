@@ -38,6 +38,7 @@ class Memory:
         self._assign()
         self._constants = {value.name: value.tensor for value in graph.sources if value.tensor is not None}
         self._written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
+        self._used = {name for name, _ in program.inputs if graph.is_used(graph.value(name).index)}
         self._in_parts = {name for name in self._written if graph.in_parts(graph.value(name).index)}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
         self._untied = self._in_parts | self._written & copied  # whose tensors are told apart, or become so
@@ -81,7 +82,7 @@ class Memory:
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
         written, in_parts = self._written, self._in_parts
-        owned = [(name, extent) for name, item in given.items() for extent in extents(item)]
+        owned = [(name, extent) for name, item in given.items() if name in self._used for extent in extents(item)]
         self._entangled = _sharing_storage(owned, written)
         untied = self._untied
         shared = first_meeting(owned, lambda a, b: a in untied if a == b else a in written or b in written)

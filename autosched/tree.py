@@ -5,6 +5,7 @@ The few lines of a pytree library that graphs need, without importing torch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ def flatten(tree: Any) -> Iterator[Any]:
 
 
 def transform(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with each leaf changed; tuples stay tuples, named ones too.
+    """Return the tree with each leaf changed; tuples, lists and dicts stay of their kinds.
 
     >>> transform(lambda leaf: leaf + 1, {"a": [1, 2], "b": (3,)})
     {'a': [2, 3], 'b': (4,)}
@@ -37,8 +38,17 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
         items = [transform(change, item) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
-        return {key: transform(change, item) for key, item in tree.items()}
+        changed = {key: transform(change, item) for key, item in tree.items()}
+        return changed if type(tree) is dict else _of_its_kind(tree, changed)
     return change(tree)
+
+
+def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict of a class of its own with other items: one that has them as attributes too sees to that itself."""
+    twin = copy.copy(tree)
+    for key, item in items.items():
+        twin[key] = item
+    return twin
 
 
 def is_deeper(most: int, tree: Any) -> bool:

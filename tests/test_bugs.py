@@ -675,8 +675,9 @@ ARRAY = torch.zeros(4).numpy()
 @pytest.mark.parametrize("x", [ARRAY[:3], torch.from_numpy(ARRAY)[:3], ARRAY[2::-1]])
 def test_arrays_that_share_memory_were_written_all_the_same(x: Any) -> None:
     graph = asc.Graph()
-    x_, _ = graph.inputs("x", "y")
+    x_, y_ = graph.inputs("x", "y")
     graph.add(add_one, x_, writes=[x_], outputs=0)
+    graph.output(y=y_)
     with pytest.raises(asc.HazardError, match="'x' and 'y' share memory"):
         run(graph, x=x, y=ARRAY[2:])
     run(graph, x=ARRAY[:2], y=ARRAY[2:])

@@ -822,3 +822,15 @@ def test_lists_and_dicts_among_arguments_are_fresh_in_every_run(backend):
     with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend=backend) as schedule:
         for _ in range(3):
             assert schedule(x=torch.zeros(1))["y"].item() == 6.0
+
+
+def test_inputs_that_nothing_uses_may_share_memory():
+    graph = asc.Graph()
+    x, _ = graph.inputs("x", "unused")
+    x += 1
+    graph.output(x=x)
+    both = torch.zeros(2)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend="host") as schedule:
+        for _ in range(2):
+            schedule(x=both, unused=both)
+    assert both.tolist() == [2.0, 2.0]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.utils.prune
 import torch.utils.checkpoint
 from torch import Tensor, nn, optim
 from torch.nn import functional
@@ -393,3 +394,74 @@ def test_switches_that_a_step_throws_are_thrown() -> None:
                 assert (model.kind, model.begun, model.settings.mode) == ("plain", True, "run")
             assert twin.drop.training is twin.training is eager.training
         assert run.cache_info().misses == 3  # the first time, and with dropout and without
+
+
+class Remembering(nn.Module):
+    """Leaves tensors in attributes: one that the step adds to its loss, one that is made once, the last activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.auxiliary: Tensor | None = None
+        self.mask: Tensor | None = None
+        self.last = torch.zeros(2, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.also = self.get_buffer("count")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+        self.also += 1
+        out = self.fc(x) * self.mask + self.last.mean() + self.get_buffer("count")
+        self.auxiliary, self.last = out.square().mean(), out.detach()
+        return out
+
+
+def pruned() -> nn.Module:
+    model = nn.Linear(4, 4)
+    torch.nn.utils.prune.l1_unstructured(model, "weight", 0.5)
+    return model
+
+
+ATTRIBUTES: dict[str, Callable[[], nn.Module]] = {
+    "remembering": Remembering,
+    "pruned": pruned,
+    "spectral norm": lambda: torch.nn.utils.spectral_norm(nn.Linear(4, 4)),
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensors_in_attributes_of_modules_are_state(name: str) -> None:
+    torch.manual_seed(0)
+    eager = ATTRIBUTES[name]()
+    torch.manual_seed(0)
+    twin = ATTRIBUTES[name]()
+
+    def stepper(model: Any) -> tuple[Step, optim.Optimizer]:
+        optimizer = optim.Adam(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            if isinstance(model, Remembering):
+                loss = loss + model.auxiliary
+                model.auxiliary = None
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step, optimizer
+
+    (expected, eager_optimizer), (step, optimizer) = stepper(eager), stepper(twin)
+    with asc.compile(step, MACHINE, backend="virtual", policy="round_robin") as run:
+        for number in range(4):
+            x = torch.randn(2, 4)
+            assert torch.equal(run(x), expected(x).detach()), number
+            assert_same(held(twin, optimizer), held(eager, eager_optimizer), number)
+            for attribute, item in vars(eager).items():
+                if isinstance(item, Tensor) or item is None:
+                    found = vars(twin)[attribute]
+                    assert found is item or torch.equal(found, item), attribute
+        assert run.cache_info().misses <= 3

@@ -177,7 +177,6 @@ LEAVING: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda module, y: setattr(module, "count", module.count + 1), "attribute 'count' of module 'part' is 1"),
     (lambda module, y: module.seen.append(1), "attribute 'seen' of module 'part' has other items"),
     (lambda module, y: module.table.update(h=y), "attribute 'table' of module 'part'['h'] is a tensor"),
-    (lambda module, y: setattr(module, "_last", y), "attribute '_last' of module 'part' is a tensor"),
     (lambda module, y: setattr(module, "new", 3), "attribute 'new' of module 'part' is 3"),
     (replace_weight, "attribute 'weight' of module 'part.inner' is a tensor"),
     (freeze, "'part.inner.weight' is told to require a gradient or not; do that between calls"),

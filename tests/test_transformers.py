@@ -126,3 +126,17 @@ def test_their_whole_steps_are_captured(network: str, optimizer: Any) -> None:
         return asc.compile(eager(model, optimizer), MACHINE, policy="round_robin", backend="virtual")
 
     assert_trains_as_eagerly(network, optimizer, captured)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_their_results_stay_of_their_kinds(network: str) -> None:
+    make, batch = NETWORKS[network]
+    model, inputs = make().eval(), batch()
+    model.config.use_cache = False  # an object of theirs
+    with torch.no_grad(), asc.compile(model, MACHINE, backend="virtual") as run:
+        expected = model(**inputs)
+        for _ in range(2):
+            found = run(**inputs)
+            assert type(found) is type(expected)
+            assert torch.equal(found.loss, expected.loss)
+            assert torch.equal(found["logits"], expected.logits)

@@ -1,7 +1,8 @@
 """State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
 
-A place says where a tensor is held: ``("parameter", name)``, ``("buffer", name)``, ``("grad", name of the parameter)``,
-``("moment", optimizer, name of the parameter, key)``, ``("setting", optimizer, group, key)``. Knows no graph.
+A place says where a tensor is held: ``("parameter", name)``, ``("grad", parameter)``, ``("buffer", root, name)``,
+``("attribute", root, module, name)``, ``("moment", optimizer, parameter, key)``; ``("setting", optimizer, group, key)``
+for a rate that is a tensor. Knows no graph.
 """
 
 from __future__ import annotations
@@ -61,6 +62,12 @@ class State:
         for key, module in self.modules.items():
             for name, buffer in module.named_buffers():
                 found[_joined(key, name)] = (("buffer", key, name), buffer)
+        known = {id(tensor) for _, tensor in found.values()}
+        for key, path, attributes in self._attributes():
+            for name, item in attributes.items():
+                if isinstance(item, torch.Tensor) and id(item) not in known:
+                    known.add(id(item))
+                    found[_joined(key, _joined(path, name))] = (("attribute", key, path, name), item)
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
@@ -75,6 +82,12 @@ class State:
                     if isinstance(item, torch.Tensor):
                         found[_setting(key, number, what)] = (("setting", key, str(number), what), item)
         return found
+
+    def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield the attributes of each module, with the key of its root and its path there."""
+        for key, root in self.modules.items():
+            for path, module in root.named_modules():
+                yield key, path, module.__dict__
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors by name."""
@@ -99,6 +112,8 @@ class State:
             case ("buffer", key, path):
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
+            case ("attribute", key, path, name):
+                self.modules[key].get_submodule(path).__dict__[name] = tensor
             case ("moment", key, name, what):
                 self.optimizers[key].state[self.parameters[name]][what] = tensor
             case ("setting", key, number, what):
@@ -124,6 +139,10 @@ class State:
         with contextlib.ExitStack() as stack:
             for module in self.modules.values():
                 stack.enter_context(_with_its_attributes(module))
+            names = {id(tensor): name for name, (_, tensor) in self.places().items()}
+            for _, _, attributes in self._attributes():
+                held = {name: item for name, item in attributes.items() if isinstance(item, torch.Tensor)}
+                attributes.update({name: tensors[names[id(item)]] for name, item in held.items()})
             for key, module in self.modules.items():
                 own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
                 twins = {name: tensors[_joined(key, name)] for name in own}

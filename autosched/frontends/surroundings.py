@@ -87,7 +87,7 @@ class Surroundings:
         return next(self._changes(), None)
 
     def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the attributes that hold a word, True, False or None, and held another: the object's, the name, it.
+        """Return the attributes that hold a word, True, False or None, and did not: the object's, the name, it.
 
         A number may run on with each step; this can be left again as the function leaves it.
         """
@@ -108,8 +108,10 @@ class Surroundings:
             if len(items) != len(old_items) or not all(map(_same, items, old_items)):
                 yield f"{self.name_of(items) or 'a list'} has other items"
         for table, old in self._tables:
+            state = isinstance(self._owners.get(id(table)), torch.nn.Module)
             for key in {**old, **table} if id(table) not in self._legal else ():
                 known = self._is_private(table, key) or (id(table), key) in switched
+                known = known or (state and isinstance(table.get(key), torch.Tensor))  # which is looked after elsewhere
                 if not known and not _same(table.get(key), old.get(key)):
                     yield f"{self._called(table, key)} is {_shown(table.get(key))}"
 
@@ -151,7 +153,7 @@ def _same(now: Any, before: Any) -> bool:
 
 def _is_switch(now: Any, before: Any) -> bool:
     kinds = (bool, str, NoneType)
-    return isinstance(now, kinds) and isinstance(before, kinds) and not _same(now, before)
+    return isinstance(now, kinds) and isinstance(before, (*kinds, torch.Tensor)) and not _same(now, before)
 
 
 def _shown(item: Any) -> str:
