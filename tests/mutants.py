@@ -425,6 +425,62 @@ MUTANTS = (
         "        beside = [watch.task]",
         "tests/test_check.py::test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares",
     ),
+    Mutant(
+        "at the end a wait is left out that only a left out one implied",
+        f"{LOWERING}/frees.py",
+        "any(implied[other] >= implied[user] for",
+        "any(user in implied[other] for",
+        "tests/test_bugs.py::test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied",
+    ),
+    Mutant(
+        "what is kept together goes apart",
+        "autosched/placement.py",
+        "        for bond in graph.bonds(task):\n            yield",
+        "        for bond in ():\n            yield",
+        "tests/test_placement.py::test_makers_and_writers_of_what_is_kept_together_share_a_device",
+    ),
+    Mutant(
+        "code runs copies of the functions whose text it has",
+        "autosched/inline.py",
+        "        module.update(code.means)\n",
+        "",
+        "tests/test_inline.py::test_functions_keep_their_own_globals",
+    ),
+    Mutant(
+        "lists among arguments are those of the run before",
+        "autosched/memory.py",
+        'return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(',
+        "return all(",
+        "tests/test_execute.py::test_lists_and_dicts_among_arguments_are_fresh_in_every_run",
+    ),
+    Mutant(
+        "a guard does not look at tensors",
+        "autosched/frontends/guards.py",
+        "            or list(map(_looks, self._held.values())) != self._looks\n",
+        "",
+        "tests/test_guards.py::test_what_is_baked_in_is_guarded",
+    ),
+    Mutant(
+        "an operator is called by what returns something else",
+        "autosched/frontends/spelling.py",
+        "if once.done and _same(result, once.result):",
+        "if once.done:",
+        "tests/test_spelling.py::test_an_operator_is_spelled_as_people_do",
+    ),
+    Mutant(
+        "tensors that a step leaves in attributes are forgotten",
+        "autosched/frontends/state.py",
+        "                self.modules[key].get_submodule(path).__dict__[name] = tensor\n",
+        "                pass\n",
+        "tests/test_ordinary.py::test_tensors_in_attributes_of_modules_are_state",
+    ),
+    Mutant(
+        "a merged task forgets what had to come first",
+        "autosched/merging.py",
+        'for task in tasks for d in task.dependencies if d.kind == "order")',
+        "for task in tasks[:0] for d in task.dependencies)",
+        "tests/test_granularity.py::test_who_comes_after_a_view_comes_after_what_it_is_a_view_of",
+    ),
 )
 
 

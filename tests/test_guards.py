@@ -340,6 +340,14 @@ class Cases:
 
         return fn, lambda: self.patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
 
+    def shape_of_a_buffer(self) -> Any:
+        self.module.register_buffer("seen", torch.zeros(2))
+        seen = self.module.get_buffer("seen")
+        return (
+            lambda x: torch.full(self.module.get_buffer("seen").shape, 2.0) + x[0],
+            lambda: setattr(seen, "data", torch.zeros(3)),
+        )
+
     def precision(self) -> Any:
         table = {"on": False}
 

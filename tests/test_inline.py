@@ -16,6 +16,7 @@ from autosched.errors import ScheduleError, TaskError
 from autosched.inline import Inline
 from autosched.testing import graphs, inputs_for
 from autosched.testing.comparing import difference
+from tests.test_codegen import made_here
 
 CPU = asc.Machine([asc.Device("cpu")])
 
@@ -195,7 +196,9 @@ def test_a_task_that_calls_its_schedule_is_told() -> None:
 def test_functions_keep_their_own_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = asc.Graph()
     graph.output(y=graph.add(counts, graph.input("x")))
+    made_here(monkeypatch, counts)  # then its text is taken over, and not imported
     with asc.schedule(graph, CPU) as schedule:
+        assert "STEP = 1\n" in schedule.code
         monkeypatch.setitem(globals(), "STEP", 1)
         assert schedule(x=torch.zeros(1))["y"].item() == 1
         monkeypatch.setitem(globals(), "STEP", 5)
