@@ -60,8 +60,8 @@ def compile(
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
     captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate;
-    ``granularity`` is that of ``capture``, and ``options`` are those of ``schedule``. What it returns is cut off from
-    autograd: gradients are taken inside.
+    ``granularity`` is that of ``capture``, but that ``"auto"`` merges only where that is predicted to be no slower;
+    ``options`` are those of ``schedule``. What it returns is cut off from autograd: gradients are taken inside.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -84,13 +84,17 @@ def _coarsened(
     place: Mapping[str, str] | None,
     graph: Captured,
     examples: Mapping[str, Any],
-) -> Captured:
-    """Return a captured graph at a granularity, with each task in its place: such are not merged with others."""
+) -> list[Captured]:
+    """Return the captured graphs to choose from, the first one at a granularity.
+
+    Tasks are in their places there: those in different ones are not merged.
+    """
+    plain = [coarse(graph, "op", examples)] if granularity != "module" else []
     if granularity == "op":
-        return coarse(graph, granularity, examples)
+        return plain
     machine = Machine.local() if machine is None else machine
     device = machine.device((*machine.accelerators, machine.host)[0])
-    return coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device)
+    return [coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device), *plain]
 
 
 class Compiled:
@@ -102,7 +106,7 @@ class Compiled:
         make: Callable[..., Schedule],
         costs: Costs | None,
         maxsize: int,
-        coarsen: Callable[[Captured, Mapping[str, Any]], Captured],
+        coarsen: Callable[[Captured, Mapping[str, Any]], list[Captured]],
     ):
         self.fn, self.make, self.costs, self.maxsize, self.coarsen = fn, make, costs, maxsize, coarsen
         self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
@@ -142,9 +146,9 @@ class Compiled:
             self._misses += 1
             operators = captured(self.fn, args, kwargs)
             examples, operators.examples = operators.examples, {}  # or this batch would live as long as the schedule
-            graph = self.coarsen(operators, examples)
             costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
-            known = _Kind(graph, self.make(graph, **costs), guard)
+            made = [(graph, self.make(graph, **costs)) for graph in self.coarsen(operators, examples)]
+            known = _Kind(*min(made, key=lambda pair: pair[1].makespan), guard)
         else:
             self._hits += 1
         self._kept[key] = kind = known._replace(guard=guard)

@@ -377,6 +377,18 @@ def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -
     assert paths[1] <= paths[0] + STEP * (len(operators) - len(auto))
 
 
+@pytest.mark.parametrize("kind", ["wired0", "unet", "transformer"])
+def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    step, batch = stepper(model, OPTIMIZERS["sgd"](model.parameters())), KINDS[kind].batch()
+    machine = asc.Machine.emulated(gpus=4)
+    captured = [asc.capture(step, *batch, granularity=word) for word in ("op", "auto")]
+    expected = min(asc.schedule(graph, machine, examples=graph.examples).makespan for graph in captured)
+    with asc.compile(step, machine, granularity="auto") as run:
+        assert run.schedule(*batch).makespan == pytest.approx(expected)
+
+
 # ---- granularities of captures
 
 
