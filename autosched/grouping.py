@@ -82,7 +82,9 @@ def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
     clusters = _clusters(graph, costs, device)
     joined = 1
     while joined:
-        joined = sum(join(clusters, STEP) for join in (_join_heads, _join_tails, _join_ends))
+        joined = _join_neighbours(clusters, STEP, ahead=True)
+        joined += _join_neighbours(clusters, STEP, ahead=False)
+        joined += _join_ends(clusters, STEP)
     found = [[graph.tasks[i] for i in sorted(c.tasks)] for c in clusters if len(c.tasks) > 1]
     return _named((_label(tasks), tasks) for tasks in found)
 
@@ -161,26 +163,15 @@ def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
     return [*sources.values(), *found.values()]
 
 
-def _join_heads(clusters: list[_Cluster], most: float) -> int:
-    """Merge clusters with the one that follows, if one alone does; return how many."""
+def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
+    """Merge clusters with the one that follows, or that they follow, if it is one alone; return how many."""
     before, behind = _reduced(clusters)
+    there, back = (behind, before) if ahead else (before, behind)
     joined = 0
-    for cluster in clusters:
-        if len(behind[cluster]) == 1 and behind[cluster][0].kind == cluster.kind is not None:
-            follower = behind[cluster][0]
-            joined += _join(cluster, follower, len(before[follower]) == 1, most)
-    _close_ranks(clusters)
-    return joined
-
-
-def _join_tails(clusters: list[_Cluster], most: float) -> int:
-    """Merge clusters with the one that they follow, if it is one alone; return how many."""
-    before, behind = _reduced(clusters)
-    joined = 0
-    for cluster in reversed(clusters):
-        if len(before[cluster]) == 1 and before[cluster][0].kind == cluster.kind is not None:
-            leader = before[cluster][0]
-            joined += _join(cluster, leader, len(behind[leader]) == 1, most)
+    for cluster in clusters if ahead else reversed(clusters):
+        if len(there[cluster]) == 1 and there[cluster][0].kind == cluster.kind is not None:
+            other = there[cluster][0]
+            joined += _join(cluster, other, len(back[other]) == 1, most)
     _close_ranks(clusters)
     return joined
 

@@ -84,6 +84,18 @@ class Recurrent(nn.Module):
         return self.head(self.cells(x)[0][:, -1])
 
 
+class Tied(nn.Module):
+    """Its head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x))
+
+
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

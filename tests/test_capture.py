@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ import autosched as asc
 from autosched.frontends.capture import Captured
 from autosched.policies import POLICIES
 from autosched.testing import scattered
-from tests.models import DEEP, KINDS, mlp, vectors
+from tests.models import DEEP, KINDS, Tied, mlp, vectors
+from tests.test_codegen import fresh, on_cpu
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1),
@@ -248,15 +249,6 @@ def test_gradients_that_are_left_add_up_over_calls() -> None:
 
 
 def test_tied_weights_stay_tied() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-            self.head.weight = self.words.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.words(x))
-
     torch.manual_seed(0)
     eager = Tied()
     twin = copy.deepcopy(eager)
@@ -460,11 +452,31 @@ def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> N
     model = KINDS[kind].make()
     graph = asc.capture(stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch())
     schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
-    source = re.sub(r'torch\.device\("cuda:\d"\)', 'torch.device("cpu")', str(schedule.code))
     names: dict[str, Any] = {}
-    exec(source, names)
+    exec(on_cpu(schedule.code), names)
     ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
     torch.manual_seed(1)
     found = names["step"](*ours.values(), **schedule.code.given)
     torch.manual_seed(1)
     assert_same(found | ours, schedule.run_serial(**theirs) | theirs, "the only")
+
+
+def test_a_fresh_process_without_autosched_takes_a_captured_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = KINDS["mlp"].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch())
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
+    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    torch.save([*ours.values()], tmp_path / "given.pt")
+    assert schedule.code.given == {}
+    last = f"""
+        torch.manual_seed(1)
+        torch.set_num_threads({torch.get_num_threads()})
+        given = torch.load({str(tmp_path / "given.pt")!r})
+        torch.save((step(*given), given), {str(tmp_path / "left.pt")!r})
+    """
+    fresh(on_cpu(schedule.code), last)
+    outputs, left = torch.load(tmp_path / "left.pt")
+    torch.manual_seed(1)
+    expected = schedule.run_serial(**theirs)
+    assert_same(outputs | dict(zip(ours, left, strict=True)), expected | theirs, "the only")

@@ -20,7 +20,7 @@ import autosched as asc
 from autosched import TorchBackend
 from autosched.dynamo import default
 from autosched.testing import scattered
-from tests.models import KINDS
+from tests.models import KINDS, Tied
 
 Compile = Callable[..., Any]  # torch.compile with a backend
 
@@ -248,15 +248,6 @@ def draws_random_numbers(compile: Compile) -> Any:
 
 @program
 def ties_weights(compile: Compile) -> Any:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-            self.head.weight = self.words.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.words(x))
-
     model = Tied()
     loss = functional.cross_entropy(compile(model)(torch.tensor([1, 2, 3])), torch.tensor([2, 3, 1]))
     loss.backward()

@@ -41,12 +41,14 @@ class Operators:
 
     def _call(self, node: torch.fx.Node, random: bool) -> Any:
         """Add the task of a node, unless it only takes a result from among several; return its values."""
-        if node.target is operator.getitem and isinstance(self.values[node.args[0]], (tuple, list)):  # type: ignore[index]
-            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        first = node.args[0] if node.args else None
+        source: Any = self.values[first] if isinstance(first, torch.fx.Node) else None
+        if node.target is operator.getitem and isinstance(source, (tuple, list)):
+            return operator.getitem(source, *node.args[1:])
         if str(node.target).startswith("profiler."):
             return None
         if node.target in _SAME:
-            return self.values[node.args[0]]  # type: ignore[index]
+            return source
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = _plain(args), _plain(kwargs)
         origin = self.origins[node]
