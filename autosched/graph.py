@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from autosched import effects
 from autosched.allowed import is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
+from autosched.including import include
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
 from autosched.task import HOST, Dependency, Here, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
@@ -212,6 +213,37 @@ class Graph:
         if not returns_written:
             return result
         return written[0] if len(written) == 1 else tuple(written)
+
+    def include(
+        self,
+        other: Graph,
+        inputs: Mapping[str, Value],
+        *,
+        prefix: str = "",
+        on: str | Mapping[str, str] | None = None,
+        seconds: Mapping[str, Seconds] | None = None,
+        nbytes: Mapping[str, int] | None = None,
+    ) -> dict[str, Value]:
+        """Add all tasks of another graph, with a Value of this one for each of its inputs; return its outputs by name.
+
+        A graph may be included again and again, under another ``prefix`` of names each time. What its tasks write,
+        they write to the values given. ``on`` is the device of all tasks, or of those named; views and tasks on
+        ``"host"`` ignore it. ``seconds`` by task and ``nbytes`` by value, by their names in the other graph, are what
+        they cost; else what was said there. Raises GraphError for names that are taken and inputs that do not fit.
+
+        >>> import autosched as asc
+        >>> layer, net = asc.Graph("layer"), asc.Graph("net")
+        >>> layer.output(y=(layer.input("x") @ layer.input("w")).relu())
+        >>> x, w = net.inputs("x", "w")
+        >>> for i in range(2):
+        ...     x = net.include(layer, {"x": x, "w": w}, prefix=f"{i}.")["y"]
+        >>> [task.name for task in net.tasks]
+        ['0.matmul', '0.relu', '1.matmul', '1.relu']
+        """
+        self._check_grows()
+        for device in on.values() if isinstance(on, Mapping) else () if on is None else (on,):
+            check_device(device)
+        return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {})
 
     def output(self, /, *values: Value, **named: Value) -> None:
         """Declare outputs: what a run returns, by name. An output shows the last version of its value.

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from autosched.composite import Composite
 from autosched.folding import Folding
 from autosched.graph import Graph
+from autosched.including import repeat
 from autosched.task import Origin, Task
 from autosched.tree import flatten, transform
 from autosched.value import Value
@@ -146,15 +147,11 @@ class _Writer:
 
     def repeat(self, task: Task) -> None:
         """Add a task as it was."""
-        args, kwargs = transform(self._now, (task.args, task.kwargs))
         made = [self.old.values[use.value] for use in task.outputs]
-        base = next((self._base(task, value) for value in made if value.root != value.index), None)
-        result = self.new._add(
-            task.fn, args, kwargs, name=task.name, outputs=transform(_name, task.result),
-            writes=[self.values[use.value] for use in task.writes], aliases=base, view=task.view, random=task.random,
-            part=(self.values[task.part[0]].index, task.part[1]) if task.part and not task.view else None,
-            parts=[value.part for value in made], on=task.device, seconds=task.seconds, after=self._after([task]),
-            origin=task.origin, composite=task.composite,
+        result = repeat(
+            self.new, self.old, task, self.values, task.name, outputs=transform(_name, task.result),
+            part=None if task.view else task.part, parts=[value.part for value in made], on=task.device,
+            after=self._after([task]), seconds=task.seconds,
         )  # fmt: skip
         self._added(task, made, flatten(result))
 
@@ -187,16 +184,6 @@ class _Writer:
 
     def _note(self, value: Value, twin: Value) -> None:
         twin.nbytes, self.values[value.index] = value.nbytes, twin
-
-    def _now(self, leaf: Any) -> Any:
-        return self.values[leaf.index] if isinstance(leaf, Value) else leaf
-
-    def _base(self, task: Task, value: Value) -> Value:
-        """Return the argument whose memory a result of a task shares."""
-        if task.view and task.part:
-            return self.values[task.part[0]]
-        reads = (use.value for use in task.reads)
-        return self.values[next(read for read in reads if self.old.values[read].root == value.root)]
 
     def _after(self, tasks: Sequence[Task]) -> list[str]:
         """Return the new tasks that are to come first though they leave nothing that these read."""

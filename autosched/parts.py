@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -70,6 +70,16 @@ class Part:
         """Whether whatever overlaps the other overlaps this: its bounds hold for the other too."""
         theirs = dict(other.bounds)
         return all(axis in theirs and _within(theirs[axis], bounds) for axis, bounds in self.bounds)
+
+    def counted(self, look: Callable[[int], int]) -> Part:
+        """Return the same elements, with another number for each look."""
+
+        def axis(old: Axis) -> Axis:
+            return look(old[0]), old[1], old[2]
+
+        bounds = sorted((axis(old), bound) for old, bound in self.bounds)
+        lead = [d._replace(front=axis(d.front), back=axis(d.back)) for d in self.lead]
+        return Part(tuple(bounds), look(self.look), tuple(lead), (look(self.tail[0]), self.tail[1]))
 
     def dimension(self, number: int) -> _Dimension:
         """Return a dimension; one with a negative number is counted from the last."""
@@ -181,6 +191,10 @@ class Looks:
         lead = [base.dimension(number) for number in range(max(a, b, len(base.lead) - 1) + 1)]
         lead[a], lead[b] = lead[b], lead[a]
         return Part(base.bounds, self._look((base.look, "transpose", a, b)), tuple(lead), base.tail)
+
+    def twin(self, owner: object, look: int) -> int:
+        """Return the look here that stands for one of another graph's; ``owner`` tells graphs apart."""
+        return self._look((owner, look))
 
     def _look(self, key: Any) -> int:
         return self._known.setdefault(key, len(self._known))

@@ -38,13 +38,14 @@ MAY_IMPORT = {
     "task": ["composite", "parts", "tree"],
     "composite": ["task", "tree", "value"],  # what merged tasks call; a task may be one
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
-    "graph": ["allowed", "composite", "errors", "effects", "parts", "task", "tree", "value"],
+    "graph": ["allowed", "composite", "errors", "effects", "including", "parts", "task", "tree", "value"],
     "costs": ["allowed", "errors", "machine", "graph", "tree"],
     "placement": ["errors", "machine", "graph"],
     # other graphs that say the same
+    "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
     "marked": ["errors", "tree", "value"],
     "folding": ["effects", "graph"],
-    "merging": ["composite", "folding", "graph", "task", "tree", "value"],
+    "merging": ["composite", "folding", "graph", "including", "task", "tree", "value"],
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
     "bounds": ["errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
