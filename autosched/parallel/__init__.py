@@ -1,0 +1,1 @@
+"""The training systems of the book, on autosched's public API alone."""

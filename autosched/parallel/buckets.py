@@ -1,0 +1,52 @@
+"""Buckets: which gradients are summed over devices in one go.
+
+Few large messages cost less than many small ones; but the first should be on its way soon, while backward goes on.
+Knows names and sizes, no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from autosched import ScheduleError
+
+__all__ = ["SIZES", "buckets"]
+
+SIZES = (2**20, 25 * 2**20)  # bytes: DistributedDataParallel's
+
+
+def buckets(
+    tensors: Sequence[tuple[str, int, Hashable]], sizes: Sequence[float] = SIZES
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of what is to share each bucket, of ``(name, nbytes, dtype)`` in the order they become ready.
+
+    A bucket has one dtype and is closed as soon as it has its size, so its last tensor alone may exceed that. The first
+    size is for the first bucket of each dtype, the next for the next, the last for all others; 0 leaves each tensor
+    alone. Buckets stand in the order of their first tensors. This is the rule of DistributedDataParallel (Li et al.,
+    "PyTorch Distributed", VLDB 2020). Raises ScheduleError for sizes that are no numbers, or none.
+
+    >>> tensors = [("fc.bias", 40, "float32"), ("fc.weight", 4000, "float32"), ("conv.weight", 600, "float32")]
+    >>> buckets(tensors, sizes=(1000, 5000))
+    (('fc.bias', 'fc.weight'), ('conv.weight',))
+    """
+    _check(sizes)
+    made: list[list[str]] = []
+    closed: dict[Hashable, int] = {}  # by dtype, how many
+    open_: dict[Hashable, tuple[list[str], int]] = {}  # by dtype, and how many bytes it has
+    for name, nbytes, dtype in tensors:
+        if dtype not in open_:
+            made.append([])
+        bucket, so_far = open_.pop(dtype, (made[-1], 0))
+        bucket.append(name)
+        count = closed.get(dtype, 0)
+        if so_far + nbytes >= sizes[min(count, len(sizes) - 1)]:
+            closed[dtype] = count + 1
+        else:
+            open_[dtype] = bucket, so_far + nbytes
+    return tuple(map(tuple, made))
+
+
+def _check(sizes: Sequence[float]) -> None:
+    numbers = not isinstance(sizes, str) and isinstance(sizes, Sequence) and len(sizes) > 0
+    if not numbers or not all(isinstance(size, (int, float)) and size >= 0 for size in sizes):
+        raise ScheduleError(f"sizes of buckets must be one or more numbers of bytes, 0 or more, got {sizes!r}")

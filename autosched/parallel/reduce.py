@@ -1,0 +1,180 @@
+"""Reduce: add to a graph what sums one flat tensor per device, so that each device can read the total.
+
+A strategy says which device adds what, in which order. Copies are no part of it: lowering inserts one wherever a value
+is read on another device, from where that value was made. So what a device passes on is a value made there. Knows no
+gradient and no optimizer.
+
+To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in ``STRATEGIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from autosched import Graph, Machine, ScheduleError, Value
+from autosched.parallel.traffic import memory_seconds
+
+__all__ = ["STRATEGIES", "reduce"]
+
+T = TypeVar("T")
+
+
+def reduce(
+    graph: Graph,
+    flats: Sequence[Value],
+    devices: Sequence[str],
+    strategy: str = "sum",
+    *,
+    machine: Machine,
+    numel: int,
+    itemsize: int,
+    name: str,
+) -> list[Value]:
+    """Sum flat values, one on each of the devices, by a strategy, and return for each device the value to read there.
+
+    ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are added. All devices
+    read the same bits. What is returned must only be read, and by no view: views live where the total was made. Names
+    of tasks begin with ``name``. Raises ScheduleError for an unknown strategy.
+
+    >>> graph, machine = Graph(), Machine.emulated(gpus=2)
+    >>> a, b = graph.inputs("a", "b")
+    >>> reduce(graph, [a, b], machine.accelerators, "sum", machine=machine, numel=8, itemsize=4, name="bucket")
+    [Value('bucket.add.cuda:0'), Value('bucket.add.cuda:0')]
+    """
+    if strategy not in STRATEGIES:
+        known = ", ".join(map(repr, STRATEGIES))
+        raise ScheduleError(f"unknown strategy {strategy!r} to sum over devices; known are {known}")
+    if len(flats) == 1 or not numel:
+        return list(flats)
+    return STRATEGIES[strategy](_Sum(graph, tuple(devices), machine, numel, itemsize, name), flats)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One sum over devices: the tasks that it can be made of. ``numel`` of a task is that of what it returns."""
+
+    graph: Graph
+    devices: tuple[str, ...]
+    machine: Machine
+    numel: int
+    itemsize: int
+    name: str
+
+    def add(self, a: Value, b: Value, device: str, numel: int) -> Value:
+        """Add two tensors."""
+        return self._task("add", torch.add, a, b, device=device, numel=numel, accesses=3)
+
+    def put_together(self, pieces: Sequence[Value], device: str) -> Value:
+        """Put pieces together again."""
+        return self._task("cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2)
+
+    def relay(self, value: Value, device: str, numel: int) -> Value:
+        """Return what has come to a device as a value made there, in the same memory, so that it is copied from there."""
+        made: Value = self.graph.add(
+            same, value, name=self._fresh("relay", device), on=device, aliases=value,
+            seconds={device: 0.0}, nbytes=numel * self.itemsize,
+        )  # fmt: skip
+        return made
+
+    def split(self, flat: Value, numel: int) -> tuple[Value, ...]:
+        """Return views of pieces of so many elements each; the last may have fewer, and is charged for as many."""
+        count = -(-self.numel // numel)
+        label = self.graph.fresh(f"{self.name}.split")
+        pieces: tuple[Value, ...] = self.graph.add(
+            torch.split, flat, numel, name=label, outputs=count, nbytes=numel * self.itemsize
+        )
+        return pieces
+
+    def _task(
+        self, what: str, fn: Callable[..., torch.Tensor], *args: object, device: str, numel: int, accesses: int
+    ) -> Value:
+        nbytes = numel * self.itemsize
+        made: Value = self.graph.add(
+            fn, *args, name=self._fresh(what, device), on=device, nbytes=nbytes,
+            seconds=memory_seconds(self.machine, device, accesses * nbytes),
+        )  # fmt: skip
+        return made
+
+    def _fresh(self, what: str, device: str) -> str:
+        return self.graph.fresh(f"{self.name}.{what}.{device}")
+
+
+def same(tensor: T) -> T:
+    """Return the argument."""
+    return tensor
+
+
+def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum on the first device, in the order of the devices, from where all others read it: the book's ``allreduce``.
+
+    r0 + r1 + r2 ...; (n - 1) N bytes into the first device and as many out of it.
+    """
+    return _on_one(of, flats, of.devices[0])
+
+
+def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum on the host, in the order of the devices, from where all read it.
+
+    r0 + r1 + r2 ...; N bytes from each device to the host, and back.
+    """
+    return _on_one(of, flats, of.machine.host)
+
+
+def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum n pieces at a time, each on its way around the ring, then send each around again.
+
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. 2 (n - 1) / n N
+    bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on device k: r(k+1) + r(k+2) + ... + rk, so the
+    order of a sum depends on where the element stands, and for more than two devices rounding with it.
+    """
+    n, size = len(flats), -(-of.numel // len(flats))
+    pieces = [of.split(flat, size) for flat in flats]
+    last = [pieces[(k + 1) % n][k] for k in range(len(pieces[0]))]
+    for step in range(2, n + 1):
+        for k, partial in enumerate(last):
+            device = (k + step) % n
+            last[k] = of.add(partial, pieces[device][k], of.devices[device], size)
+    read = [list(last) for _ in range(n)]  # by device and piece
+    for step in range(1, n):
+        for k, total in enumerate(last):
+            device = (k + step) % n
+            if step < n - 1:
+                last[k] = of.relay(total, of.devices[device], size)
+            read[device][k] = last[k]
+    return [of.put_together(totals, device) for totals, device in zip(read, of.devices, strict=True)]
+
+
+def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum neighbours, then neighbours' sums, up a binary tree to the first device, and send the total down again.
+
+    (r0 + r1) + (r2 + r3) ...; 2 ceil(log2 n) copies of N bytes one after another.
+    """
+    n, read = len(flats), list(flats)
+    steps = [2**level for level in range((n - 1).bit_length())]
+    for step in steps:
+        for i in range(0, n - step, 2 * step):
+            read[i] = of.add(read[i], read[i + step], of.devices[i], of.numel)
+    for step in reversed(steps):
+        for i in range(0, n - step, 2 * step):
+            passes_on = step > 1 and i + step + 1 < n
+            read[i + step] = of.relay(read[i], of.devices[i + step], of.numel) if passes_on else read[i]
+    return read
+
+
+STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
+    "sum": on_first,
+    "cpu": on_host,
+    "ring": ring,
+    "tree": tree,
+}
+
+
+def _on_one(of: _Sum, flats: Sequence[Value], device: str) -> list[Value]:
+    total = flats[0]
+    for flat in flats[1:]:
+        total = of.add(total, flat, device, of.numel)
+    return [total] * len(flats)
