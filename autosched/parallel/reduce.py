@@ -73,7 +73,7 @@ class _Sum:
         return self._task("cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2)
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
-        """Return what has come to a device as a value made there, in the same memory, so that it is copied from there."""
+        """Return what has come to a device as a value made there, in the same memory: it is copied from there."""
         made: Value = self.graph.add(
             same, value, name=self._fresh("relay", device), on=device, aliases=value,
             seconds={device: 0.0}, nbytes=numel * self.itemsize,
@@ -128,8 +128,8 @@ def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     """Sum n pieces at a time, each on its way around the ring, then send each around again.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. 2 (n - 1) / n N
-    bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on device k: r(k+1) + r(k+2) + ... + rk, so the
-    order of a sum depends on where the element stands, and for more than two devices rounding with it.
+    bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on device k: r(k+1) + r(k+2) + ... + rk. So
+    the order of a sum depends on where the element stands, and for more than two devices its rounding does.
     """
     n, size = len(flats), -(-of.numel // len(flats))
     pieces = [of.split(flat, size) for flat in flats]
