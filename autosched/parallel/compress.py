@@ -146,7 +146,7 @@ class TopK:
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """Put the values into zeros."""
         split = self.count(numel) * dtype.itemsize
-        values, positions = payload[:split].view(dtype), payload[split:].view(torch.int32)
+        values, positions = payload[:split].view(dtype), payload[split:].clone().view(torch.int32)  # aligned
         return values.new_zeros(numel).index_copy_(0, positions.long(), values)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -155,7 +155,7 @@ class TopK:
 
     def passes(self) -> tuple[Passes, Passes]:
         """Return those of: absolute value, selection by radix, gathering, joining; of zeros, scattering."""
-        return Passes(8 + 3 * self.share, 10), Passes(1 + 3 * self.share, 3)
+        return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
 
 
 def exchange(
