@@ -92,6 +92,13 @@ def test_zeros_stay_zeros(compression: Compression) -> None:
     assert torch.equal(through(compression, torch.zeros(5)), torch.zeros(5))
 
 
+def test_int8_keeps_what_is_too_small_to_be_scaled() -> None:
+    flat, residual = torch.tensor([2.7e-43]), torch.zeros(1)  # whose 127th part has one bit
+    assert through(Int8(), flat).tolist() == [0]
+    encode_(flat, residual, Int8())
+    assert torch.equal(residual, flat)
+
+
 @each_compression
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @each_dtype

@@ -217,9 +217,20 @@ def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str]
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
-def test_the_bytes_on_each_link_are_those_of_the_formula(strategy: str, n: int) -> None:
-    with planned(strategy, asc.Machine.emulated(gpus=n), n * 100) as schedule:
+@pytest.mark.parametrize("policy", ["heft", "round_robin"])
+def test_the_bytes_on_each_link_are_those_of_the_formula(strategy: str, n: int, policy: str) -> None:
+    machine = asc.Machine.emulated(gpus=n)
+    with asc.schedule(summing(strategy, machine, n * 100), machine, policy=policy) as schedule:
         assert traffic(schedule) == expected_traffic(strategy, n, n * 400)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "tree"])
+@pytest.mark.parametrize("n", range(2, 10))
+def test_a_device_relays_only_what_is_copied_from_there(strategy: str, n: int) -> None:
+    with planned(strategy, asc.Machine.emulated(gpus=n), n) as schedule:
+        relayed = [task.name for task in schedule.graph.tasks if task.name.startswith("b.relay")]
+        copied = [item.value for item in schedule.program.instructions if isinstance(item, Copy)]
+    assert [name for name in relayed if name not in copied] == []
 
 
 @given(n=st.integers(2, 6), numel=st.integers(1, 40))
