@@ -1,0 +1,245 @@
+"""Pipeline orders: which piece of which micro-batch each device computes, one after another.
+
+A model is cut into stages; each device has one or several. A piece is the forward of a stage for one micro-batch, or
+its backward, whole or in two: the gradient by the input, which the stage before waits for, and that by the weights,
+for which nobody waits. An order is a pure function of numbers. In what follows p is the number of devices, m that of
+micro-batches, v that of stages on a device ("rounds"), and a bubble is the share of time in which devices idle, where
+copies take no time, stages are equally long, and a backward takes twice as long as a forward.
+
+Knows no model, no graph and no machine; durations only where they are given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from autosched import ScheduleError
+
+__all__ = ["ORDERS", "Action", "Kind", "Order", "gpipe", "interleaved", "one_f_one_b", "stage_devices", "zero_bubble"]
+
+Kind = Literal["F", "B", "I", "W"]
+
+
+class Action(NamedTuple):
+    """A piece: F is forward, B whole backward, I the gradient by the input, W that by the weights.
+
+    >>> str(Action(2, "F", 0))
+    '2F0'
+    """
+
+    stage: int
+    kind: Kind
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.chunk}"
+
+
+Order = tuple[tuple[Action, ...], ...]  # by device
+_HALVES: tuple[Kind, ...] = ("F", "I", "W")
+
+
+def gpipe(devices: int, chunks: int) -> Order:
+    """Return all forwards, then all backwards (Huang et al., "GPipe", NeurIPS 2019, arXiv 1811.06965).
+
+    A device holds the activations of all m micro-batches. Bubble: (p-1) / (m+p-1).
+
+    >>> print(*gpipe(2, 2)[0])
+    0F0 0F1 0B0 0B1
+    """
+    _check(devices, chunks)
+    return tuple((*_row(rank, "F", chunks), *_row(rank, "B", chunks)) for rank in range(devices))
+
+
+def one_f_one_b(devices: int, chunks: int) -> Order:
+    """Return 1F1B: backwards as early as can be (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
+
+    Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe, (p-1) / (m+p-1).
+
+    >>> print(*one_f_one_b(2, 3)[0])
+    0F0 0F1 0B0 0F2 0B1 0B2
+    """
+    _check(devices, chunks)
+    return tuple(
+        _in_turn(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1) for rank in range(devices)
+    )
+
+
+def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
+    """Return 1F1B over several stages per device (Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473).
+
+    Stage s is on device s mod p. Device r holds at most 2(p-r-1) + (v-1)p + 1 activations of stages. Bubble:
+    (p-1) / (vm+p-1) where m is a multiple of p; else it is the order for the next multiple without what is too much.
+
+    >>> print(*interleaved(2, 2)[1])
+    1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
+    """
+    _check(devices, chunks, rounds)
+    if rounds == 1:
+        return one_f_one_b(devices, chunks)
+    turns = [
+        (lap, chunk)
+        for first in range(0, chunks, devices)
+        for lap in range(rounds)
+        for chunk in range(first, first + devices)
+    ]
+
+    def row(rank: int) -> Iterable[Action]:
+        forwards = [Action(lap * devices + rank, "F", chunk) for lap, chunk in turns]
+        backwards = [Action((rounds - 1 - lap) * devices + rank, "B", chunk) for lap, chunk in turns]
+        return _in_turn(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * devices)
+
+    return tuple(tuple(action for action in row(rank) if action.chunk < chunks) for rank in range(devices))
+
+
+def zero_bubble(
+    devices: int,
+    chunks: int,
+    rounds: int = 2,
+    *,
+    seconds: Mapping[Kind, Sequence[float]] | None = None,
+    copy: float = 0.0,
+) -> Order:
+    """Return an order that fills bubbles with gradients by weights (Qi et al., "Zero bubble", arXiv 2401.10241).
+
+    With one round forwards and backwards go as in 1F1B (ZB-H1), with two as in a V, stages s and 2p-1-s on device s
+    (ZB-V). Gradients by weights, W, fill the gaps, and go first where the limit is reached: a device holds at most
+    vp activations of stages, from F to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are equally long and m >= p.
+
+    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is what a copy between devices takes.
+    How large a gap must be to get a W is tried, and the best kept.
+
+    >>> print(*zero_bubble(2, 2, rounds=1)[1])
+    1F0 1I0 1F1 1I1 1W0 1W1
+    """
+    _check(devices, chunks, rounds, most=2)
+    ones = [1.0] * (rounds * devices)
+    given: Mapping[Kind, Sequence[float]] = {"F": ones, "I": ones, "W": ones} if seconds is None else seconds
+    if any(len(given.get(kind, ())) != len(ones) for kind in _HALVES):
+        raise ScheduleError(f"seconds= must have F, I and W for each of {len(ones)} stages, got {seconds!r}")
+    shape = _in_a_v if rounds == 2 else _in_a_line
+    rows = tuple(shape(rank, devices, chunks) for rank in range(devices))
+    filled = [_Filling(rows, given, copy, share).run() for share in (0.0, 0.5, 1.0)]
+    return min(filled, key=lambda found: found[0])[1]
+
+
+ORDERS: Mapping[str, Callable[[int, int], Order]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero-bubble": zero_bubble,
+}
+
+
+def stage_devices(order: Order) -> tuple[int, ...]:
+    """Return the device of each stage.
+
+    >>> stage_devices(interleaved(2, 1)), stage_devices(zero_bubble(2, 1))
+    ((0, 1, 0, 1), (0, 1, 1, 0))
+    """
+    found = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
+    return tuple(found[stage] for stage in range(len(found)))
+
+
+def _check(devices: int, chunks: int, rounds: int = 1, most: int | None = None) -> None:
+    if min(devices, chunks, rounds) < 1:
+        raise ScheduleError(f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, {rounds}")
+    if most is not None and rounds > most:
+        raise ScheduleError(f"this order is known for 1 to {most} rounds, got {rounds}")
+
+
+def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
+    return tuple(Action(stage, kind, chunk) for chunk in range(chunks))
+
+
+def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> tuple[Action, ...]:
+    """Return ``ahead`` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    turns = zip(forwards[ahead:], backwards, strict=False)
+    return (*forwards[:ahead], *chain.from_iterable(turns), *backwards[max(0, len(forwards) - ahead) :])
+
+
+def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
+    """Return F and I of a device as 1F1B has them."""
+    return _in_turn(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
+
+
+def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
+    """Return F and I of a device where stages lie in a V: its first stage is ``rank``, its other one comes back."""
+    enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; what is too much is left out in the end
+    there, back = rank, 2 * devices - 1 - rank
+    f, i = iter(_row(there, "F", enough)), iter(_row(there, "I", enough))
+    g, j = iter(_row(back, "F", enough)), iter(_row(back, "I", enough))
+    turns = [
+        ((f,), 2 * (devices - rank) - 1),
+        ((g, f), rank),
+        ((g, j), devices - rank),
+        ((f, i, g, j), enough - (2 * devices - 1 - rank)),
+        ((i, g, j), devices - 1 - rank),
+        ((i, j), rank),
+        ((i,), devices - rank),
+    ]
+    actions = [next(stream) for streams, times in turns for _ in range(times) for stream in streams]
+    return tuple(action for action in actions if action.chunk < chunks)
+
+
+class _Filling:
+    """Rows of F and I that are run on paper, with W in the gaps."""
+
+    def __init__(self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float):
+        self.rows, self.seconds, self.copy, self.share = rows, seconds, copy, share
+        self.where = stage_devices(rows)
+        self.ends: dict[Action, float] = {}
+        self.free = [0.0 for _ in rows]
+        self.next = [0 for _ in rows]  # position in a row
+        self.owed: list[deque[Action]] = [deque() for _ in rows]  # each W whose I has run
+        self.done: list[list[Action]] = [[] for _ in rows]
+        self.held = [0 for _ in rows]
+
+    def run(self) -> tuple[float, Order]:
+        """Return when all has ended, and in which order."""
+        steps = [self._step(rank) for rank in range(len(self.rows))]
+        for _ in range(3 * sum(map(len, self.rows)) // 2):
+            start, _, rank, action = min(step for step in steps if step is not None)
+            self._do(rank, action, start)
+            for near in range(max(0, action.stage - 1), min(action.stage + 2, len(self.where))):
+                steps[self.where[near]] = self._step(self.where[near])
+        return max(self.free), tuple(map(tuple, self.done))
+
+    def _step(self, rank: int) -> tuple[float, int, int, Action] | None:
+        """Return what a device does next: its start, whether it is a W, the device, the action."""
+        free, owed = self.free[rank], self.owed[rank]
+        action = self.rows[rank][self.next[rank]] if self.next[rank] < len(self.rows[rank]) else None
+        start = None if action is None else self._start(rank, action)
+        if owed:
+            gap = self.share * self.seconds["W"][owed[0].stage]
+            if start is None or (start > free and start >= free + gap):
+                return free, 1, rank, owed[0]
+        return None if action is None or start is None else (start, 0, rank, action)
+
+    def _start(self, rank: int, action: Action) -> float | None:
+        """Return when an F or I can start, if that is known and the device may hold what it leaves."""
+        stage, kind, chunk = action
+        before = stage - 1 if kind == "F" else stage + 1
+        if kind == "F" and self.held[rank] == len(self.where):
+            return None
+        if not 0 <= before < len(self.where):  # an I of the last stage is behind its F, in the same row
+            return self.free[rank]
+        end = self.ends.get(Action(before, kind, chunk))
+        return None if end is None else max(self.free[rank], end + (self.copy if self.where[before] != rank else 0.0))
+
+    def _do(self, rank: int, action: Action, start: float) -> None:
+        stage, kind, chunk = action
+        self.done[rank].append(action)
+        self.free[rank] = self.ends[action] = start + self.seconds[kind][stage]
+        if kind == "W":
+            self.owed[rank].popleft()
+            self.held[rank] -= 1
+            return
+        self.next[rank] += 1
+        if kind == "F":
+            self.held[rank] += 1
+        else:
+            self.owed[rank].append(Action(stage, "W", chunk))

@@ -1,0 +1,234 @@
+"""Tasks in an order that is given, such as that of a pipeline; all others as soon as they can start.
+
+List scheduling over the graph and one more edge between neighbours of a sequence, in the order of predicted starts.
+Copies are planned behind what makes their datum, on the copy streams that they hold, as lowering and the simulator do;
+those that bring written inputs home at the end are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from heapq import heappop, heappush, heapreplace
+from itertools import pairwise
+from typing import NamedTuple
+
+from autosched.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.graph import Graph, Use
+from autosched.machine import Machine
+from autosched.placement import Placement, choices, home
+from autosched.policies.problem import Path, Policy
+
+__all__ = ["in_order"]
+
+
+def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
+    """Return the policy that runs the tasks of ``sequences[device]`` on that device, in that order.
+
+    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They start when they can;
+    of several that could start at once, the one added first does. That policy raises ScheduleError where sequences
+    contradict the graph, and MachineError or GraphError for devices and tasks that are not there.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name) for name in "abc"]
+    >>> in_order({"cuda:0": ["c", "a"], "cpu": ["b"]})(graph, Machine.emulated(gpus=1), Costs())
+    Placement(device={'a': 'cuda:0', 'b': 'cpu', 'c': 'cuda:0'}, order=('b', 'c', 'a'))
+    """
+    kept = {device: tuple(names) for device, names in sequences.items()}
+
+    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        behind = _neighbours(graph, kept)
+        devices = _devices(graph, machine, kept)
+        plan = _Plan(graph, machine, costs, devices, behind)
+        plan.run()
+        if len(plan.order) < len(devices):
+            raise _contradiction(graph, plan.missing, behind, devices)
+        names = [task.name for task in graph.tasks]
+        return Placement(dict(zip(names, devices, strict=True)), tuple(names[task] for task in plan.order))
+
+    return policy
+
+
+def _neighbours(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[int, int]:
+    """Return for each task of a sequence the one right before it; all tasks are indices."""
+    seen: dict[str, None] = {}
+    for name in (name for names in sequences.values() for name in names):
+        if name in seen:
+            raise ScheduleError(f"task {name!r} stands in sequences twice; each task runs once")
+        seen[name] = None
+    number = {name: graph.task(name).index for name in seen}
+    return {number[task]: number[before] for names in sequences.values() for before, task in pairwise(names)}
+
+
+def _devices(graph: Graph, machine: Machine, sequences: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the device of each task: that of the sequence which names it or one that it must be with, else its own."""
+    allowed = choices(graph, machine)
+    found: dict[int, tuple[str, str]] = {}  # by group: the device, and a task that stands in its sequence
+    for device, names in sequences.items():
+        machine.device(device)
+        for name in names:
+            task = graph.task(name).index
+            if device not in allowed.devices[task]:
+                must = allowed.devices[task][0]
+                raise ScheduleError(f"task {name!r} stands in the sequence of {device!r}, but must run on {must!r}")
+            before, other = found.setdefault(allowed.group[task], (device, name))
+            if before != device:
+                raise ScheduleError(
+                    f"task {other!r} stands in the sequence of {before!r} and {name!r} in that of {device!r}, "
+                    "but they share memory, or are kept together"
+                )
+    for task, (group, possible) in enumerate(zip(allowed.group, allowed.devices, strict=True)):
+        if group not in found and len(possible) > 1:
+            name = graph.tasks[task].name
+            raise ScheduleError(f"task {name!r} stands in no sequence and is bound to no device; bind it with on=")
+    return [
+        found[g][0] if g in found else possible[0] for g, possible in zip(allowed.group, allowed.devices, strict=True)
+    ]
+
+
+class _Plan:
+    """What is planned so far. Tasks and devices are numbers, tasks in insertion order."""
+
+    def __init__(self, graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str], behind: Mapping[int, int]):
+        number = {name: p for p, name in enumerate(machine.names)}
+        self.users = graph.users
+        self.order: list[int] = []
+        self.device = [number[name] for name in devices]
+        self.seconds = list(_seconds(graph, machine, costs, devices))
+        self.next = {before: task for task, before in behind.items()}
+        self.missing = [len(task.dependencies) + (task.index in behind) for task in graph.tasks]
+        self.ready = [0.0 for _ in devices]
+        self.copies = _copies(graph, machine, costs, self.device)
+        self.path = cache(lambda q, p: Path.between(machine, machine.devices[q], machine.devices[p]))
+        self.out_free = [0.0 for _ in number]
+        self.in_free = [0.0 for _ in number]
+        self.streams = [[0.0] * device.streams for device in machine.devices]  # heaps of when they are free
+        # Of each device, what waits for it alone: by when its data are there; where they are there already, by task.
+        self.later: list[list[tuple[float, int]]] = [[] for _ in number]
+        self.now: list[list[int]] = [[] for _ in number]
+        self.offer: list[tuple[float, int] | None] = [None for _ in number]
+        self.offers: list[tuple[float, int, int]] = []  # start, task, device; stale unless it is that device's offer
+
+    def run(self) -> None:
+        """Plan all tasks that can ever start."""
+        for p in range(len(self.streams)):
+            self._send(~p, p, 0.0)
+        for task, count in enumerate(self.missing):
+            if not count:
+                self._release(task)
+        while self.offers:
+            start, task, p = heappop(self.offers)
+            if self.offer[p] == (start, task):
+                self._start(task, p, start)
+
+    def _start(self, task: int, p: int, start: float) -> None:
+        if self.now[p]:
+            heappop(self.now[p])
+        else:
+            heappop(self.later[p])
+        end = start + self.seconds[task]
+        heapreplace(self.streams[p], end)
+        self.order.append(task)
+        self._send(task, p, end)
+        for user in self.users[task]:
+            self._come(user, end)
+        if task in self.next:
+            self._come(self.next[task], start)
+        self._choose(p)
+
+    def _send(self, maker: int, source: int, since: float) -> None:
+        """Copy what a task made to the devices where it is needed."""
+        for nbytes, p, readers in self.copies.get(maker, ()):
+            path = self.path(source, p)
+            out, into = self.out_free[source] if path.holds_out else 0.0, self.in_free[p] if path.holds_in else 0.0
+            end = max(since, out, into) + path.seconds(nbytes)
+            if path.holds_out:
+                self.out_free[source] = end
+            if path.holds_in:
+                self.in_free[p] = end
+            for reader in readers:
+                self.ready[reader] = max(self.ready[reader], end)
+
+    def _come(self, task: int, time: float) -> None:
+        """One of those that a task waits for is there."""
+        self.ready[task] = max(self.ready[task], time)
+        self.missing[task] -= 1
+        if not self.missing[task]:
+            self._release(task)
+
+    def _release(self, task: int) -> None:
+        p = self.device[task]
+        heappush(self.later[p], (self.ready[task], task))
+        self._choose(p)
+
+    def _choose(self, p: int) -> None:
+        """Offer what a device could start first."""
+        free, now, later = self.streams[p][0], self.now[p], self.later[p]
+        while later and later[0][0] <= free:
+            heappush(now, heappop(later)[1])
+        self.offer[p] = offer = (free, now[0]) if now else later[0] if later else None
+        if offer is not None:
+            heappush(self.offers, (*offer, p))
+
+
+class _Copy(NamedTuple):
+    """A datum that travels: its bytes, the device where it is needed, and the tasks that read it there."""
+
+    nbytes: float
+    device: int
+    readers: list[int]
+
+
+def _copies(graph: Graph, machine: Machine, costs: Costs, device: Sequence[int]) -> dict[int, list[_Copy]]:
+    """Return the copies of what each task makes; of what lives on device ``p`` from the beginning, under ``~p``."""
+    number = {name: p for p, name in enumerate(machine.names)}
+    found: dict[tuple[Use, int], _Copy] = {}
+    copies: dict[int, list[_Copy]] = {}
+    for task, here in zip(graph.tasks, device, strict=True):
+        for use in graph.needs(task):
+            value, maker = graph.values[use.value], graph.maker(use)
+            source = number[home(graph, machine, value)] if maker is None else device[maker]
+            if source == here:
+                continue
+            if (use, here) not in found:
+                found[use, here] = copy = _Copy(costs.value_nbytes(value), here, [])
+                copies.setdefault(~source if maker is None else maker, []).append(copy)
+            found[use, here].readers.append(task.index)
+    return copies
+
+
+def _seconds(graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str]) -> Iterator[float]:
+    """Yield what each task takes. Raises ScheduleError where that is for ever."""
+    for task, name in zip(graph.tasks, devices, strict=True):
+        seconds = costs.task_seconds(task, machine.device(name))
+        if math.isinf(seconds):
+            raise ScheduleError(f"task {task.name!r} must run on {name!r}, but its seconds there are infinite")
+        yield seconds
+
+
+def _contradiction(
+    graph: Graph, missing: Sequence[int], behind: Mapping[int, int], devices: Sequence[str]
+) -> ScheduleError:
+    """Say which tasks wait for each other, among those that still miss some."""
+    task = next(task for task, count in enumerate(missing) if count)
+    walked: dict[int, tuple[bool, int]] = {}  # task -> whether the graph says so, the one that it waits for
+    while task not in walked:
+        needed = [d.task for d in graph.tasks[task].dependencies if missing[d.task]]
+        walked[task] = (True, needed[0]) if needed else (False, behind[task])
+        task = walked[task][1]
+    circle = list(walked)[list(walked).index(task) :]
+    # From where the graph says something on, each run of steps of one sort becomes one: X needs Z, through any Y.
+    sorts = [walked[task][0] for task in circle]
+    turns = [i for i, sort in enumerate(sorts) if sort != sorts[i - 1]]
+    first = next(i for i in turns if sorts[i])
+    corners = [circle[i] for i in (*(i for i in turns if i >= first), *(i for i in turns if i < first), first)]
+    says = [
+        f"needs {graph.tasks[end].name!r}"
+        if k % 2 == 0
+        else f"stands behind {graph.tasks[end].name!r} on {devices[end]!r}"
+        for k, end in enumerate(corners[1:])
+    ]
+    name = graph.tasks[corners[0]].name
+    return ScheduleError(f"sequences contradict the graph: {name!r} {', which '.join(says)}")
