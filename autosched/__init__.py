@@ -33,6 +33,7 @@ from autosched.grouping import merge
 from autosched.machine import Device, Link, Machine
 from autosched.marked import task
 from autosched.placement import Placement
+from autosched.policies import in_order
 from autosched.program import Program
 from autosched.schedule import Schedule, load, schedule
 from autosched.simulate import simulate
@@ -89,6 +90,7 @@ __all__ = [
     "bounds",
     "capture",
     "compile",
+    "in_order",
     "load",
     "merge",
     "schedule",

@@ -12,8 +12,8 @@ Knows no model, no graph and no machine; durations only where they are given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
 from autosched import ScheduleError
@@ -71,8 +71,9 @@ def one_f_one_b(devices: int, chunks: int) -> Order:
 def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
     """Return 1F1B over several stages per device (Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473).
 
-    Stage s is on device s mod p. Device r holds at most 2(p-r-1) + (v-1)p + 1 activations of stages. Bubble:
-    (p-1) / (vm+p-1) where m is a multiple of p; else it is the order for the next multiple without what is too much.
+    Stage s is on device s mod p. Micro-batches visit a device's stages in groups of p; beyond the paper, where m is no
+    multiple of p, in groups as even as can be, none below p. With g in the first group, device r holds the activations
+    of at most 2(p-r-1) + (v-1)g + 1 stages (with one round, those of 1F1B). Bubble: (p-1) / (vm+p-1) where m >= p.
 
     >>> print(*interleaved(2, 2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
@@ -80,19 +81,17 @@ def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
     _check(devices, chunks, rounds)
     if rounds == 1:
         return one_f_one_b(devices, chunks)
-    turns = [
-        (lap, chunk)
-        for first in range(0, chunks, devices)
-        for lap in range(rounds)
-        for chunk in range(first, first + devices)
-    ]
+    count = max(1, chunks // devices)
+    sizes = [chunks // count + (group < chunks % count) for group in range(count)]  # larger ones first: else it hangs
+    groups = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    turns = [(lap, chunk) for group in groups for lap in range(rounds) for chunk in group]
 
-    def row(rank: int) -> Iterable[Action]:
+    def row(rank: int) -> tuple[Action, ...]:
         forwards = [Action(lap * devices + rank, "F", chunk) for lap, chunk in turns]
         backwards = [Action((rounds - 1 - lap) * devices + rank, "B", chunk) for lap, chunk in turns]
-        return _in_turn(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * devices)
+        return _in_turn(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * sizes[0])
 
-    return tuple(tuple(action for action in row(rank) if action.chunk < chunks) for rank in range(devices))
+    return tuple(map(row, range(devices)))
 
 
 def zero_bubble(

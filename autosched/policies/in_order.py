@@ -1,8 +1,8 @@
 """Tasks in an order that is given, such as that of a pipeline; all others as soon as they can start.
 
-List scheduling over the graph and one more edge between neighbours of a sequence, in the order of predicted starts.
-Copies are planned behind what makes their datum, on the copy streams that they hold, as lowering and the simulator do;
-those that bring written inputs home at the end are not.
+List scheduling over the graph and one more edge between neighbours of a sequence. Tasks are issued in the order in
+which they are predicted to end. Copies are planned as lowering and the simulator have them, on the copy streams that
+they hold; those that bring written inputs home at the end are left out.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Plan:
     def __init__(self, graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str], behind: Mapping[int, int]):
         number = {name: p for p, name in enumerate(machine.names)}
         self.users = graph.users
-        self.order: list[int] = []
+        self.order: list[int] = []  # as tasks end: copies run in order of issue, and none shall wait for a later one
         self.device = [number[name] for name in devices]
         self.seconds = list(_seconds(graph, machine, costs, devices))
         self.next = {before: task for task, before in behind.items()}
@@ -105,6 +105,8 @@ class _Plan:
         self.out_free = [0.0 for _ in number]
         self.in_free = [0.0 for _ in number]
         self.streams = [[0.0] * device.streams for device in machine.devices]  # heaps of when they are free
+        self.running: list[tuple[float, int, int]] = []  # end, number of starts before, task
+        self.started = 0
         # Of each device, what waits for it alone: by when its data are there; where they are there already, by task.
         self.later: list[list[tuple[float, int]]] = [[] for _ in number]
         self.now: list[list[int]] = [[] for _ in number]
@@ -118,7 +120,10 @@ class _Plan:
         for task, count in enumerate(self.missing):
             if not count:
                 self._release(task)
-        while self.offers:
+        while self.offers or self.running:
+            if self.running and (not self.offers or self.running[0][0] <= self.offers[0][0]):
+                self._end(*heappop(self.running))
+                continue
             start, task, p = heappop(self.offers)
             if self.offer[p] == (start, task):
                 self._start(task, p, start)
@@ -130,13 +135,17 @@ class _Plan:
             heappop(self.later[p])
         end = start + self.seconds[task]
         heapreplace(self.streams[p], end)
+        heappush(self.running, (end, self.started, task))
+        self.started += 1
+        self._choose(p)
+
+    def _end(self, end: float, _: int, task: int) -> None:
         self.order.append(task)
-        self._send(task, p, end)
+        self._send(task, self.device[task], end)
         for user in self.users[task]:
             self._come(user, end)
         if task in self.next:
-            self._come(self.next[task], start)
-        self._choose(p)
+            self._come(self.next[task], end)
 
     def _send(self, maker: int, source: int, since: float) -> None:
         """Copy what a task made to the devices where it is needed."""
@@ -211,24 +220,28 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str
 def _contradiction(
     graph: Graph, missing: Sequence[int], behind: Mapping[int, int], devices: Sequence[str]
 ) -> ScheduleError:
-    """Say which tasks wait for each other, among those that still miss some."""
+    """Say which tasks wait for each other. Of neighbours that wait for the same reason the first and the last do."""
+    circle = _circle(graph, missing, behind)
+    corners = [(task, needs) for i, (task, needs) in enumerate(circle) if needs != circle[i - 1][1]]
+    says = []
+    for (_, needs), (other, _) in pairwise([*corners, corners[0]]):
+        name = graph.tasks[other].name
+        says.append(f"needs {name!r}" if needs else f"stands behind {name!r} in the sequence of {devices[other]!r}")
+    first = graph.tasks[corners[0][0]].name
+    return ScheduleError(f"sequences contradict the graph: {first!r} {', which '.join(says)}")
+
+
+def _circle(graph: Graph, missing: Sequence[int], behind: Mapping[int, int]) -> list[tuple[int, bool]]:
+    """Return tasks that wait each for the next, the last for the first; with each, whether the graph says so.
+
+    Of the first it is, of the last it is not.
+    """
+    walked: dict[int, bool] = {}
     task = next(task for task, count in enumerate(missing) if count)
-    walked: dict[int, tuple[bool, int]] = {}  # task -> whether the graph says so, the one that it waits for
     while task not in walked:
-        needed = [d.task for d in graph.tasks[task].dependencies if missing[d.task]]
-        walked[task] = (True, needed[0]) if needed else (False, behind[task])
-        task = walked[task][1]
-    circle = list(walked)[list(walked).index(task) :]
-    # From where the graph says something on, each run of steps of one sort becomes one: X needs Z, through any Y.
-    sorts = [walked[task][0] for task in circle]
-    turns = [i for i, sort in enumerate(sorts) if sort != sorts[i - 1]]
-    first = next(i for i in turns if sorts[i])
-    corners = [circle[i] for i in (*(i for i in turns if i >= first), *(i for i in turns if i < first), first)]
-    says = [
-        f"needs {graph.tasks[end].name!r}"
-        if k % 2 == 0
-        else f"stands behind {graph.tasks[end].name!r} on {devices[end]!r}"
-        for k, end in enumerate(corners[1:])
-    ]
-    name = graph.tasks[corners[0]].name
-    return ScheduleError(f"sequences contradict the graph: {name!r} {', which '.join(says)}")
+        needed = [dependency.task for dependency in graph.tasks[task].dependencies if missing[dependency.task]]
+        walked[task] = bool(needed)
+        task = needed[0] if needed else behind[task]
+    circle = list(walked.items())[list(walked).index(task) :]
+    first = next(i for i, (_, needs) in enumerate(circle) if needs and not circle[i - 1][1])
+    return circle[first:] + circle[:first]
