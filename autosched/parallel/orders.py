@@ -201,22 +201,22 @@ class _Filling:
         """Return when all has ended, and in which order."""
         steps = [self._step(rank) for rank in range(len(self.rows))]
         for _ in range(3 * sum(map(len, self.rows)) // 2):
-            start, _, rank, action = min(step for step in steps if step is not None)
+            start, rank, action = min(step for step in steps if step is not None)
             self._do(rank, action, start)
             for near in range(max(0, action.stage - 1), min(action.stage + 2, len(self.where))):
                 steps[self.where[near]] = self._step(self.where[near])
         return max(self.free), tuple(map(tuple, self.done))
 
-    def _step(self, rank: int) -> tuple[float, int, int, Action] | None:
-        """Return what a device does next: its start, whether it is a W, the device, the action."""
+    def _step(self, rank: int) -> tuple[float, int, Action] | None:
+        """Return what a device does next: its start, the device, the action."""
         free, owed = self.free[rank], self.owed[rank]
         action = self.rows[rank][self.next[rank]] if self.next[rank] < len(self.rows[rank]) else None
         start = None if action is None else self._start(rank, action)
         if owed:
             gap = self.share * self.seconds["W"][owed[0].stage]
             if start is None or (start > free and start >= free + gap):
-                return free, 1, rank, owed[0]
-        return None if action is None or start is None else (start, 0, rank, action)
+                return free, rank, owed[0]
+        return None if action is None or start is None else (start, rank, action)
 
     def _start(self, rank: int, action: Action) -> float | None:
         """Return when an F or I can start, if that is known and the device may hold what it leaves."""
