@@ -1,4 +1,4 @@
-"""Arguments: of which kind those of ``schedule`` must be, so that a wrong one is said by its name and not met later.
+"""Arguments: of which kind those of ``schedule`` and of runs must be, so that a wrong one is said by its name.
 
 Looks no further: what is in them, those who use them check.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autosched.allowed import is_number
 from autosched.backends import Backend, check_name
 from autosched.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph
 
-__all__ = ["check_kinds"]
+__all__ = ["check_kinds", "checked_timeout"]
 
 
 def check_kinds(
@@ -52,3 +53,14 @@ def check_kinds(
         check_name(backend)
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
+
+
+def checked_timeout(timeout: Any) -> float | None:
+    """Return the ``timeout`` of a run as seconds, or None for no limit. Raises ScheduleError for what is neither."""
+    if timeout is None:
+        return None
+    if not is_number(timeout, infinite=True):
+        raise ScheduleError(
+            f"timeout must be a number of seconds, 0 or more, or None for no limit; got {shown(timeout)}"
+        )
+    return float(timeout)

@@ -19,16 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autosched.allowed import is_number
-from autosched.arguments import check_kinds
+from autosched.arguments import check_kinds, checked_timeout
 from autosched.backends import Backend, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.codegen import Code, generate
 from autosched.costs import Costs
-from autosched.errors import AutoschedError, MachineError, ScheduleError, listed, shown
+from autosched.errors import AutoschedError, MachineError, ScheduleError, listed
 from autosched.execute import Executor
 from autosched.files import write
+from autosched.footprint import footprint
 from autosched.graph import Graph
 from autosched.lowering import lower
 from autosched.machine import Device, Machine
@@ -162,11 +162,11 @@ class Schedule:
         write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
         devices were told to do is not timed.
         """
-        return self._executor(inputs, _checked(timeout))
+        return self._executor(inputs, checked_timeout(timeout))
 
     def profile(self, /, *, timeout: Any = None, **inputs: Any) -> Timeline:
         """Run once and return what happened when. ``timeout`` as for a call."""
-        return self._executor.profile(inputs, _checked(timeout))[1]
+        return self._executor.profile(inputs, checked_timeout(timeout))[1]
 
     def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
@@ -268,6 +268,15 @@ class Schedule:
         return self._predicted.makespan
 
     @cached_property
+    def peak_bytes(self) -> dict[str, float]:
+        """Predicted bytes that each device holds at most, but for what tasks take for themselves while they run.
+
+        See ``autosched.footprint``, whose course over the instructions this is the highest point of.
+        """
+        courses = footprint(self.program, self.graph, self.machine, self.costs)
+        return {name: max(course) for name, course in courses.items()}
+
+    @cached_property
     def serial_seconds(self) -> float:
         """Predicted seconds of the same tasks and copies, one at a time."""
         return sum(durations(self.program, self.graph, self.machine, self.costs))
@@ -290,16 +299,6 @@ class Schedule:
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
             f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
         )
-
-
-def _checked(timeout: Any) -> float | None:
-    if timeout is None:
-        return None
-    if not is_number(timeout, infinite=True):
-        raise ScheduleError(
-            f"timeout must be a number of seconds, 0 or more, or None for no limit; got {shown(timeout)}"
-        )
-    return float(timeout)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
+    "footprint": [*DATA, "standing"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": DATA,
     # running a program
@@ -77,7 +78,7 @@ MAY_IMPORT = {
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
-    "arguments": ["backends", "costs", "errors", "graph"],  # the kinds of what schedule is given
+    "arguments": ["allowed", "backends", "costs", "errors", "graph"],  # the kinds of what schedule and runs are given
     "schedule": EVERYTHING,
     "compiled": EVERYTHING,
     "dynamo": EVERYTHING,  # traces and schedules, as compiled does
