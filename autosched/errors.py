@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "AutoschedError",
     "CaptureError",
+    "ChartError",
     "GraphError",
     "HazardError",
     "InterleavingError",
@@ -30,6 +31,10 @@ class AutoschedError(Exception):
 
 class CaptureError(AutoschedError, RuntimeError):
     """A function does what no graph can say."""
+
+
+class ChartError(AutoschedError, ValueError):
+    """A chart is asked to draw what it cannot: no finite number, an error bar with one end."""
 
 
 class GraphError(AutoschedError, ValueError):

@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "simulate": DATA,
     "footprint": [*DATA, "standing"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
-    "viz": DATA,
+    "viz": [*DATA, "allowed"],
     # running a program
     "workers": ["errors"],
     "crew": ["workers"],

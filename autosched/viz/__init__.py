@@ -1,7 +1,7 @@
-"""Drawings: functions from a timeline or a graph to text or SVG. They write no file and decide nothing.
+"""Drawings: functions from a timeline, a graph or numbers to text or SVG. They write no file and decide nothing.
 
 To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is a ``Timeline``, a
-``Graph`` or a ``Program``; take colours, text sizes and times from ``paint``; name the function here.
+``Graph``, a ``Program`` or plain numbers; take colours, text sizes and times from ``paint``; name the function here.
 
 =========  ============================================  ==========
 module     draws                                         as
@@ -9,11 +9,15 @@ module     draws                                         as
 gantt      what ran when, on which stream, and why then  SVG
 dag        what depends on what, and where it is         SVG
 text       what ran when                                 plain text
+lines      numbers against numbers, with error bars      SVG
+bars       named numbers, with error bars                SVG
 =========  ============================================  ==========
 """
 
+from autosched.viz.bars import Bar, bars_svg
 from autosched.viz.dag import graph_svg
 from autosched.viz.gantt import gantt_svg
+from autosched.viz.lines import Line, lines_svg
 from autosched.viz.text import gantt_text
 
-__all__ = ["gantt_svg", "gantt_text", "graph_svg"]
+__all__ = ["Bar", "Line", "bars_svg", "gantt_svg", "gantt_text", "graph_svg", "lines_svg"]

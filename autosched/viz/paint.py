@@ -15,6 +15,7 @@ from autosched.program import Stream
 from autosched.timeline import Timeline
 
 __all__ = [
+    "SERIES",
     "columns",
     "document",
     "duration",
@@ -31,6 +32,17 @@ __all__ = [
 
 FONT_SIZE, LABEL, TITLE = 12.0, 10.5, 17.0  # of text, of text in narrow boxes, of titles
 _EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
+
+# What series are drawn in, in light and in dark: blue, vermilion, green, purple, sky blue, orange.
+_SERIES = (
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#f0803c"),
+    ("#009e73", "#2bc08f"),
+    ("#b8629a", "#dd94bd"),
+    ("#56b4e9", "#f0e442"),
+    ("#e69f00", "#e69f00"),
+)
+SERIES = len(_SERIES)
 
 # Class, how it looks in light, what differs in dark.
 _STYLES: Sequence[tuple[str, str, str]] = (
@@ -56,9 +68,19 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("move", "stroke:#e69f00;stroke-width:2.4;marker-end:url(#autosched-move)", "stroke:#e69f00"),
     ("head", "fill:#59636e", "fill:#9198a1"),
     ("head-move", "fill:#e69f00", ""),
+    *((f"series{i}", f"color:{light}", f"color:{dark}") for i, (light, dark) in enumerate(_SERIES)),
+    ("curve", "fill:none;stroke:currentColor;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round", ""),
+    ("dashed", "stroke-dasharray:6 5", ""),
+    ("dot", "fill:currentColor;stroke:#ffffff;stroke-width:1.4", "stroke:#0d1117"),
+    ("whisker", "fill:none;stroke:currentColor;stroke-width:1.5", ""),
+    ("bar", "fill:currentColor;stroke:currentColor;stroke-width:1.6", ""),
+    ("hollow", "fill:#ffffff", "fill:#0d1117"),
+    ("error", "fill:none;stroke:#1f2328;stroke-width:1.5", "stroke:#e6edf3"),
+    ("axis", "stroke:#59636e", "stroke:#9198a1"),
     ("strong", "font-weight:600", ""),
     ("title", f"font-weight:600;font-size:{TITLE:g}px", ""),
     ("middle", "text-anchor:middle", ""),
+    ("end", "text-anchor:end", ""),
     ("label", f"font-size:{LABEL:g}px", ""),
 )
 _FONT = f"font:{FONT_SIZE:g}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;pointer-events:none"
