@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autosched import viz as viz
 from autosched.bounds import bounds
-from autosched.costs import Costs
+from autosched.costs import Costs, Work
 from autosched.errors import (
     AutoschedError,
     CaptureError,
@@ -41,6 +41,7 @@ from autosched.timeline import Timeline
 from autosched.verify import verify
 
 if TYPE_CHECKING:
+    from autosched import parallel as parallel
     from autosched import testing as testing
     from autosched.compiled import compile
     from autosched.dynamo import TorchBackend
@@ -49,8 +50,8 @@ else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
         """Import what needs torch when it is asked for: planning does not."""
-        if name == "testing":
-            return import_module("autosched.testing")
+        if name in ("parallel", "testing"):
+            return import_module(f"autosched.{name}")
         if name in _LAZY:
             return getattr(import_module(_LAZY[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -87,6 +88,7 @@ __all__ = [
     "Timeline",
     "TorchBackend",
     "Value",
+    "Work",
     "bounds",
     "capture",
     "compile",

@@ -88,6 +88,22 @@ class Costs:
         """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name."""
         return cls().override(seconds, nbytes)
 
+    @classmethod
+    def estimate(cls, graph: Graph, examples: Mapping[str, Any]) -> Costs:
+        """Return the work of a graph's tasks and the bytes of its values, for inputs like these: nothing is computed.
+
+        What cannot be estimated keeps its default. Raises GraphError for missing and unknown examples.
+
+        >>> import torch
+        >>> graph = Graph()
+        >>> y = graph.input("x") + 1
+        >>> Costs.estimate(graph, {"x": torch.zeros(2, 3)}).work["add"].flops
+        6
+        """
+        from autosched.frontends.estimate import estimate
+
+        return estimate(graph, examples).costs
+
     def override(
         self, seconds: Mapping[str, Seconds] | None = None, nbytes: Mapping[str, float] | None = None
     ) -> Costs:

@@ -15,7 +15,7 @@ import dataclasses
 import fnmatch
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -223,13 +223,16 @@ class Graph:
         on: str | Mapping[str, str] | None = None,
         seconds: Mapping[str, Seconds] | None = None,
         nbytes: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
     ) -> dict[str, Value]:
         """Add all tasks of another graph, with a Value of this one for each of its inputs; return its outputs by name.
 
         A graph may be included again and again, under another ``prefix`` of names each time. What its tasks write,
         they write to the values given. ``on`` is the device of all tasks, or of those named; views and tasks on
         ``"host"`` ignore it. ``seconds`` by task and ``nbytes`` by value, by their names in the other graph, are what
-        they cost; else what was said there. Raises GraphError for names that are taken and inputs that do not fit.
+        they cost; else what was said there. With ``only`` these tasks are added, by name; then ``inputs`` has what they
+        read of others too, and all values that they make are returned, by name. Raises GraphError for names that are
+        taken and inputs that do not fit.
 
         >>> import autosched as asc
         >>> layer, net = asc.Graph("layer"), asc.Graph("net")
@@ -243,7 +246,7 @@ class Graph:
         self._check_grows()
         for device in on.values() if isinstance(on, Mapping) else () if on is None else (on,):
             check_device(device)
-        return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {})
+        return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
         """Declare outputs: what a run returns, by name. An output shows the last version of its value.

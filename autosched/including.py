@@ -5,7 +5,7 @@ What was an input becomes a value of the other graph; names get a prefix. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autosched.effects import MOVE, RESHAPE, effects_of
@@ -29,31 +29,41 @@ def include(
     on: str | Mapping[str, str] | None,
     seconds: Mapping[str, Seconds],
     nbytes: Mapping[str, int],
+    only: Collection[str] | None,
 ) -> dict[str, Value]:
     """Do what ``Graph.include`` says."""
-    values = _sources(graph, other, inputs)
-    _check_names(graph, other, prefix)
+    tasks = other.tasks if only is None else [other.tasks[i] for i in sorted({other.task(name).index for name in only})]
+    values = _given(graph, other, inputs, tasks, only is None)
+    _check_names(graph, tasks, other, prefix)
     parts = _Parts(graph._looks, other, values)
-    for task in other.tasks:
+    for task in tasks:
         device = on.get(task.name) if isinstance(on, Mapping) else on
         made = [other.values[use.value] for use in task.outputs]
         results = repeat(
             graph, other, task, values, prefix + task.name,
             outputs=transform(lambda leaf: prefix + leaf.name, task.result),
             part=None if task.part is None or task.view else (task.part[0], parts.now(task.part[1], task.part[0])),
-            parts=[parts.now(value.part, value.index) for value in made] if _aliases(made) else (),
+            parts=parts.of(task, made) if _aliases(made) else (),
             on=HOST if task.device == HOST else device or task.device,
-            after=[prefix + other.tasks[d.task].name for d in task.dependencies if d.kind == "order"],
+            after=[name for name in _after(other, task, prefix) if name in graph.names],
             seconds=seconds.get(task.name, task.seconds),
         )  # fmt: skip
         for value, twin in zip(made, flatten(results), strict=True):
             twin.nbytes = nbytes.get(value.name, value.nbytes)
             values[value.index] = twin
         _reshape(graph, task, values)
-    if not isinstance(on, str):
-        for bond in other.kept_together:
-            graph.together(*[values[index] for index in bond])
-    return {name: values[index] for name, index in other.outputs.items()}
+    for bond in other.kept_together if not isinstance(on, str) else ():
+        if found := [values[index] for index in bond if index in values]:
+            graph.together(*found)
+    if only is None:
+        return {name: values[index] for name, index in other.outputs.items()}
+    made_here = (other.values[use.value] for task in tasks for use in task.outputs)
+    return {value.name: values[value.index] for value in made_here}
+
+
+def _after(other: Graph, task: Task, prefix: str) -> list[str]:
+    """Return the names of the tasks that come first though they leave nothing; they may have been included before."""
+    return [prefix + other.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
 
 
 def repeat(
@@ -97,25 +107,33 @@ def _aliases(made: Iterable[Value]) -> bool:
     return any(value.root != value.index for value in made)
 
 
-def _sources(graph: Graph, other: Graph, inputs: Mapping[str, Value]) -> dict[int, Value]:
-    """Return what stands for each input and constant, by its index in the other graph."""
-    names = other.input_names
-    for name in dict.fromkeys([*names, *inputs]):
-        if name not in names or name not in inputs:
-            what = f"gives {name!r}, which is no input" if name in inputs else f"misses input {name!r}"
-            raise GraphError(f"inputs= of include {what}; inputs of graph {other.name!r} are {listed(names)}")
-        if not isinstance(inputs[name], Value):
-            raise GraphError(f"input {name!r} must be given a Value of graph {graph.name!r}, got {inputs[name]!r}")
-        graph._own(inputs[name])
+def _given(
+    graph: Graph, other: Graph, inputs: Mapping[str, Value], tasks: Sequence[Task], whole: bool
+) -> dict[int, Value]:
+    """Return what stands for each value that these tasks do not make, by its index in the other graph."""
+    made = {use.value for task in tasks for use in task.outputs}
+    needed = [*other.sources] if whole else [other.values[use.value] for task in tasks for use in task.reads]
+    needed = [value for value in dict.fromkeys(needed) if value.index not in made]
+    names = [value.name for value in needed if value.tensor is None]
+    for name in names:
+        if name not in inputs:
+            raise GraphError(f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}")
+    for name, value in inputs.items():
+        if name not in names and (whole or not isinstance(other.names.get(name), Value)):
+            raise GraphError(
+                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs {listed(names)}"
+            )
+        if not isinstance(value, Value):
+            raise GraphError(f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}")
+        graph._own(value)
     return {
-        value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor)
-        for value in other.sources
+        value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor) for value in needed
     }
 
 
-def _check_names(graph: Graph, other: Graph, prefix: str) -> None:
+def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str) -> None:
     """Raise GraphError for a name that is taken before anything is added."""
-    for task in other.tasks:
+    for task in tasks:
         for name in dict.fromkeys([task.name, *(other.values[use.value].name for use in task.outputs)]):
             if prefix + name in graph.names:
                 raise GraphError(
@@ -144,12 +162,20 @@ class _Parts:
         self.known: dict[int, int] = {-1: -1}
         self.token = object()
 
+    def of(self, task: Task, made: Iterable[Value]) -> list[Part]:
+        """Return what the results of a task are, some of which share the memory of an argument."""
+        bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
+        return [
+            self.looks.root() if value.root == value.index else self.now(value.part, bases[value.root])
+            for value in made
+        ]
+
     def now(self, part: Part, value: int) -> Part:
         """Return what a part of the memory behind a value (an index) is in the new graph."""
         root = self.other.values[self.other.values[value].root]
-        base = self.values[root.index].part if root.index in self.values else None
-        if base is None:
-            return self.looks.root()
+        if root.index not in self.values:  # of memory of which only a part was given
+            return self.looks.opaque(self.values[value].part)
+        base = self.values[root.index].part
         if base.bounds or base.lead or base.tail != (base.look, 0):  # it is a part itself there
             return self.looks.opaque(base)
         if root.part.look >= 0:

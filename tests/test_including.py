@@ -158,3 +158,36 @@ def test_what_does_not_fit_is_named_and_leaves_the_graph_as_it_was() -> None:
     with pytest.raises(asc.GraphError, match=r"name 'add' is already taken in graph 'whole'; give another prefix"):
         graph.include(part(), {"x": x})
     assert [task.name for task in graph.tasks] == ["add"]
+
+
+@given(graph=graphs(), data=st.data())
+def test_a_graph_can_be_included_in_portions(graph: asc.Graph, data: st.DataObject) -> None:
+    new = asc.Graph("new")
+    values = {name: new.input(name) for name in graph.input_names}
+    names = [task.name for task in graph.tasks]
+    while names:
+        count = data.draw(st.integers(1, len(names)))
+        needed = {graph.values[use.value].name for name in names[:count] for use in graph.task(name).reads}
+        values.update(
+            new.include(graph, {n: v for n, v in values.items() if n in needed}, only=names[:count])
+            if count < len(graph) or not names
+            else {graph.values[graph.outputs[n]].name: v for n, v in new.include(graph, values).items()}
+        )
+        names = names[count:]
+    new.output(**{name: values[graph.values[index].name] for name, index in graph.outputs.items()})
+    expected, found = outcome(graph.run_serial, graph), outcome(new.run_serial, graph)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    before = [{d.task for d in task.dependencies} for task in graph.tasks]
+    for task in new.tasks:
+        assert before[task.index] <= reached(new, task.index), f"{task.name}\n{graph}\n{new}"
+
+
+def reached(graph: asc.Graph, task: int) -> set[int]:
+    found: set[int] = set()
+    pending = [task]
+    while pending:
+        for dependency in graph.tasks[pending.pop()].dependencies:
+            if dependency.task not in found:
+                found.add(dependency.task)
+                pending.append(dependency.task)
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosched.effects import effects_of
+from autosched.effects import effects_of, function_name
 from autosched.frontends.spelling import spelled
 from autosched.graph import HOST, Graph, Value
 from autosched.task import Here, Origin
@@ -50,7 +50,7 @@ class Operators:
         if node.target in _SAME:
             return source
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        args, kwargs = _plain(args), _plain(kwargs)
+        args, kwargs = _needed(node.target, _plain(args)), _plain(kwargs)
         origin = self.origins[node]
         phase = origin.phase if origin.phase != "forward" else ""
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
@@ -98,6 +98,24 @@ _SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
+
+
+# Backward of batch norms is given the running statistics, which it reads in evaluation only: (their places, where it
+# stands whether this is training). Else backward would have to come before the next batch's forward, which writes them.
+_STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
+    "native_batch_norm_backward": ((3, 4), 7),
+    "batch_norm_backward": ((3, 4), 7),
+    "cudnn_batch_norm_backward": ((3, 4), None),
+    "miopen_batch_norm_backward": ((3, 4), None),
+}
+
+
+def _needed(target: Any, args: Any) -> Any:
+    """Return arguments without those that an operator does not look at."""
+    places, training = _STATISTICS.get(function_name(target), ((), None))
+    if not places or (training is not None and args[training] is not True):
+        return args
+    return tuple(None if i in places else item for i, item in enumerate(args))
 
 
 def _as_if_recording(op: Any) -> Callable[..., Any]:

@@ -1,0 +1,240 @@
+"""Grid: one training step as one graph, for replicas of a model times stages of it times micro-batches.
+
+Data parallelism is several replicas of one stage, model parallelism one replica of several stages, a pipeline several
+micro-batches of that. Templates are included for each, gradients are added up and summed over replicas, and each device
+updates what it holds. Knows templates and devices; captures nothing and runs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+
+from autosched import Graph, Machine, Value
+from autosched.parallel.compress import Compression, exchange
+from autosched.parallel.orders import Order
+from autosched.parallel.pieces import Pieces
+from autosched.parallel.reduce import reduce
+from autosched.parallel.template import Place
+from autosched.parallel.traffic import memory_seconds
+from autosched.parallel.updates import Bucket, Update
+
+__all__ = ["Built", "Grid", "build"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a step is made of.
+
+    * ``devices``: of each replica, the device of each stage.
+    * ``rows``: of each replica, the rows of each micro-batch; the batch is cut in this order.
+    * ``first``, ``more``: by number of rows, what the first micro-batch does, and what further ones do.
+    * ``buckets``, ``updates``: which gradients are summed in one go, and what is done with the sums.
+    * ``order``: of each device of a replica, its pieces; by default one micro-batch after another.
+    * ``reduction``: how replicas sum; with ``compression`` they exchange what that makes of their gradients.
+    """
+
+    name: str
+    machine: Machine
+    devices: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+    first: Mapping[int, Pieces]
+    more: Mapping[int, Pieces]
+    buckets: tuple[Bucket, ...]
+    updates: tuple[Update, ...]
+    order: Order | None = None
+    reduction: str = "sum"
+    compression: Compression | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A step's graph; the tasks of each device that have an order; what its inputs and outputs are.
+
+    ``state`` has for inputs (replica, name of what it holds); ``places`` where outputs are to be kept; ``residuals``
+    are inputs that compression keeps, with their sizes.
+    """
+
+    graph: Graph
+    sequences: Mapping[str, tuple[str, ...]]
+    state: Mapping[str, tuple[int, str]]
+    places: Mapping[str, Place]
+    residuals: Mapping[str, tuple[str, int, torch.dtype]]
+
+
+def build(grid: Grid) -> Built:
+    """Return the graph of a step."""
+    return _Builder(grid).build()
+
+
+class _Builder:
+    def __init__(self, grid: Grid):
+        self.grid, self.graph = grid, Graph(grid.name)
+        self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
+        self.names: dict[str, tuple[int, str]] = {}
+        self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
+        self.tasks: dict[tuple[int, int, int, str], list[str]] = {}  # by replica, micro-batch, stage and kind
+        self.losses: list[Value] = []
+        self.places: dict[str, Place] = {}
+        self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
+        pieces = next(iter(grid.first.values()))
+        self.batch = {name: self.graph.input(name) for name in pieces.batch}
+
+    def build(self) -> Built:
+        total, start = sum(map(sum, self.grid.rows)), 0
+        for replica, sizes in enumerate(self.grid.rows):
+            for chunk, rows in enumerate(sizes):
+                self._include(replica, chunk, slice(start, start + rows), total)
+                start += rows
+        self._outputs()
+        several = len(self.grid.devices) > 1
+        totals = [self._totals(number, bucket) for number, bucket in enumerate(self.grid.buckets) if several]
+        for update in self.grid.updates:
+            self._update(update, totals)
+        sequences = self._sequences()
+        return Built(self.graph, sequences, self.names, self.places, self.residuals)
+
+    def _prefix(self, replica: int, chunk: int | None = None) -> str:
+        """Return what names of a replica, and of a micro-batch, begin with."""
+        several = f"r{replica}." if len(self.grid.devices) > 1 else ""
+        return several + (f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else "")
+
+    def _held(self, replica: int, name: str, device: str | None) -> Value:
+        """Return the input that is what a replica holds."""
+        if (replica, name) not in self.inputs:
+            label = self._prefix(replica) + name
+            with self.graph.on(device) if device is not None else contextlib.nullcontext():
+                self.inputs[replica, name] = self.graph.input(label)
+            self.names[label] = replica, name
+        return self.inputs[replica, name]
+
+    def _include(self, replica: int, chunk: int, cut: slice, total: int) -> None:
+        """Add forward and backward of a micro-batch."""
+        rows, prefix, devices = cut.stop - cut.start, self._prefix(replica, chunk), self.grid.devices[replica]
+        pieces = (self.grid.more if chunk else self.grid.first)[rows]
+        values = {
+            name: self._held(replica, name, devices[stage])
+            for name, stage in pieces.homes.items()
+            if name not in self.batch and not name.startswith("sum.")
+        }
+        for name, leaf in self.batch.items():
+            values[name] = leaf
+            if rows < total and name not in pieces.whole:
+                values[name] = self.graph.add(getitem, leaf, cut, name=prefix + name, nbytes=pieces.nbytes[name])
+        if chunk:
+            values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
+        found = self.graph.include(
+            pieces.graph, values, prefix=prefix, seconds=pieces.seconds, nbytes=pieces.nbytes,
+            on={name: devices[piece.stage] for name, piece in pieces.piece.items()},
+        )  # fmt: skip
+        for name, piece in pieces.piece.items():
+            self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(prefix + name)
+        self.losses.append(found["result"])
+        template = pieces.template
+        if not chunk:
+            self.gradients[replica] = {name: found[output] for name, output in template.gradients.items()}
+        if not replica and chunk == len(self.grid.rows[0]) - 1:
+            for name, place in template.places.items():
+                self._keep(name, found[name], place)
+
+    def _keep(self, name: str, value: Value, place: Place) -> None:
+        if name not in self.places:
+            self.places[name] = place
+            self.graph.output(**{name: value})
+
+    def _outputs(self) -> None:
+        """Put out the loss of the whole batch: losses are weighted already."""
+        loss = self.losses[0]
+        if len(self.losses) > 1:
+            device = self.grid.devices[0][-1]
+            loss = self.graph.add(
+                added, self.losses, on=device, name="loss",
+                seconds=memory_seconds(self.grid.machine, device, 8 * len(self.losses), len(self.losses) - 1), nbytes=4,
+            )  # fmt: skip
+        self.graph.output(loss=loss)
+
+    # ---- sums over replicas, and updates
+
+    def _update(self, update: Update, totals: Sequence[Sequence[Value]]) -> None:
+        """Add what the optimizer does on each replica; what it leaves on the first is the model's."""
+        counted: dict[str, Value] = {}  # what has been done on the host, for all
+        for replica, stages in enumerate(self.grid.devices):
+            device = stages[update.stage]
+            values = {name: self._held(replica, name, device) for name in update.held}
+            values.update((name, self._held(0, name, None)) for name in update.counted)
+            for number in update.buckets:
+                if totals:
+                    values[f"flat.{number}"] = totals[number][replica]
+                    continue
+                own = self.gradients[replica]
+                values.update((f"gradients.{name}", own[name]) for name in self.grid.buckets[number].parameters)
+            only = update.on_device if replica else [task.name for task in update.graph.tasks]
+            found = self.graph.include(
+                update.graph, {**counted, **values}, prefix=f"{self._prefix(replica)}b{update.buckets[0]}.", on=device,
+                seconds=update.seconds, nbytes=update.nbytes, only=only,
+            )  # fmt: skip
+            if not replica:
+                counted = found
+                for name, place in update.places.items():
+                    self._keep(name, found[update.output(name)], place)
+
+    def _totals(self, number: int, bucket: Bucket) -> list[Value]:
+        """Return for each replica the sum of the gradients in a bucket."""
+        grid, stage = self.grid, bucket.stage
+        active = [replica for replica, sizes in enumerate(grid.rows) if sizes]
+        devices = [grid.devices[replica][stage] for replica in active]
+        nbytes = bucket.numel * bucket.dtype.itemsize
+        flats = [
+            self.graph.add(
+                flat, [self.gradients[replica][name] for name in bucket.parameters],
+                name=f"{self._prefix(replica)}b{number}.flat", on=device,
+                seconds=memory_seconds(grid.machine, device, 2 * nbytes), nbytes=nbytes,
+            )
+            for replica, device in zip(active, devices, strict=True)
+        ]  # fmt: skip
+        if grid.compression is not None:
+            totals, kept = exchange(
+                self.graph, flats, devices, grid.compression, machine=grid.machine, numel=bucket.numel,
+                dtype=bucket.dtype, name=f"b{number}",
+            )  # fmt: skip
+            self.residuals.update((n, (d, bucket.numel, bucket.dtype)) for n, d in zip(kept, devices, strict=False))
+        else:
+            totals = reduce(
+                self.graph, flats, devices, grid.reduction, machine=grid.machine, numel=bucket.numel,
+                itemsize=bucket.dtype.itemsize, name=f"b{number}",
+            )  # fmt: skip
+        found = dict(zip(active, totals, strict=True))
+        return [found.get(replica, totals[0]) for replica in range(len(grid.devices))]
+
+    # ---- order
+
+    def _sequences(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {}
+        for replica, devices in enumerate(self.grid.devices):
+            if self.grid.order is None:
+                for (owner, _, stage, _), tasks in self.tasks.items():
+                    if owner == replica:
+                        found.setdefault(devices[stage], []).extend(tasks)
+                continue
+            for actions in self.grid.order:
+                for stage, kind, chunk in actions:
+                    tasks = self.tasks.get((replica, chunk, stage, kind), [])
+                    found.setdefault(devices[stage], []).extend(tasks)
+        return {device: tuple(tasks) for device, tasks in found.items()}
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return all elements of tensors in one."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def added(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum, in order."""
+    total = losses[0]
+    for loss in losses[1:]:
+        total = total + loss
+    return total

@@ -1,0 +1,184 @@
+"""Pieces: which operators of a micro-batch become one task: a stage's forward, its backward, or parts of that.
+
+A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I, what earlier stages
+wait for, and W, gradients of weights. Pieces of several stages have the stage's number: ``F0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+from autosched import Costs, Graph, Machine, Task, merge
+from autosched.parallel.orders import Kind
+from autosched.parallel.template import Template, maker_of
+
+__all__ = ["Piece", "Pieces", "costs_of", "pieces_of"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stage's forward (F), backward (B), or its two halves (I, W); ``part`` numbers what buckets cut it into."""
+
+    stage: int
+    kind: Kind
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A template whose tasks are pieces.
+
+    ``piece`` says of each task, by name, which it belongs to; ``seconds`` and ``nbytes`` what tasks and values cost.
+    """
+
+    template: Template
+    graph: Graph
+    piece: Mapping[str, Piece]
+    seconds: Mapping[str, Mapping[str, float]]
+    nbytes: Mapping[str, int]
+
+    @cached_property
+    def homes(self) -> dict[str, int]:
+        """The stage of each input: the first that reads it, 0 where none does."""
+        values = self.graph.values
+        found: dict[str, int] = {}
+        for task in self.graph.tasks:
+            for use in task.reads if task.name in self.piece else ():
+                found.setdefault(values[values[use.value].root].name, self.piece[task.name].stage)
+        return {name: found.get(name, 0) for name in self.graph.input_names}
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """The inputs that are the batch."""
+        return self.template.batch
+
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """Those of them that are not cut, but given to all micro-batches: numbers."""
+        return frozenset(name for name in self.batch if not self.template.examples[name].dim())
+
+
+def pieces_of(
+    template: Template,
+    stage: Mapping[str, int],
+    costs: Costs,
+    machine: Machine,
+    *,
+    apart: bool = False,
+    buckets: Sequence[Iterable[str]] = (),
+) -> Pieces:
+    """Merge a template's tasks into pieces; ``stage`` is the stage of each task, by name.
+
+    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients of each are there.
+    """
+    graph = template.graph
+    label = _labels(template, stage, apart, buckets)
+    several = len({piece.stage for piece in label.values()}) > 1
+    merged = merge(graph, {name: _name(piece, several, len(buckets) > 1) for name, piece in label.items()})
+    found = {
+        task.name: label[next(part.name for part in (*task.parts, task) if not part.view)]
+        for task in merged.tasks
+        if not task.view
+    }
+    return Pieces(template, merged, found, *costs_of(merged, costs, machine))
+
+
+def _name(piece: Piece, several: bool, buckets: bool) -> str:
+    part = f".{piece.part}" if buckets and piece.kind != "F" else ""
+    return f"{piece.kind}{piece.stage if several else ''}{part}"
+
+
+def _labels(
+    template: Template, stage: Mapping[str, int], apart: bool, buckets: Sequence[Iterable[str]]
+) -> dict[str, Piece]:
+    """Return the piece of each task that is no view."""
+    graph = template.graph
+    backward = {task.index for task in graph.tasks if _is_backward(task)}
+    stage = {task.name: stage_of(graph, task, stage) for task in graph.tasks if not task.view}
+    inner = _waited_for(graph, stage, backward) if apart else backward
+    part: dict[int, int] = {}
+    for number, bucket in enumerate(buckets):
+        for name in bucket:
+            for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
+                part[index] = number
+    found = {}
+    for task in graph.tasks:
+        if task.view:
+            continue
+        kind: Kind = "F" if task.index not in backward else "B" if not apart else "I" if task.index in inner else "W"
+        cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind != "F" else 0
+        found[task.name] = Piece(stage[task.name], kind, cut)
+    return found
+
+
+def _is_backward(task: Task) -> bool:
+    """Whether a task is one of backward, or does forward again for it, or adds up gradients."""
+    return task.origin.phase == "backward" or task.name.startswith(("again.", "sum."))
+
+
+def stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
+    """Return the stage of a task; of one that adds up gradients, that of what makes the last of them."""
+    if task.name in stage:
+        return stage[task.name]
+    root = graph.values[graph.values[task.reads[-1].value].root]
+    assert root.producer is not None
+    return stage[graph.tasks[root.producer].name]
+
+
+def _ready(template: Template, name: str) -> int:
+    """Return the task behind which a gradient is there: what makes it, or adds it to a sum."""
+    graph = template.graph
+    output = template.gradients[name]
+    return maker_of(graph, output) if output in graph.outputs else graph.task(f"sum.{name}.add").index
+
+
+def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
+    """Return the tasks of backward that those of an earlier stage need; of the first stage, those of its beginning."""
+    first = [i for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0 and not graph.tasks[i].view]
+    start = _key(graph.tasks[first[-1]]) if first else None
+    found: set[int] = set()
+    for i in sorted(backward, reverse=True):
+        task = graph.tasks[i]
+        own = stage.get(task.name, 0)
+        for user in graph.users[i]:
+            other = graph.tasks[user]
+            leads_on = stage.get(other.name, own) < own
+            in_the_first = own == 0 and _key(other) == start and _key(task) != start
+            if user in found or leads_on or in_the_first:
+                found.add(i)
+    return found
+
+
+def _key(task: Task) -> object:
+    """Return what a task of backward has in common with that of forward."""
+    return task.origin._replace(phase="")
+
+
+def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]) -> list[int]:
+    """Return these tasks and all that they depend on, of some, but for those that are known."""
+    found: dict[int, None] = {}
+    pending = [i for i in tasks if i in among]
+    while pending:
+        i = pending.pop()
+        if i not in found and i not in known:
+            found[i] = None
+            pending += [d.task for d in graph.tasks[i].dependencies if d.task in among]
+    return list(found)
+
+
+def costs_of(graph: Graph, costs: Costs, machine: Machine) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+    """Return the seconds of each task on each device, and the bytes of each value; equal devices are asked once."""
+    found: dict[str, dict[str, float]] = {}
+    for task in graph.tasks:
+        if task.view:
+            continue
+        known: dict[tuple[float, ...], float] = {}
+        found[task.name] = {}
+        for device in machine.devices:
+            rates = (device.flops_per_second, device.bytes_per_second, device.launch_seconds)
+            if rates not in known:
+                known[rates] = costs.task_seconds(task, device)
+            found[task.name][device.name] = known[rates]
+    return found, {value.name: int(costs.value_nbytes(value)) for value in graph.values}

@@ -1,0 +1,188 @@
+"""Rewrite: templates that say the same in another way: gradients of convolutions in two, forward done twice.
+
+From template to template; the stage of each task goes along. Knows no device and no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from autosched import Graph, Task, Value
+from autosched.parallel.template import Template, inputs_like
+
+__all__ = ["checkpointed", "halved"]
+
+Stages = Mapping[str, int]  # of tasks, by name
+
+
+def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
+    """Make the gradients of convolutions two tasks each: by the input, for which others wait, and by the weights."""
+    copy, found = _Copy(one), dict(stage)
+    for task in one.graph.tasks:
+        mask = _convolution(task)
+        if len(mask) == 3 and mask[0] and any(mask[1:]):
+            for half, needs in (("input", (True, False, False)), ("weight", (False, *mask[1:]))):
+                made = copy.call(task, (*task.args[:-1], needs), f"{task.name}.{half}")
+                copy.note({use.value for use, need in zip(task.outputs, needs, strict=True) if need}, task, made)
+                found[f"{task.name}.{half}"] = stage[task.name]
+        else:
+            copy.take(task)
+    return copy.done(one), found
+
+
+def _convolution(task: Task) -> tuple[bool, ...]:
+    """Return which gradients the backward of a convolution is to return; nothing for other tasks."""
+    name = task.name.rpartition(".")[2]
+    return tuple(task.args[-1]) if name.startswith("convolution_backward") else ()
+
+
+def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
+    """Let backward do again what forward did in its stage, so that a stage keeps between them only what it was given.
+
+    What draws random numbers, or writes what was there before, is not done again, and its results are kept; of batch
+    norms, all but writing the running statistics is done again.
+    """
+    graph, copy, found = one.graph, _Copy(one), dict(stage)
+    backward = {task.index for task in graph.tasks if task.origin.phase == "backward"}
+    for task in graph.tasks:
+        if task.index not in backward:
+            copy.take(task)
+    order = list(dict.fromkeys(stage[graph.tasks[i].name] for i in sorted(backward)))
+    for number in order:
+        own = [i for i in sorted(backward) if stage[graph.tasks[i].name] == number]
+        again = _again(
+            graph, own, {i for i, t in enumerate(graph.tasks) if i not in backward and stage[t.name] == number}
+        )
+        names = copy.repeat(again)
+        found.update((f"again.{name}", number) for name in names)
+        for i in own:
+            copy.take(graph.tasks[i])
+        copy.forget()
+    return copy.done(one), found
+
+
+class _Copy:
+    """A new graph with tasks of a template's; ``values`` are what stands for the old values, by name."""
+
+    def __init__(self, one: Template):
+        self.old, self.graph = one.graph, Graph(one.graph.name)
+        self.values: dict[str, Value] = dict(inputs_like(self.graph, one.graph))
+        self.instead: dict[str, Value] = {}
+        self.pending: list[str] = []
+
+    def take(self, task: Task) -> None:
+        """Add a task as it is, later, with those that follow it."""
+        self.pending.append(task.name)
+
+    def flush(self) -> None:
+        """Add what was taken."""
+        if self.pending:
+            self.values.update(self.graph.include(self.old, {**self.values, **self.instead}, only=self.pending))
+            self.pending = []
+
+    def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
+        """Add a task with other arguments, of which the values are old ones; return its results."""
+        self.flush()
+        known = {**self.values, **self.instead}
+        args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
+        return self.graph.record(
+            task.fn,
+            args,
+            task.kwargs,
+            name=name,
+            outputs=len(task.outputs),
+            origin=task.origin,  # type: ignore[arg-type]
+        )
+
+    def note(self, wanted: Iterable[int], task: Task, made: Any) -> None:
+        """Let some results of a call stand for those of the old task."""
+        for use, value in zip(task.outputs, made, strict=True):
+            if use.value in wanted:
+                self.values[self.old.values[use.value].name] = value
+
+    def repeat(self, tasks: Iterable[Task]) -> list[str]:
+        """Add tasks again, as ``again.NAME``; what follows reads what they make. Return the names of those."""
+        self.flush()
+        names: list[str] = []
+        for task in tasks:
+            if _norm(task) is not None:
+                made = self.call(task, _without_statistics(task), f"again.{task.name}")
+                for use, value in zip(task.outputs, made, strict=True):
+                    self.instead[self.old.values[use.value].name] = value
+            else:
+                self.instead.update(
+                    self.graph.include(self.old, {**self.values, **self.instead}, prefix="again.", only=[task.name])
+                )
+            names.append(task.name)
+        return names
+
+    def forget(self) -> None:
+        """Let what follows read what was made at first."""
+        self.flush()
+        self.instead = {}
+
+    def done(self, one: Template) -> Template:
+        """Return the template with the new graph."""
+        self.flush()
+        outputs = {label: self.old.values[index].name for label, index in self.old.outputs.items()}
+        self.graph.output(**{label: self.values[name] for label, name in outputs.items()})
+        return replace(one, graph=self.graph)
+
+
+def _norm(task: Task) -> int | None:
+    """Return where the running statistics stand among the arguments of a batch norm in training; None for others."""
+    if task.name.rpartition(".")[2].startswith(("native_batch_norm", "cudnn_batch_norm")) and task.args[5] is True:
+        return 3
+    return None
+
+
+def _without_statistics(task: Task) -> tuple[Any, ...]:
+    return (*task.args[:3], None, None, *task.args[5:])
+
+
+def _again(graph: Graph, backward: Iterable[int], forward: set[int]) -> list[Task]:
+    """Return the tasks of a stage's forward to do again for its backward, in order."""
+    fixed = _fixed(graph, forward)
+    found: set[int] = set()
+    pending = [use.value for i in backward for use in graph.tasks[i].reads]
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if value in seen or graph.values[value].root in fixed:
+            continue
+        seen.add(value)
+        for i in _made_by(graph, value, forward):
+            if i not in found:
+                found.add(i)
+                pending += [use.value for use in graph.tasks[i].reads]
+                pending += [use.value for use in graph.tasks[i].outputs]
+    return [graph.tasks[i] for i in sorted(found)]
+
+
+def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
+    """Return the tasks that make a value, or write its memory."""
+    root = graph.values[value].root
+    touching = {graph.values[value].producer, graph.values[root].producer}
+    return [
+        i for i in among
+        if i in touching or any(graph.values[use.value].root == root for use in graph.tasks[i].changes)
+    ]  # fmt: skip
+
+
+def _fixed(graph: Graph, forward: set[int]) -> set[int]:
+    """Return the memory (its root) that cannot be made again: of random numbers, and what such tasks have touched."""
+    fixed: set[int] = set()
+    sources = {value.index for value in graph.sources}
+    for i in sorted(forward):
+        task = graph.tasks[i]
+        roots = [graph.values[use.value].root for use in (*task.outputs, *task.changes)]
+        foreign = [r for r in (graph.values[use.value].root for use in task.changes) if r in sources]
+        if (
+            task.random
+            or (foreign and _norm(task) is None)
+            or any(graph.values[r].producer not in forward for r in roots if r not in sources)
+        ):
+            fixed.update(roots)
+    return fixed

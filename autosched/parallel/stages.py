@@ -1,0 +1,243 @@
+"""Stages: a captured model cut into parts that follow each other, balanced by cost, or as the user says.
+
+A model is a row of blocks, each a call of a module or a line of code, in the order in which they run; cuts are between
+blocks. Backward goes the other way and belongs to the blocks of its forward. Knows costs and memory, no order in time.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from autosched import Costs, Graph, Machine, ScheduleError, Task
+
+__all__ = ["Block", "Cuts", "balanced", "blocks_of", "by_map"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tasks (indices) that are not cut apart: those of forward, and those of backward."""
+
+    name: str
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """A model cut into stages: the blocks of each, and its device.
+
+    ``seconds`` is what each takes for a micro-batch, forward and backward; ``nbytes`` what crosses behind
+    each, forward.
+    """
+
+    blocks: tuple[Block, ...]
+    ends: tuple[int, ...]  # of each stage, the block behind its last
+    devices: tuple[str, ...]
+    seconds: tuple[float, ...]
+    nbytes: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @cached_property
+    def stage(self) -> dict[int, int]:
+        """The stage of each task (its index)."""
+        found: dict[int, int] = {}
+        for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
+            for block in self.blocks[start:end]:
+                found.update(dict.fromkeys((*block.forward, *block.backward), number))
+        return found
+
+    def __str__(self) -> str:
+        lines = []
+        for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
+            names = list(dict.fromkeys(block.name for block in self.blocks[start:end]))
+            what = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else "nothing"
+            lines.append(f"stage {number} on {self.devices[number]}: {what}, {self.seconds[number] * 1e3:.3g} ms")
+            if number < len(self) - 1:
+                lines[-1] += f"; {self.nbytes[number] / 1e6:.3g} MB to the next"
+        return "\n".join(lines)
+
+
+def blocks_of(graph: Graph) -> list[Block]:
+    """Return the blocks of a captured step: forward tasks between which nothing of another block runs.
+
+    Tasks of one line in one call of a module stay together, and so does all that runs between them.
+    """
+    key = {task.index: task.origin._replace(phase="") for task in graph.tasks}
+    forward = [task for task in graph.tasks if task.origin.phase != "backward"]
+    last = {key[task.index]: task.index for task in forward}
+    found: list[list[Task]] = []
+    end = -1
+    for task in forward:
+        if task.index > end:
+            found.append([])
+        end = max(end, last[key[task.index]])
+        found[-1].append(task)
+    block = {key[task.index]: number for number, tasks in enumerate(found) for task in tasks}
+    backward: list[list[int]] = [[] for _ in found]
+    number, of = len(found) - 1, dict[int, int]()
+    for task in graph.tasks:
+        if task.origin.phase == "backward":
+            number = block.get(key[task.index], number)
+            behind = [of[d.task] for d in task.dependencies if d.task in of]
+            of[task.index] = min(number, *behind) if behind else number  # it flows from later blocks to earlier ones
+            backward[of[task.index]].append(task.index)
+    return [
+        Block(_name(tasks), tuple(task.index for task in tasks), tuple(behind))
+        for tasks, behind in zip(found, backward, strict=True)
+    ]
+
+
+def _name(tasks: Sequence[Task]) -> str:
+    """Return the module of tasks, or the line where they stand."""
+    for task in tasks:
+        if task.origin.module:
+            return task.origin.module
+    return tasks[0].name
+
+
+# ---- cutting
+
+
+def balanced(
+    graph: Graph, costs: Costs, machine: Machine, devices: Sequence[str], held: Mapping[str, float] | None = None
+) -> Cuts:
+    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as can be.
+
+    Dynamic programming over cut points, for the least of the longest stage, computing or sending, and of what is sent
+    in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two stages. ``held`` is how many bytes stay
+    with each parameter, by name, beside the activations of one micro-batch; devices hold no more than they have. Raises
+    ScheduleError where there are fewer blocks than stages, or no cut that fits.
+    """
+    blocks = blocks_of(graph)
+    if len(blocks) < len(devices):
+        raise ScheduleError(f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}")
+    table = _Table(graph, costs, machine, blocks, held or {})
+    best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
+    shares = {name: devices.count(name) for name in devices}
+    for number, device in enumerate(devices):
+        after: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
+        stages_left = len(devices) - number - 1
+        ends = [len(blocks)] if not stages_left else range(number + 1, len(blocks) - stages_left + 1)
+        for end in ends:
+            options = []
+            for start, ((so_far, sent), cuts) in best.items():
+                if start < end and table.fits(start, end, device, shares[device]):
+                    crossing = table.sending(end, device, devices[number + 1]) if stages_left else 0.0
+                    longest = max(so_far, table.seconds(start, end, device), crossing)
+                    options.append(((longest, sent + crossing), (*cuts, end)))
+            if options:
+                after[end] = min(options)
+        best = after
+    if len(blocks) not in best:
+        raise ScheduleError("no cut leaves each device with no more than its memory; name more devices, or checkpoint")
+    return table.cuts(best[len(blocks)][1], devices)
+
+
+def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
+    """Cut where the user's map of modules to devices says: a block that no pattern fits goes with the one before.
+
+    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and mean what is inside too; the first that fits
+    counts. Raises ScheduleError for one that fits nothing.
+    """
+    blocks = blocks_of(graph)
+    for pattern, device in split.items():
+        machine.device(device)
+        if not any(_fits(block.name, pattern) for block in blocks):
+            names = ", ".join(dict.fromkeys(block.name for block in blocks))
+            raise ScheduleError(f"split= names {pattern!r}, which fits no module that was called; there are {names}")
+    device = next((split[p] for block in blocks for p in split if _fits(block.name, p)), machine.names[0])
+    devices: list[str] = []
+    ends: list[int] = []
+    for number, block in enumerate(blocks):
+        device = next((split[pattern] for pattern in split if _fits(block.name, pattern)), device)
+        if not devices or device != devices[-1]:
+            devices.append(device)
+            ends.append(number)
+        ends[-1] = number + 1
+    return _Table(graph, costs, machine, blocks, {}).cuts(ends, devices)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+
+
+class _Table:
+    """What blocks cost, as sums from the first, so that stages are differences."""
+
+    def __init__(
+        self, graph: Graph, costs: Costs, machine: Machine, blocks: Sequence[Block], held: Mapping[str, float]
+    ):
+        self.graph, self.costs, self.machine, self.blocks = graph, costs, machine, blocks
+        self._seconds: dict[object, list[float]] = {}
+        self.readers: dict[int, list[int]] = {}  # of memory, by the value that it is of
+        for task in graph.tasks:
+            for use in task.reads:
+                self.readers.setdefault(graph.values[use.value].root, []).append(task.index)
+        self.crossing = self._crossing()
+        self._memory = [0.0, *accumulate(self._held(block, held) for block in blocks)]
+
+    def seconds(self, start: int, end: int, device: str) -> float:
+        """Return what blocks take on a device, forward and backward."""
+        found = self.machine.device(device)
+        rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
+        if rates not in self._seconds:
+            each = [
+                sum(self.costs.task_seconds(self.graph.tasks[i], found) for i in (*block.forward, *block.backward))
+                for block in self.blocks
+            ]
+            self._seconds[rates] = [0.0, *accumulate(each)]
+        sums = self._seconds[rates]
+        return sums[end] - sums[start]
+
+    def sending(self, end: int, device: str, other: str) -> float:
+        """Return how long what crosses behind a block takes to the next device."""
+        return self.machine.copy_seconds(device, other, self.crossing[end - 1]) if device != other else 0.0
+
+    def fits(self, start: int, end: int, device: str, shares: int) -> bool:
+        """Whether a device can hold what blocks need, ``shares`` times such."""
+        return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(device).nbytes
+
+    def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
+        """Return cuts with their figures."""
+        starts = (0, *ends)
+        return Cuts(
+            tuple(self.blocks),
+            tuple(ends),
+            tuple(devices),
+            tuple(self.seconds(s, e, d) for s, e, d in zip(starts, ends, devices, strict=False)),
+            tuple(self.crossing[end - 1] for end in ends),
+        )
+
+    def _crossing(self) -> list[float]:
+        """Return how many bytes cross behind each block, forward: values made up to there, and read behind it."""
+        block = {task: number for number, found in enumerate(self.blocks) for task in found.forward}
+        change = [0.0] * (len(self.blocks) + 1)
+        for value in self.graph.values:
+            if value.producer not in block or value.root != value.index:
+                continue
+            first = block[value.producer]
+            readers = self.readers.get(value.index, ())
+            final = max((block[user] for user in readers if user in block), default=first)
+            change[first] += self.costs.value_nbytes(value)
+            change[final] -= self.costs.value_nbytes(value)
+        return list(accumulate(change))[:-1]
+
+    def _held(self, block: Block, held: Mapping[str, float]) -> float:
+        """Return the bytes that a block keeps: its parameters, and what its backward needs of its forward."""
+        forward = set(block.forward)
+        backward = set(block.backward)
+        total = 0.0
+        for task in forward:
+            for use in self.graph.tasks[task].reads:
+                total += held.get(self.graph.values[use.value].name, 0.0)
+            for use in self.graph.tasks[task].outputs:
+                value = self.graph.values[use.value]
+                if value.root == value.index and not backward.isdisjoint(self.readers.get(use.value, ())):
+                    total += self.costs.value_nbytes(value)
+        return total

@@ -1,0 +1,221 @@
+"""Step: what data_parallel, pipeline and model_parallel return: called with a batch, it trains the model by one step.
+
+Plans once for each kind of batch and of state, keeps the copies of the model that replicas have, and lets them follow
+the model wherever it was changed between steps. Knows no device's work: a planner says what is to run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from autosched import Machine, Schedule, ScheduleError
+from autosched.parallel.grid import Built
+from autosched.parallel.template import Template
+
+__all__ = ["Planned", "Step", "leaves", "look", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How a kind of batch is trained on: a schedule, what its inputs and outputs are, and what holds the state."""
+
+    schedule: Schedule
+    built: Built
+    template: Template
+    state: Any
+    notes: Mapping[str, Any]
+
+
+@dataclass
+class _Copy:
+    """A replica's copy of a tensor, and which one it is of, as it was then."""
+
+    tensor: torch.Tensor
+    source: torch.Tensor
+    version: int
+
+
+class Step:
+    """One training step of a model on several devices. ``close()`` it, or let go of it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        machine: Machine,
+        plan: Callable[[Sequence[Any], int], Planned],
+    ):
+        self.model, self.optimizer, self.machine = model, optimizer, machine
+        self._plan = plan
+        self._known: dict[Hashable, Planned] = {}
+        self._last: Planned | None = None
+        self._copies: dict[tuple[int, str], _Copy] = {}
+        self._residuals: dict[str, torch.Tensor] = {}
+        self._guard = threading.RLock()
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Train on a batch, whose last item is the target; return the loss, detached.
+
+        All tensors of the batch are cut along their first dimension. Raises ScheduleError for those that differ there.
+        """
+        with self._guard:
+            planned = self._of(batch)
+            inputs, held = self._inputs(planned, batch)
+            outputs = planned.schedule(**inputs)
+            self._leave(planned, outputs, held)
+            loss: torch.Tensor = outputs["loss"]
+            return loss
+
+    def schedule(self, *batch: Any) -> Schedule:
+        """Return the schedule of calls like this one."""
+        with self._guard:
+            return self._of(batch).schedule
+
+    def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
+        """Return what the schedule of such a call is to be given, to run or profile it by itself."""
+        with self._guard:
+            return self._inputs(self._of(batch), batch)[0]
+
+    def notes(self, *batch: Any) -> Mapping[str, Any]:
+        """Return what was decided for calls like this one, and why."""
+        with self._guard:
+            return self._of(batch).notes
+
+    def close(self) -> None:
+        """Close all schedules, and forget them and what replicas hold."""
+        with self._guard:
+            for planned in self._known.values():
+                planned.schedule.close()
+            self._known.clear()
+            self._copies.clear()
+            self._last = None
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the model, of the optimizer, and what compression has kept."""
+        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
+        return {"model": self.model.state_dict(), "optimizer": optimizer, "residuals": dict(self._residuals)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``state_dict`` returned; that of the model is a plain model's."""
+        with self._guard:
+            self.model.load_state_dict(state["model"])
+            if self.optimizer is not None and state.get("optimizer"):
+                self.optimizer.load_state_dict(state["optimizer"])
+            self._residuals = {name: tensor.clone() for name, tensor in state.get("residuals", {}).items()}
+
+    # ---- a call
+
+    def _of(self, batch: Sequence[Any]) -> Planned:
+        key = self._kind(batch)
+        if key not in self._known:
+            self._known[key] = self._plan(batch, rows_of(batch))
+        return self._known[key]
+
+    def _kind(self, batch: Sequence[Any]) -> Hashable:
+        """Return what calls have in common that one schedule serves."""
+        modes = tuple(module.training for module in self.model.modules())
+        grads = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        return tuple(look(leaf) for leaf in leaves(batch)), modes, grads, *self._optimizing()
+
+    def _optimizing(self) -> Iterator[Hashable]:
+        if self.optimizer is None:
+            return
+        for group in self.optimizer.param_groups:
+            yield tuple((name, look(item)) for name, item in group.items() if name != "params")
+            for parameter in group["params"]:
+                held = self.optimizer.state.get(parameter, {})
+                yield tuple((name, look(item)) for name, item in held.items())
+
+    def _inputs(
+        self, planned: Planned, batch: Sequence[Any]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the inputs of a run, and what the model and the optimizer hold now, by name."""
+        if planned is not self._last:
+            self._forget_buffers(planned)
+            self._last = planned
+        names = planned.template.batch
+        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        inputs = dict(zip(names, tensors, strict=True))
+        held = planned.state.tensors()
+        for label, (replica, name) in planned.built.state.items():
+            inputs[label] = self._copy(planned, label, replica, name, held[name]) if replica else held[name]
+        for name, (device, numel, dtype) in planned.built.residuals.items():
+            if name not in self._residuals:
+                self._residuals[name] = torch.zeros(numel, dtype=dtype, device=self._place(device))
+            inputs[name] = self._residuals[name]
+        return inputs, held
+
+    def _copy(self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor) -> torch.Tensor:
+        """Return a replica's tensor, a fresh copy if the model's was changed since."""
+        found = self._copies.get((replica, name))
+        if found is None or found.source is not source or found.version != source._version:
+            home = planned.schedule.graph.value(label).home
+            place = self._place(home) if home is not None else source.device
+            with torch.no_grad():
+                tensor = source.detach().clone().to(place)
+            found = self._copies[replica, name] = _Copy(tensor, source, source._version)
+        return found.tensor
+
+    def _leave(self, planned: Planned, outputs: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
+        """Keep what a run has made, and note that replicas did what the model did."""
+        for name, place in planned.built.places.items():
+            planned.state.put(place, outputs[name])
+        for attributes, name, item in planned.template.switches:
+            attributes[name] = item
+        for copy in self._copies.values():
+            copy.version = copy.source._version
+
+    def _forget_buffers(self, planned: Planned) -> None:
+        """Let replicas take buffers anew, which each has written by itself: those of the first one count."""
+        for replica, name in list(self._copies):
+            if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
+                del self._copies[replica, name]
+
+    def _place(self, device: str) -> str:
+        """Return the torch device behind a machine's."""
+        found = self.machine.device(device)
+        return "cpu" if self.machine.imagined or found.kind == "cpu" else found.physical or device
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of tuples, lists and dicts."""
+    if isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def rows_of(batch: Sequence[Any]) -> int:
+    """Return the size of the first dimension of all tensors in a batch. Raises ScheduleError if there is none."""
+    sizes = [leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if not sizes or min(sizes) != max(sizes) or not sizes[0]:
+        found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
+        raise ScheduleError(f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got {found}")
+    return int(sizes[0])
+
+
+def look(item: Any) -> Hashable:
+    """Return what of an item a schedule depends on."""
+    if isinstance(item, torch.Tensor):
+        return tuple(item.shape), item.stride(), item.dtype, item.device
+    return type(item), item if isinstance(item, Hashable) else repr(item)
