@@ -271,7 +271,8 @@ class Schedule:
     def peak_bytes(self) -> dict[str, float]:
         """Predicted bytes that each device holds at most, but for what tasks take for themselves while they run.
 
-        See ``autosched.footprint``, whose course over the instructions this is the highest point of.
+        The highest point of ``autosched.footprint``. A value counts as ``costs.default_nbytes``, which is 0, unless
+        costs know its bytes: from ``nbytes=``, or ``examples=`` of ``schedule``.
         """
         courses = footprint(self.program, self.graph, self.machine, self.costs)
         return {name: max(course) for name, course in courses.items()}
