@@ -149,8 +149,7 @@ class Forward:
             cuts = balanced(template.graph, costs, self.machine, self.devices, held)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
-        stage = {task.name: cuts.stage[task.index] for task in template.graph.tasks}
-        pieces = pieces_of(template, stage, costs, self.machine)
+        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine)
         graph, values = Graph("model parallel"), {}
         for name, home in pieces.homes.items():
             if name in template.batch:

@@ -102,7 +102,6 @@ class _Variant(NamedTuple):
     """A model cut for an order: its stages, and what first and further micro-batches are, for any number of rows."""
 
     cuts: Cuts
-    stage: Mapping[str, int]
     first: Pieces
     more: Pieces
     scaling: Scaling
@@ -188,12 +187,10 @@ class _Study:
                 cuts = balanced(large.graph, costs, self.machine, layout, self._held(large))
             else:
                 cuts = by_map(large.graph, costs, self.machine, split)
-            stage = {task.name: cuts.stage[task.index] for task in large.graph.tasks}
-            scaling = Scaling(self._costs(pair[0], stage, order), self._costs(pair[1], stage, order), pair)
-            first, more = self._rewritten(large, stage, order)
+            scaling = Scaling(self._costs(pair[0], cuts, order), self._costs(pair[1], cuts, order), pair)
+            first, more = self._rewritten(large, cuts, order)
             self.variants[layout, apart] = _Variant(
                 cuts,
-                stage,
                 pieces_of(*first, scaling.large, self.machine, apart=apart),
                 pieces_of(*more, scaling.large, self.machine, apart=apart),
                 scaling,
@@ -211,29 +208,33 @@ class _Study:
         return found
 
     def _rewritten(
-        self, one: Template, stage: Mapping[str, int], order: str
+        self, one: Template, cuts: Cuts, order: str
     ) -> tuple[tuple[Template, Mapping[str, int]], tuple[Template, Mapping[str, int]]]:
         """Return what a first and what a further micro-batch does, with the stages of tasks."""
+        stage: Mapping[str, int] = cuts.stages(one.graph)
         if order == "zero-bubble":
             one, stage = halved(one, stage)
         if self.planner.checkpoint:
             one, stage = checkpointed(one, stage)
         return (one, stage), (accumulating(one), stage)
 
-    def _costs(self, size: int, stage: Mapping[str, int], order: str) -> Costs:
-        _, (more, _) = self._rewritten(self._pass(size), stage, order)
+    def _costs(self, size: int, cuts: Cuts, order: str) -> Costs:
+        _, (more, _) = self._rewritten(self._pass(size), cuts, order)
         return Costs.estimate(more.graph, more.examples)
 
     def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
         """Capture micro-batches of a size."""
-        costs, apart = self._costs(size, variant.stage, order), order == "zero-bubble"
-        first, more = self._rewritten(self._pass(size), variant.stage, order)
+        costs, apart = self._costs(size, variant.cuts, order), order == "zero-bubble"
+        first, more = self._rewritten(self._pass(size), variant.cuts, order)
         return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
 
     def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate."""
         variant, sizes = self._variant(order, pair), shares(self.rows, chunks)
-        made = {size: tuple(self._scaled(one, variant, size) for one in variant[2:4]) for size in dict.fromkeys(sizes)}
+        made = {
+            size: tuple(self._scaled(one, variant, size) for one in (variant.first, variant.more))
+            for size in dict.fromkeys(sizes)
+        }
         schedule, _ = self.trained.scheduled(self._grid(order, sizes, made, variant))
         devices = dict.fromkeys(variant.cuts.devices)
         timeline = schedule.simulate()

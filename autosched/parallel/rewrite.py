@@ -87,13 +87,14 @@ class _Copy:
         self.flush()
         known = {**self.values, **self.instead}
         args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
+        assert task.fn is not None
         return self.graph.record(
             task.fn,
             args,
             task.kwargs,
             name=name,
             outputs=len(task.outputs),
-            origin=task.origin,  # type: ignore[arg-type]
+            origin=task.origin,
         )
 
     def note(self, wanted: Iterable[int], task: Task, made: Any) -> None:

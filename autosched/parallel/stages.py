@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task
@@ -43,13 +42,19 @@ class Cuts:
     def __len__(self) -> int:
         return len(self.ends)
 
-    @cached_property
-    def stage(self) -> dict[int, int]:
-        """The stage of each task (its index)."""
-        found: dict[int, int] = {}
-        for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
-            for block in self.blocks[start:end]:
-                found.update(dict.fromkeys((*block.forward, *block.backward), number))
+    def stages(self, graph: Graph) -> dict[str, int]:
+        """Return the stage of each task, by name, of the graph that was cut, or of one for other sizes.
+
+        Operators may differ by size; blocks of the same name are in the same stage then.
+        """
+        blocks = blocks_of(graph)
+        own = [number for number, end in enumerate(self.ends) for _ in range(end - (0, *self.ends)[number])]
+        if len(blocks) != len(own):
+            named = {block.name: stage for block, stage in zip(reversed(self.blocks), reversed(own), strict=True)}
+            own = list(accumulate((named.get(block.name, 0) for block in blocks), max))
+        found: dict[str, int] = {}
+        for block, stage in zip(blocks, own, strict=True):
+            found.update((graph.tasks[task].name, stage) for task in (*block.forward, *block.backward))
         return found
 
     def __str__(self) -> str:
