@@ -119,8 +119,10 @@ def _bases(graph: Graph, task: Task) -> list[Value]:
             roots[graph.values[use.value].root] = None
     for use in task.outputs:
         root = graph.values[use.value].root
+        if root == use.value:
+            continue
         many = sum(graph.values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
-        if root != use.value and (task.view or many or graph.last_version(root)):
+        if task.view or many or graph.last_version(root):
             roots[root] = None
     return [graph.values[root] for root in roots]
 

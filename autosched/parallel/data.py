@@ -5,16 +5,16 @@ One graph: the sum of one bucket of gradients goes on while backward makes the n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from autosched import Costs, Machine, Schedule, ScheduleError
+from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.buckets import SIZES, buckets
 from autosched.parallel.compress import Compression
 from autosched.parallel.grid import Built, Grid
-from autosched.parallel.planning import Trained, devices_of, shares
+from autosched.parallel.planning import Trained, batch_homes, devices_of, shares, torch_device
 from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.step import Planned, Step
 from autosched.parallel.template import Loss, Template
@@ -35,17 +35,17 @@ def data_parallel(
     compression: Compression | None = None,
     accumulate: int = 1,
     averages: bool = True,
-    costs: Costs | None = None,
     **options: Any,
 ) -> Step:
     """Return a training step that shares each batch out among devices."""
     machine = Machine.local() if machine is None else machine
     if reduction != "auto" and reduction not in STRATEGIES:
         raise ScheduleError(f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {reduction!r}")
-    trained = Trained(model, loss_fn, optimizer, machine, averages, {"costs": costs, **options})
     chosen = devices_of(machine, devices)
+    place = torch_device(machine, chosen[0])
+    trained = Trained(model, loss_fn, optimizer, machine, averages, options, place)
     system = _DataParallel(trained, chosen, reduction, buckets, compression, accumulate)
-    return Step(model, optimizer, machine, system.plan)
+    return Step(model, optimizer, machine, system.plan, place)
 
 
 class _DataParallel:
@@ -68,7 +68,7 @@ class _DataParallel:
         passes = self.trained.passes(batch, (size for sizes in cuts for size in sizes), rows)
         one = next(iter(passes.values()))
         plans = {
-            (strategy, tuple(sizes)): self._plan(passes, cuts, sizes, strategy)
+            (strategy, tuple(sizes)): self._plan(passes, cuts, sizes, strategy, batch_homes(one, batch))
             for sizes in self._sizes(one)
             for strategy in self._strategies()
         }
@@ -94,7 +94,12 @@ class _DataParallel:
         return [(float(total),), *((total / parts,) for parts in (2, 4, 8, 16)), SIZES]
 
     def _plan(
-        self, passes: dict[int, Template], cuts: tuple[tuple[int, ...], ...], sizes: Sequence[float], strategy: str
+        self,
+        passes: dict[int, Template],
+        cuts: tuple[tuple[int, ...], ...],
+        sizes: Sequence[float],
+        strategy: str,
+        homes: Mapping[str, str],
     ) -> tuple[Schedule, Built, Grid]:
         one = next(iter(passes.values()))
         several = len(self.devices) > 1
@@ -106,7 +111,8 @@ class _DataParallel:
         first, more = self.trained.pieces(passes, stage, self.accumulate > 1, buckets=grouped)
         grid = Grid(
             "data parallel", self.trained.machine, tuple((device,) for device in self.devices), cuts, first, more,
-            made, self.trained.updates(one, made, several), reduction=strategy, compression=self.compression,
+            made, self.trained.updates(one, made, several), homes=homes, reduction=strategy,
+            compression=self.compression,
         )  # fmt: skip
         return *self.trained.scheduled(grid), grid
 

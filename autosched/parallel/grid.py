@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import getitem
 
 import torch
@@ -47,6 +47,7 @@ class Grid:
     buckets: tuple[Bucket, ...]
     updates: tuple[Update, ...]
     order: Order | None = None
+    homes: Mapping[str, str] = field(default_factory=dict)  # of what of the batch does not live on the host
     reduction: str = "sum"
     compression: Compression | None = None
 
@@ -82,7 +83,7 @@ class _Builder:
         self.places: dict[str, Place] = {}
         self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
         pieces = next(iter(grid.first.values()))
-        self.batch = {name: self.graph.input(name) for name in pieces.batch}
+        self.batch = {name: self._input(name, grid.homes.get(name)) for name in pieces.batch}
 
     def build(self) -> Built:
         total, start = sum(map(sum, self.grid.rows)), 0
@@ -103,12 +104,15 @@ class _Builder:
         several = f"r{replica}." if len(self.grid.devices) > 1 else ""
         return several + (f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else "")
 
+    def _input(self, name: str, device: str | None) -> Value:
+        with self.graph.on(device) if device is not None else contextlib.nullcontext():
+            return self.graph.input(name)
+
     def _held(self, replica: int, name: str, device: str | None) -> Value:
         """Return the input that is what a replica holds."""
         if (replica, name) not in self.inputs:
             label = self._prefix(replica) + name
-            with self.graph.on(device) if device is not None else contextlib.nullcontext():
-                self.inputs[replica, name] = self.graph.input(label)
+            self.inputs[replica, name] = self._input(label, device)
             self.names[label] = replica, name
         return self.inputs[replica, name]
 

@@ -5,6 +5,7 @@ One batch goes through one stage after another, so one device works at a time; `
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
@@ -15,10 +16,11 @@ import torch
 import autosched as asc
 from autosched import Costs, Graph, Machine, Schedule, ScheduleError, in_order
 from autosched.parallel.pieces import pieces_of
-from autosched.parallel.pipelined import SERIAL, Pipeline, Planner, Split
-from autosched.parallel.planning import Trained, devices_of, settle
+from autosched.parallel.pipelined import Pipeline
+from autosched.parallel.planning import Trained, batch_homes, cut, devices_of, gather, leaves, settle, torch_device
 from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import leaves, look
+from autosched.parallel.step import look, rows_of
+from autosched.parallel.study import SERIAL, Planner, Split
 from autosched.parallel.template import Loss, Template, forward_of
 
 __all__ = ["Forward", "model_parallel"]
@@ -82,7 +84,7 @@ def model_parallel(
     if loss_fn is None or optimizer is None:
         return Forward(model, machine, chosen, split, options)
     averages = options.pop("averages", True)
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options)
+    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
     return Pipeline(Planner(trained, chosen, split, 1, SERIAL, False))
 
 
@@ -142,7 +144,9 @@ class Forward:
         return self._known[key]
 
     def _plan(self, batch: Sequence[Any]) -> tuple[Schedule, Template, Cuts]:
-        template = forward_of(self.model, batch)
+        place = torch_device(self.machine, self.devices[0])
+        gather(self.model, None, place)
+        template = forward_of(self.model, cut(batch, rows_of(batch), place))
         costs = Costs.estimate(template.graph, template.examples)
         if isinstance(self.split, str):
             held = {name: float(tensor.nbytes) for name, tensor in template.state.parameters.items()}
@@ -150,15 +154,14 @@ class Forward:
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
         pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine)
-        graph, values = Graph("model parallel"), {}
+        graph, values, given = Graph("model parallel"), {}, batch_homes(template, batch)
         for name, home in pieces.homes.items():
-            if name in template.batch:
+            device = given.get(name) if name in template.batch else cuts.devices[home]
+            with graph.on(device) if device is not None else contextlib.nullcontext():
                 values[name] = graph.input(name)
-            else:
-                with graph.on(cuts.devices[home]):
-                    values[name] = graph.input(name)
         on = {name: cuts.devices[piece.stage] for name, piece in pieces.piece.items()}
         outputs = graph.include(pieces.graph, values, on=on, seconds=pieces.seconds, nbytes=pieces.nbytes)
         graph.output(**outputs)
-        settle(graph, self.machine, template.state)
+        homes = {name: value.home for name, value in values.items() if value.home is not None}
+        settle(self.machine, template.state, homes)
         return asc.schedule(graph, self.machine, policy=in_order({}), **self.options), template, cuts

@@ -1,33 +1,26 @@
 """Pipelines: a model cut into stages, a batch cut into micro-batches, and stages that work on different ones at once.
 
-The number of micro-batches and the order are found by simulation, unless they are given: two captured sizes tell what
-each operator does for any number of rows.
+What is not given is found by simulation: ``study``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 
-from autosched import Costs, Machine, ScheduleError
-from autosched.parallel.curve import Curve, Tried, candidates
-from autosched.parallel.grid import Grid
-from autosched.parallel.orders import ORDERS, Kind, Order, stage_devices, zero_bubble
-from autosched.parallel.pieces import Pieces, costs_of, pieces_of
-from autosched.parallel.planning import Trained, devices_of, shares
-from autosched.parallel.rewrite import checkpointed, halved
-from autosched.parallel.scaling import Scaling
-from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import Planned, Step, rows_of
-from autosched.parallel.template import Loss, Template, accumulating
-from autosched.parallel.updates import Bucket
+from autosched import Machine, ScheduleError
+from autosched.parallel.buckets import SIZES
+from autosched.parallel.curve import Curve
+from autosched.parallel.orders import ORDERS
+from autosched.parallel.planning import Sums, Trained, check_strategy, devices_of, torch_device
+from autosched.parallel.stages import Cuts
+from autosched.parallel.step import Step
+from autosched.parallel.study import Planner, Split
+from autosched.parallel.template import Loss
 
-__all__ = ["SERIAL", "Pipeline", "Planner", "Split", "pipeline"]
-
-Split = Literal["auto"] | Mapping[str, str]
+__all__ = ["Pipeline", "pipeline"]
 
 
 def pipeline(
@@ -41,15 +34,45 @@ def pipeline(
     chunks: int | Literal["auto"] = "auto",
     schedule: str = "auto",
     checkpoint: bool = False,
+    replicas: int = 1,
+    reduction: str = "auto",
+    buckets: Sequence[float] = SIZES,
     averages: bool = True,
     **options: Any,
 ) -> Pipeline:
-    """Return a training step that cuts a model into stages, and batches into micro-batches that follow each other."""
+    """Return a training step that cuts a model into stages, and batches into micro-batches that follow each other.
+
+    A batch of any size does what the model does with its micro-batches one after another, their gradients added up:
+    what the whole batch does at once, but for rounding, and for batch norms, which see a micro-batch each. Each device
+    keeps its part of the model, which remains the user's own: its ``state_dict`` is that of the plain model.
+
+    * ``devices``: those of the stages, in order; default: all accelerators.
+    * ``split``: as of ``model_parallel``; ``"auto"`` cuts where stages take equally long, and fit.
+    * ``chunks``: how many micro-batches; ``"auto"`` tries many by simulation: see ``curve``.
+    * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device; ``"zero-bubble"``, which
+      makes gradients of weights when there is nothing else to do; ``"auto"`` tries all.
+    * ``checkpoint``: compute forward again in backward instead of keeping what it made: less memory, a third more time.
+    * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are summed as in
+      ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
+    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``schedule``.
+
+    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for words that are none of these.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = pipeline(model, torch.nn.MSELoss(), optimizer, Machine.emulated(gpus=2), chunks=2, backend="host")
+    >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
+    tensor(True)
+    """
     machine = Machine.local() if machine is None else machine
     if schedule != "auto" and schedule not in ORDERS:
         raise ScheduleError(f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}")
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options)
-    return Pipeline(Planner(trained, devices_of(machine, devices), split, chunks, schedule, checkpoint))
+    chosen = devices_of(machine, devices)
+    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
+    if not isinstance(replicas, int) or replicas < 1 or len(chosen) % replicas:
+        raise ScheduleError(f"{len(chosen)} devices cannot be shared by replicas={replicas!r}, each with as many")
+    sums = Sums(check_strategy(reduction), tuple(buckets))
+    return Pipeline(Planner(trained, chosen, split, chunks, schedule, checkpoint, replicas, sums))
 
 
 class Pipeline(Step):
@@ -57,7 +80,7 @@ class Pipeline(Step):
 
     def __init__(self, planner: Planner):
         trained = planner.trained
-        super().__init__(trained.model, trained.optimizer, trained.machine, planner.plan)
+        super().__init__(trained.model, trained.optimizer, trained.machine, planner.plan, trained.place)
         self._planner = planner
 
     def cuts(self, *batch: Any) -> Cuts:
@@ -69,212 +92,3 @@ class Pipeline(Step):
         """Return the predicted seconds of a step by order and by the number of micro-batches, those given or many."""
         with self._guard:
             return self._planner.study(batch).curve(chunks)
-
-
-class Planner:
-    """How the steps of a pipeline are planned. ``used`` are its devices, in the order of stages."""
-
-    def __init__(
-        self,
-        trained: Trained,
-        devices: tuple[str, ...],
-        split: Split,
-        chunks: int | Literal["auto"],
-        order: str,
-        checkpoint: bool,
-    ):
-        self.trained, self.split, self.chunks = trained, split, chunks
-        self.order, self.checkpoint = order, checkpoint
-        self.used = devices if isinstance(split, str) else tuple(dict.fromkeys(split.values()))
-
-    def study(self, batch: Sequence[Any], rows: int | None = None) -> _Study:
-        """Begin with a batch."""
-        return _Study(self, batch, rows_of(batch) if rows is None else rows)
-
-    def plan(self, batch: Sequence[Any], rows: int) -> Planned:
-        """Choose an order and a number of micro-batches, and plan that."""
-        study = self.study(batch, rows)
-        curve = study.curve(None if self.chunks == "auto" else [self.chunks])
-        return study.planned(curve)
-
-
-class _Variant(NamedTuple):
-    """A model cut for an order: its stages, and what first and further micro-batches are, for any number of rows."""
-
-    cuts: Cuts
-    first: Pieces
-    more: Pieces
-    scaling: Scaling
-
-
-class _Study:
-    """One kind of batch: what is captured of it, and what is tried."""
-
-    def __init__(self, planner: Planner, batch: Sequence[Any], rows: int):
-        self.planner, self.trained, self.batch, self.rows = planner, planner.trained, batch, rows
-        self.machine = planner.trained.machine
-        self.passes: dict[int, Template] = {}
-        self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
-
-    def curve(self, chunks: Sequence[int] | None) -> Curve:
-        """Simulate each order with each number of micro-batches."""
-        numbers = candidates(self.rows) if chunks is None else [min(number, self.rows) for number in chunks]
-        sizes = [size for number in numbers for size in shares(self.rows, number)]
-        pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))  # batch norms cannot do with one row
-        tried = [self._tried(order, number, pair) for order in self._orders(pair) for number in numbers]
-        if not any(one.fits for one in tried):
-            least = min(one.nbytes for one in tried)
-            raise ScheduleError(
-                f"no way fits into the memory of the devices: at least {least / 1e9:.3g} GB are needed on one; "
-                f"use more devices{'' if self.planner.checkpoint else ', or checkpoint=True'}"
-            )
-        return Curve(self.rows, tuple(tried))
-
-    def planned(self, curve: Curve) -> Planned:
-        """Capture what the best of a curve needs."""
-        best = curve.best
-        sizes = shares(self.rows, best.chunks)
-        variant = self._variant(best.order, (min(sizes), max(sizes)))
-        made = {size: self._pieces(size, variant, best.order) for size in dict.fromkeys(sizes)}
-        grid = self._grid(best.order, sizes, made, variant)
-        one = grid.first[sizes[0]].template
-        held = grid.first[sizes[0]].homes
-        stages: dict[int, dict[str, torch.Tensor]] = {}
-        for name in one.gradients:
-            stages.setdefault(held[name], {})[name] = one.examples[name]
-        buckets = tuple(Bucket(stage, parameters) for stage, parameters in stages.items())
-        grid = replace(grid, buckets=buckets, updates=self.trained.updates(one, buckets, False))
-        schedule, built = self.trained.scheduled(grid)
-        notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
-        return Planned(schedule, built, one, grid.updates[0].state, notes)
-
-    # ---- one way to do it
-
-    def _orders(self, pair: tuple[int, int]) -> list[str]:
-        """Return the orders to try: those that fit the stages, where the user has made these."""
-        wanted = self.planner.order
-        if isinstance(self.planner.split, str):
-            return [wanted] if wanted != "auto" else list(ORDERS)
-        devices = self._variant(SERIAL, pair).cuts.devices
-        fitting = [name for name in ORDERS if self._layout(name) == devices]
-        if wanted == "auto" and fitting:
-            return fitting
-        if wanted in (*fitting, SERIAL):
-            return [wanted]
-        known = f"; {', '.join(map(repr, fitting))} can run them" if fitting else ""
-        raise ScheduleError(
-            f"schedule {wanted!r} cannot run the stages of split=, on {', '.join(devices)} in turn{known}"
-        )
-
-    def _layout(self, order: str) -> tuple[str, ...]:
-        """Return the device of each stage."""
-        devices = self.planner.used
-        return devices if order == SERIAL else tuple(devices[r] for r in stage_devices(ORDERS[order](len(devices), 1)))
-
-    def _pass(self, size: int) -> Template:
-        if size not in self.passes:
-            self.passes.update(self.trained.passes(self.batch, [size], self.rows))
-        return self.passes[size]
-
-    def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
-        """Return how the model is cut for an order."""
-        layout, apart = self._layout(order), order == "zero-bubble"
-        if (layout, apart) not in self.variants:
-            large = self._pass(pair[1])
-            costs = Costs.estimate(large.graph, large.examples)
-            split = self.planner.split
-            if isinstance(split, str):
-                cuts = balanced(large.graph, costs, self.machine, layout, self._held(large))
-            else:
-                cuts = by_map(large.graph, costs, self.machine, split)
-            scaling = Scaling(self._costs(pair[0], cuts, order), self._costs(pair[1], cuts, order), pair)
-            first, more = self._rewritten(large, cuts, order)
-            self.variants[layout, apart] = _Variant(
-                cuts,
-                pieces_of(*first, scaling.large, self.machine, apart=apart),
-                pieces_of(*more, scaling.large, self.machine, apart=apart),
-                scaling,
-            )
-        return self.variants[layout, apart]
-
-    def _held(self, one: Template) -> dict[str, float]:
-        """Return the bytes that go with each parameter: itself, its gradient, and what the optimizer holds now."""
-        found = {name: 2.0 * one.examples[name].nbytes for name in one.gradients}
-        names = {id(tensor): name for name, tensor in one.state.parameters.items()}
-        for parameter, state in self.trained.optimizer.state.items():
-            name = names.get(id(parameter))
-            if name in found:
-                found[name] += sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
-        return found
-
-    def _rewritten(
-        self, one: Template, cuts: Cuts, order: str
-    ) -> tuple[tuple[Template, Mapping[str, int]], tuple[Template, Mapping[str, int]]]:
-        """Return what a first and what a further micro-batch does, with the stages of tasks."""
-        stage: Mapping[str, int] = cuts.stages(one.graph)
-        if order == "zero-bubble":
-            one, stage = halved(one, stage)
-        if self.planner.checkpoint:
-            one, stage = checkpointed(one, stage)
-        return (one, stage), (accumulating(one), stage)
-
-    def _costs(self, size: int, cuts: Cuts, order: str) -> Costs:
-        _, (more, _) = self._rewritten(self._pass(size), cuts, order)
-        return Costs.estimate(more.graph, more.examples)
-
-    def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
-        """Capture micro-batches of a size."""
-        costs, apart = self._costs(size, variant.cuts, order), order == "zero-bubble"
-        first, more = self._rewritten(self._pass(size), variant.cuts, order)
-        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
-
-    def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate."""
-        variant, sizes = self._variant(order, pair), shares(self.rows, chunks)
-        made = {
-            size: tuple(self._scaled(one, variant, size) for one in (variant.first, variant.more))
-            for size in dict.fromkeys(sizes)
-        }
-        schedule, _ = self.trained.scheduled(self._grid(order, sizes, made, variant))
-        devices = dict.fromkeys(variant.cuts.devices)
-        timeline = schedule.simulate()
-        busy = sum(s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices)
-        idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
-        peak = {device: schedule.peak_bytes[device] for device in devices}
-        fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
-        return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
-
-    def _scaled(self, pieces: Pieces, variant: _Variant, size: int) -> Pieces:
-        """Return what pieces would be for another size."""
-        seconds, nbytes = costs_of(pieces.graph, variant.scaling.costs(size), self.machine)
-        return replace(pieces, seconds=seconds, nbytes=nbytes)
-
-    def _grid(
-        self, order: str, sizes: tuple[int, ...], made: Mapping[int, tuple[Pieces, ...]], variant: _Variant
-    ) -> Grid:
-        first = {size: pieces[0] for size, pieces in made.items()}
-        more = {size: pieces[1] for size, pieces in made.items()}
-        cuts = variant.cuts
-        return Grid(
-            "pipeline", self.machine, (cuts.devices,), (sizes,), first, more, (), (),
-            self._order(order, len(sizes), next(iter(first.values())), cuts),
-        )  # fmt: skip
-
-    def _order(self, order: str, chunks: int, pieces: Pieces, cuts: Cuts) -> Order | None:
-        """Return the actions of each device."""
-        count = len(dict.fromkeys(cuts.devices))
-        if order == SERIAL:
-            return None
-        if order != "zero-bubble":
-            return ORDERS[order](count, chunks)
-        seconds: dict[Kind, list[float]] = {"F": [0.0] * len(cuts), "I": [0.0] * len(cuts), "W": [0.0] * len(cuts)}
-        for task, piece in pieces.piece.items():
-            seconds[piece.kind][piece.stage] += pieces.seconds[task][cuts.devices[piece.stage]]
-        copies = [
-            self.machine.copy_seconds(a, b, n)
-            for a, b, n in zip(cuts.devices, cuts.devices[1:], cuts.nbytes, strict=False)
-        ]
-        return zero_bubble(count, chunks, seconds=seconds, copy=max(copies, default=0.0))
-
-
-SERIAL = "serial"  # one micro-batch after another

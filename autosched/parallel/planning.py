@@ -6,20 +6,57 @@ are, and what is tried, others say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import autosched as asc
-from autosched import Costs, Graph, Machine, MachineError, Schedule, ScheduleError, Value, in_order
+from autosched import Costs, Machine, MachineError, Schedule, ScheduleError, in_order
 from autosched.parallel.grid import Built, Grid, build
 from autosched.parallel.pieces import Pieces, pieces_of
+from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.template import Loss, Template, accumulating, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, updates_of
 
-__all__ = ["Trained", "devices_of", "settle", "shares"]
+__all__ = [
+    "Sums",
+    "Trained",
+    "batch_homes",
+    "check_strategy",
+    "cut",
+    "devices_of",
+    "gather",
+    "leaves",
+    "settle",
+    "shares",
+    "torch_device",
+]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How gradients are to be summed over replicas: a strategy or ``"auto"``, and the sizes of buckets in bytes."""
+
+    strategy: str
+    sizes: tuple[float, ...]
+
+    def strategies(self, replicas: int) -> tuple[str, ...]:
+        """Return the strategies to try."""
+        if self.strategy != "auto":
+            return (self.strategy,)
+        return tuple(name for name in STRATEGIES if replicas <= _MOST_FOR_A_RING or name != "ring")
+
+
+_MOST_FOR_A_RING = 16  # replicas: a ring has n * n tasks
+
+
+def check_strategy(name: str) -> str:
+    """Return a strategy to sum, or "auto". Raises ScheduleError for another word."""
+    if name != "auto" and name not in STRATEGIES:
+        raise ScheduleError(f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {name!r}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -32,12 +69,13 @@ class Trained:
     machine: Machine
     averages: bool
     options: Mapping[str, Any]
+    place: str | None = None  # the torch device where the model is captured, if that is a real accelerator
 
     def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
         """Capture what micro-batches of each size do, as parts of a batch of so many rows."""
         return {
             size: pass_of(
-                self.model, self.loss_fn, self.optimizer, cut(batch, size),
+                self.model, self.loss_fn, self.optimizer, cut(batch, size, self.place),
                 weight=size / rows if self.averages else 1.0, rows=size,
             )
             for size in dict.fromkeys(sizes) if size
@@ -65,25 +103,60 @@ class Trained:
             found += updates_of(template, buckets, numbers, self.machine, flat)
         return tuple(found)
 
+    def reduced(self, grid: Grid, sums: Sums | None) -> tuple[str, tuple[Schedule, Built]]:
+        """Return the strategy by which replicas sum that is predicted to be fastest, and its schedule."""
+        if len(grid.devices) == 1 or sums is None:
+            return "", self.scheduled(grid)
+        plans = {name: self.scheduled(replace(grid, reduction=name)) for name in sums.strategies(len(grid.devices))}
+        return min(plans.items(), key=lambda plan: plan[1][0].makespan)
+
     def scheduled(self, grid: Grid) -> tuple[Schedule, Built]:
         """Return a step's schedule."""
         built = build(grid)
         return asc.schedule(built.graph, self.machine, policy=in_order(built.sequences), **self.options), built
 
 
-def settle(graph: Graph, machine: Machine, state: Any) -> None:
-    """Move the tensors of a state to the devices where a graph has them, if these are real."""
-    if machine.imagined:
+def torch_device(machine: Machine, device: str) -> str | None:
+    """Return the torch device behind a machine's; None where the CPU plays it, or is it."""
+    found = machine.device(device)
+    return None if machine.imagined or found.kind == "cpu" else found.physical or device
+
+
+def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: str | None) -> None:
+    """Bring a model and what its optimizer holds to one torch device, to be captured there; None: leave all."""
+    if device is None:
         return
+    model.to(device)
+    for state in optimizer.state.values() if optimizer is not None else ():
+        state.update((k, v.to(device)) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dim())
+
+
+def settle(machine: Machine, state: Any, homes: Mapping[str, str]) -> None:
+    """Move the tensors of a state, by name, to the devices where they live, if these are real."""
     for name, (place, tensor) in state.places().items():
-        value = graph.names.get(name)
-        if isinstance(value, Value) and value.producer is None and value.home is not None:
-            device = machine.device(value.home)
-            there = tensor.detach().to(device.physical or device.name)
+        device = torch_device(machine, homes[name]) if name in homes else None
+        if device is not None and str(tensor.device) != device:
+            there = tensor.detach().to(device)
             if place[0] == "parameter":
                 tensor.data = there
-            elif there.device != tensor.device:
+            else:
                 state.put(place, there)
+
+
+def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
+    """Return the devices of what of a batch is not on the CPU, by input."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    named = zip(template.batch, tensors, strict=True)
+    return {name: str(tensor.device) for name, tensor in named if tensor.device.type != "cpu"}
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of tuples, lists and dicts."""
+    if isinstance(tree, (tuple, list, dict)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(item)
+    else:
+        yield tree
 
 
 def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ...]:
@@ -95,13 +168,16 @@ def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ..
     return tuple(machine.device(device).name for device in devices)
 
 
-def cut(batch: Any, rows: int) -> Any:
-    """Return the first rows of all tensors in a batch."""
+def cut(batch: Any, rows: int, device: str | None = None) -> Any:
+    """Return the first rows of all tensors in a batch, on a torch device."""
     if isinstance(batch, (tuple, list)):
-        return type(batch)(cut(item, rows) for item in batch)
+        return type(batch)(cut(item, rows, device) for item in batch)
     if isinstance(batch, dict):
-        return {key: cut(item, rows) for key, item in batch.items()}
-    return batch[:rows] if isinstance(batch, torch.Tensor) and batch.dim() else batch
+        return {key: cut(item, rows, device) for key, item in batch.items()}
+    if not isinstance(batch, torch.Tensor):
+        return batch
+    first = batch[:rows] if batch.dim() else batch
+    return first if device is None else first.to(device)
 
 
 def shares(rows: int, count: int) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ import torch
 
 from autosched import Machine, Schedule, ScheduleError
 from autosched.parallel.grid import Built
+from autosched.parallel.planning import gather, leaves, settle, torch_device
 from autosched.parallel.template import Template
 
-__all__ = ["Planned", "Step", "leaves", "look", "rows_of"]
+__all__ = ["Planned", "Step", "look", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class Step:
         optimizer: torch.optim.Optimizer | None,
         machine: Machine,
         plan: Callable[[Sequence[Any], int], Planned],
+        place: str | None,
     ):
         self.model, self.optimizer, self.machine = model, optimizer, machine
-        self._plan = plan
+        self._plan, self._place = plan, place  # the torch device where the model is captured, if that is a real one
         self._known: dict[Hashable, Planned] = {}
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
@@ -124,7 +126,9 @@ class Step:
     def _of(self, batch: Sequence[Any]) -> Planned:
         key = self._kind(batch)
         if key not in self._known:
-            self._known[key] = self._plan(batch, rows_of(batch))
+            rows = rows_of(batch)
+            gather(self.model, self.optimizer, self._place)
+            self._known[key], self._last = self._plan(batch, rows), None
         return self._known[key]
 
     def _kind(self, batch: Sequence[Any]) -> Hashable:
@@ -147,7 +151,7 @@ class Step:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the inputs of a run, and what the model and the optimizer hold now, by name."""
         if planned is not self._last:
-            self._forget_buffers(planned)
+            self._begin(planned)
             self._last = planned
         names = planned.template.batch
         tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
@@ -157,7 +161,7 @@ class Step:
             inputs[label] = self._copy(planned, label, replica, name, held[name]) if replica else held[name]
         for name, (device, numel, dtype) in planned.built.residuals.items():
             if name not in self._residuals:
-                self._residuals[name] = torch.zeros(numel, dtype=dtype, device=self._place(device))
+                self._residuals[name] = torch.zeros(numel, dtype=dtype, device=torch_device(self.machine, device))
             inputs[name] = self._residuals[name]
         return inputs, held
 
@@ -166,9 +170,9 @@ class Step:
         found = self._copies.get((replica, name))
         if found is None or found.source is not source or found.version != source._version:
             home = planned.schedule.graph.value(label).home
-            place = self._place(home) if home is not None else source.device
+            place = torch_device(self.machine, home) if home is not None else None
             with torch.no_grad():
-                tensor = source.detach().clone().to(place)
+                tensor = source.detach().clone().to(source.device if place is None else place)
             found = self._copies[replica, name] = _Copy(tensor, source, source._version)
         return found.tensor
 
@@ -181,28 +185,15 @@ class Step:
         for copy in self._copies.values():
             copy.version = copy.source._version
 
-    def _forget_buffers(self, planned: Planned) -> None:
-        """Let replicas take buffers anew, which each has written by itself: those of the first one count."""
+    def _begin(self, planned: Planned) -> None:
+        """Put the model where this plan has it; let replicas take buffers anew, for those of the first one count."""
+        homes = {
+            name: planned.schedule.graph.value(label).home for label, (r, name) in planned.built.state.items() if not r
+        }
+        settle(self.machine, planned.state, {name: home for name, home in homes.items() if home is not None})
         for replica, name in list(self._copies):
             if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
                 del self._copies[replica, name]
-
-    def _place(self, device: str) -> str:
-        """Return the torch device behind a machine's."""
-        found = self.machine.device(device)
-        return "cpu" if self.machine.imagined or found.kind == "cpu" else found.physical or device
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of tuples, lists and dicts."""
-    if isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from leaves(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from leaves(item)
-    else:
-        yield tree
 
 
 def rows_of(batch: Sequence[Any]) -> int:

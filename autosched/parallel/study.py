@@ -1,0 +1,281 @@
+"""Study: how a pipeline's step is planned: cuts, orders and numbers of micro-batches are simulated, the best captured.
+
+Two captured sizes tell what each operator does for any number of rows, so that what is only tried is not captured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from autosched import Costs, ScheduleError
+from autosched.parallel.buckets import buckets
+from autosched.parallel.curve import Curve, Tried, candidates
+from autosched.parallel.grid import Grid
+from autosched.parallel.orders import ORDERS, Kind, Order, stage_devices, zero_bubble
+from autosched.parallel.pieces import Pieces, costs_of, pieces_of
+from autosched.parallel.planning import Sums, Trained, batch_homes, shares
+from autosched.parallel.rewrite import checkpointed, halved
+from autosched.parallel.scaling import Scaling
+from autosched.parallel.stages import Cuts, balanced, by_map
+from autosched.parallel.step import Planned, rows_of
+from autosched.parallel.template import Template, accumulating
+from autosched.parallel.updates import Bucket
+
+__all__ = ["SERIAL", "Planner", "Split"]
+
+Split = Literal["auto"] | Mapping[str, str]
+
+
+class Planner:
+    """How the steps of a pipeline are planned. ``groups`` are the devices of each replica, in the order of stages."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        devices: tuple[str, ...],
+        split: Split,
+        chunks: int | Literal["auto"],
+        order: str,
+        checkpoint: bool,
+        replicas: int = 1,
+        sums: Sums | None = None,
+    ):
+        self.trained, self.split, self.chunks = trained, split, chunks
+        self.order, self.checkpoint, self.replicas, self.sums = order, checkpoint, replicas, sums
+        given = devices if isinstance(split, str) else tuple(dict.fromkeys(split.values()))
+        each = len(given) // replicas
+        self.groups = tuple(given[i * each : (i + 1) * each] for i in range(replicas))
+        if replicas > 1 and not isinstance(split, str):
+            raise ScheduleError(
+                "split= names the devices of one pipeline; with replicas= give split='auto' and devices="
+            )
+
+    def study(self, batch: Sequence[Any], rows: int | None = None) -> _Study:
+        """Begin with a batch."""
+        return _Study(self, batch, rows_of(batch) if rows is None else rows)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices of the first replica."""
+        return self.groups[0]
+
+    def plan(self, batch: Sequence[Any], rows: int) -> Planned:
+        """Choose an order and a number of micro-batches, and plan that."""
+        study = self.study(batch, rows)
+        curve = study.curve(None if self.chunks == "auto" else [self.chunks])
+        return study.planned(curve)
+
+
+class _Variant(NamedTuple):
+    """A model cut for an order: its stages, and what first and further micro-batches are, for any number of rows."""
+
+    cuts: Cuts
+    first: Pieces
+    more: Pieces
+    scaling: Scaling
+
+
+class _Study:
+    """One kind of batch: what is captured of it, and what is tried."""
+
+    def __init__(self, planner: Planner, batch: Sequence[Any], rows: int):
+        self.planner, self.trained, self.batch, self.rows = planner, planner.trained, batch, rows
+        self.own = shares(rows, planner.replicas)  # rows of each replica
+        self.machine = planner.trained.machine
+        self.passes: dict[int, Template] = {}
+        self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
+
+    def curve(self, chunks: Sequence[int] | None) -> Curve:
+        """Simulate each order with each number of micro-batches."""
+        most = self.own[0]
+        numbers = candidates(most) if chunks is None else [min(number, most) for number in chunks]
+        sizes = [size for number in numbers for size in shares(most, number)]
+        pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))  # batch norms cannot do with one row
+        tried: list[Tried] = []
+        for order in self._orders(pair):
+            best = math.inf
+            for number in numbers:
+                tried.append(self._tried(order, number, pair))
+                best = min(best, tried[-1].seconds)
+                if chunks is None and tried[-1].seconds > _TOO_LONG * best:
+                    break  # more will only take longer
+        if not any(one.fits for one in tried):
+            least = min(one.nbytes for one in tried)
+            raise ScheduleError(
+                f"no way fits into the memory of the devices: at least {least / 1e9:.3g} GB are needed on one; "
+                f"use more devices{'' if self.planner.checkpoint else ', or checkpoint=True'}"
+            )
+        return Curve(most, tuple(tried))
+
+    def planned(self, curve: Curve) -> Planned:
+        """Capture what the best of a curve needs."""
+        best = curve.best
+        sizes = tuple(shares(rows, best.chunks) for rows in self.own)
+        every = list(dict.fromkeys(size for own in sizes for size in own))
+        variant = self._variant(best.order, (min(every), max(every)))
+        made = {size: self._pieces(size, variant, best.order) for size in every}
+        one = made[every[0]][0].template
+        homes = made[every[0]][0].homes
+        several = self.planner.replicas > 1
+        buckets = self._buckets(one, homes, several)
+        updates = self.trained.updates(one, buckets, several)
+        grid = replace(self._grid(best.order, sizes, made, variant), buckets=buckets, updates=updates)
+        reduction, (schedule, built) = self.trained.reduced(grid, self.planner.sums)
+        notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
+        notes |= {"reduction": reduction} if several else {}
+        return Planned(schedule, built, one, grid.updates[0].state, notes)
+
+    def _buckets(self, one: Template, homes: Mapping[str, int], several: bool) -> tuple[Bucket, ...]:
+        """Return the parameters of each stage, in buckets for several replicas."""
+        stages: dict[int, dict[str, torch.Tensor]] = {}
+        for name in one.gradients:
+            stages.setdefault(homes[name], {})[name] = one.examples[name]
+        found: list[Bucket] = []
+        for stage, own in stages.items():
+            ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in own.items()]
+            groups = buckets(ready, self.planner.sums.sizes) if several and self.planner.sums else [tuple(own)]
+            found += [Bucket(stage, {name: own[name] for name in names}) for names in groups]
+        return tuple(found)
+
+    # ---- one way to do it
+
+    def _orders(self, pair: tuple[int, int]) -> list[str]:
+        """Return the orders to try: those that fit the stages, where the user has made these."""
+        wanted = self.planner.order
+        if isinstance(self.planner.split, str):
+            return [wanted] if wanted != "auto" else list(ORDERS)
+        devices = self._variant(SERIAL, pair).cuts.devices
+        fitting = [name for name in ORDERS if self._layout(name) == devices]
+        if wanted == "auto" and fitting:
+            return fitting
+        if wanted in (*fitting, SERIAL):
+            return [wanted]
+        known = f"; {', '.join(map(repr, fitting))} can run them" if fitting else ""
+        raise ScheduleError(
+            f"schedule {wanted!r} cannot run the stages of split=, on {', '.join(devices)} in turn{known}"
+        )
+
+    def _layout(self, order: str) -> tuple[str, ...]:
+        """Return the device of each stage."""
+        devices = self.planner.used
+        return devices if order == SERIAL else tuple(devices[r] for r in stage_devices(ORDERS[order](len(devices), 1)))
+
+    def _pass(self, size: int) -> Template:
+        if size not in self.passes:
+            self.passes.update(self.trained.passes(self.batch, [size], self.rows))
+        return self.passes[size]
+
+    def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
+        """Return how the model is cut for an order."""
+        layout, apart = self._layout(order), order == "zero-bubble"
+        if (layout, apart) not in self.variants:
+            large = self._pass(pair[1])
+            costs = Costs.estimate(large.graph, large.examples)
+            split = self.planner.split
+            if isinstance(split, str):
+                cuts = balanced(large.graph, costs, self.machine, layout, self._held(large))
+            else:
+                cuts = by_map(large.graph, costs, self.machine, split)
+            scaling = Scaling(self._costs(pair[0], cuts, order), self._costs(pair[1], cuts, order), pair)
+            first, more = self._rewritten(large, cuts, order)
+            self.variants[layout, apart] = _Variant(
+                cuts,
+                pieces_of(*first, scaling.large, self.machine, apart=apart),
+                pieces_of(*more, scaling.large, self.machine, apart=apart),
+                scaling,
+            )
+        return self.variants[layout, apart]
+
+    def _held(self, one: Template) -> dict[str, float]:
+        """Return the bytes that go with each parameter: itself, its gradient, and what the optimizer holds now."""
+        found = {name: 2.0 * one.examples[name].nbytes for name in one.gradients}
+        names = {id(tensor): name for name, tensor in one.state.parameters.items()}
+        for parameter, state in self.trained.optimizer.state.items():
+            name = names.get(id(parameter))
+            if name in found:
+                found[name] += sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
+        return found
+
+    def _rewritten(
+        self, one: Template, cuts: Cuts, order: str
+    ) -> tuple[tuple[Template, Mapping[str, int]], tuple[Template, Mapping[str, int]]]:
+        """Return what a first and what a further micro-batch does, with the stages of tasks."""
+        stage: Mapping[str, int] = cuts.stages(one.graph)
+        if order == "zero-bubble":
+            one, stage = halved(one, stage)
+        if self.planner.checkpoint:
+            one, stage = checkpointed(one, stage)
+        return (one, stage), (accumulating(one), stage)
+
+    def _costs(self, size: int, cuts: Cuts, order: str) -> Costs:
+        _, (more, _) = self._rewritten(self._pass(size), cuts, order)
+        return Costs.estimate(more.graph, more.examples)
+
+    def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
+        """Capture micro-batches of a size."""
+        costs, apart = self._costs(size, variant.cuts, order), order == "zero-bubble"
+        first, more = self._rewritten(self._pass(size), variant.cuts, order)
+        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
+
+    def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
+        """Simulate."""
+        variant, sizes = self._variant(order, pair), shares(self.own[0], chunks)
+        made = {
+            size: tuple(self._scaled(one, variant, size) for one in (variant.first, variant.more))
+            for size in dict.fromkeys(sizes)
+        }
+        schedule, _ = self.trained.scheduled(self._grid(order, (sizes,), made, variant))
+        devices = dict.fromkeys(variant.cuts.devices)
+        timeline = schedule.simulate()
+        busy = sum(s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices)
+        idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
+        peak = {device: schedule.peak_bytes[device] for device in devices}
+        fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
+        return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
+
+    def _scaled(self, pieces: Pieces, variant: _Variant, size: int) -> Pieces:
+        """Return what pieces would be for another size."""
+        seconds, nbytes = costs_of(pieces.graph, variant.scaling.costs(size), self.machine)
+        return replace(pieces, seconds=seconds, nbytes=nbytes)
+
+    def _grid(
+        self, order: str, sizes: tuple[tuple[int, ...], ...], made: Mapping[int, tuple[Pieces, ...]], variant: _Variant
+    ) -> Grid:
+        """Return the grid of as many replicas as there are ``sizes``."""
+        first = {size: pieces[0] for size, pieces in made.items()}
+        more = {size: pieces[1] for size, pieces in made.items()}
+        cuts = variant.cuts
+        ranks = [list(dict.fromkeys(cuts.devices)).index(device) for device in cuts.devices]
+        devices = tuple(
+            cuts.devices if not number else tuple(group[rank] for rank in ranks)
+            for number, group in enumerate(self.planner.groups[: len(sizes)])
+        )
+        chunks = max(map(len, sizes))
+        actions = self._order(order, chunks, next(iter(first.values())), cuts)
+        homes = batch_homes(variant.first.template, self.batch)
+        return Grid("pipeline", self.machine, devices, sizes, first, more, (), (), actions, homes)
+
+    def _order(self, order: str, chunks: int, pieces: Pieces, cuts: Cuts) -> Order | None:
+        """Return the actions of each device."""
+        count = len(dict.fromkeys(cuts.devices))
+        if order == SERIAL:
+            return None
+        if order != "zero-bubble":
+            return ORDERS[order](count, chunks)
+        seconds: dict[Kind, list[float]] = {"F": [0.0] * len(cuts), "I": [0.0] * len(cuts), "W": [0.0] * len(cuts)}
+        for task, piece in pieces.piece.items():
+            seconds[piece.kind][piece.stage] += pieces.seconds[task][cuts.devices[piece.stage]]
+        copies = [
+            self.machine.copy_seconds(a, b, n)
+            for a, b, n in zip(cuts.devices, cuts.devices[1:], cuts.nbytes, strict=False)
+        ]
+        return zero_bubble(count, chunks, seconds=seconds, copy=max(copies, default=0.0))
+
+
+_TOO_LONG = 1.2
+SERIAL = "serial"  # one micro-batch after another
