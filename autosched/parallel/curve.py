@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Curve", "Tried"]
+from autosched import viz
+
+__all__ = ["Curve", "Tried", "candidates"]
 
 
 @dataclass(frozen=True)
@@ -25,42 +27,83 @@ class Tried:
     nbytes: float
     fits: bool
 
+    @property
+    def busy(self) -> float:
+        """Seconds that a device works, on average."""
+        return self.seconds * (1 - self.idle)
+
 
 @dataclass(frozen=True)
 class Curve:
-    """What was tried for a batch of so many rows. Print it."""
+    r"""What was tried for so many rows. Print it, or draw it.
+
+    >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
+    ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
+    >>> print(Curve(8, tuple(tried)).why.replace("; ", ";\n"))
+    gpipe with 2 micro-batches of 4 rows: 3 ms;
+    with 1 devices idle 50% instead of 30%, with 4 they work 1.9 times as long
+    """
 
     rows: int
     tried: tuple[Tried, ...]
 
     @property
     def best(self) -> Tried:
-        """The fastest that fits; of equal ones the first, which has fewer micro-batches."""
+        """The fastest that fits; of equal ones the first."""
         return min((one for one in self.tried if one.fits), key=lambda one: one.seconds)
 
     def seconds(self, order: str) -> dict[int, float]:
         """Return the seconds of an order by the number of micro-batches."""
         return {one.chunks: one.seconds for one in self.tried if one.order == order}
 
-    def __str__(self) -> str:
-        lines = [
-            f"a batch of {self.rows} rows: order, micro-batches, rows of each, predicted ms, idle, most MB on a device"
+    @property
+    def why(self) -> str:
+        """What is best, and what speaks against fewer and more micro-batches."""
+        best = self.best
+        same = sorted((one for one in self.tried if one.order == best.order), key=lambda one: one.chunks)
+        at = same.index(best)
+        reasons = [
+            f"with {one.chunks} devices idle {one.idle:.0%} instead of {best.idle:.0%}"
+            for one in same[max(0, at - 1) : at]
         ]
+        reasons += [
+            f"with {one.chunks} they work {one.busy / best.busy:.2g} times as long"
+            for one in same[-1:]
+            if one is not best
+        ]
+        plural = "es" if best.chunks > 1 else ""
+        what = f"{best.order} with {best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        return f"{what}: {best.seconds * 1e3:.4g} ms" + ("; " + ", ".join(reasons) if reasons else "")
+
+    def _size(self, chunks: int) -> int:
+        """Return the rows of a micro-batch, the larger ones where they differ."""
+        return -(-self.rows // chunks)
+
+    def __str__(self) -> str:
+        lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
-            mark = "" if one.fits else "  does not fit"
-            mark = "  <- best" if one.fits and one == self.best else mark
+            mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
             lines.append(
-                f"{one.order:>12}{one.chunks:5}{-(-self.rows // one.chunks):6}{one.seconds * 1e3:12.4g}"
-                f"{one.idle:8.1%}{one.nbytes / 1e6:10.4g}{mark}"
+                f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}{one.seconds * 1e3:10.4g}{one.idle:8.1%}"
+                f"{one.nbytes / 1e6:10.4g}{mark}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.why])
+
+    def svg(self) -> str:
+        """Draw the seconds by the size of a micro-batch, a line for each order."""
+        series = [
+            viz.Line(order, [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())])
+            for order in dict.fromkeys(one.order for one in self.tried)
+        ]
+        title = f"One step with {self.rows} rows, by size of micro-batches"
+        return viz.lines_svg(series, title=title, x="rows of a micro-batch", y="predicted time", y_unit="s", log_x=True)
 
 
 def candidates(rows: int) -> Sequence[int]:
-    """Return numbers of micro-batches to try for so many rows: 1, 2, 3, 4, 6, 8, 12, ... and one row each."""
-    found = [1]
-    step = 2
-    while step < rows:
-        found += [step, step * 3 // 2] if step > 1 else [step]
-        step *= 2
-    return sorted({number for number in (*found, rows) if number <= rows})
+    """Return numbers of micro-batches to try for so many rows: 1, 2, 3, 4, 6, 8, 12, ... and one for each row.
+
+    >>> candidates(10)
+    [1, 2, 3, 4, 6, 8, 10]
+    """
+    powers = [2**i for i in range(rows.bit_length())]
+    return sorted({n for power in powers for n in (power, power * 3 // 2) if n <= rows} | {rows})

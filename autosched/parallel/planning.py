@@ -76,7 +76,7 @@ class Trained:
         return {
             size: pass_of(
                 self.model, self.loss_fn, self.optimizer, cut(batch, size, self.place),
-                weight=size / rows if self.averages else 1.0, rows=size,
+                size / rows if self.averages else 1.0,
             )
             for size in dict.fromkeys(sizes) if size
         }  # fmt: skip

@@ -36,8 +36,7 @@ class Template:
 
     ``gradients`` has for parameters, by input, the output that is the gradient, those first that are made first;
     ``places`` say where what else it puts out is to be kept, ``switches`` which attributes are what afterwards;
-    ``state`` is what holds it, and ``finish`` returns what the function returns, from outputs. ``rows`` is the size of
-    the micro-batch.
+    ``state`` is what holds it, and ``finish`` returns what the function returns, from outputs.
     """
 
     graph: Graph
@@ -46,7 +45,6 @@ class Template:
     places: Mapping[str, Place]
     switches: Sequence[tuple[dict[str, Any], str, Any]]
     state: Any
-    rows: int = 0
     finish: Callable[[Mapping[str, Any]], Any] = dict
 
     @property
@@ -60,9 +58,7 @@ def pass_of(
     loss_fn: Loss,
     optimizer: torch.optim.Optimizer | None,
     batch: Sequence[Any],
-    *,
     weight: float,
-    rows: int,
 ) -> Template:
     """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward; the target is the last of ``batch``.
 
@@ -91,7 +87,7 @@ def pass_of(
         raise GraphError("the loss gives no gradient to any parameter that the optimizer has")
     ready = dict(sorted(made.items(), key=lambda item: maker_of(graph, item[1])))
     places = {output: place for output, place in graph.made.items() if place[0] != "grad"}
-    return Template(graph, graph.examples, ready, places, graph.switched, graph.state, rows)
+    return Template(graph, graph.examples, ready, places, graph.switched, graph.state)
 
 
 def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
