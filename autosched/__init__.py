@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from autosched.compiled import compile
     from autosched.dynamo import TorchBackend
     from autosched.frontends.capture import capture
+    from autosched.frontends.guards import Watch
 else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
@@ -59,6 +60,7 @@ else:  # a type checker would take any name for one of ours
 
 _LAZY = {
     "TorchBackend": "autosched.dynamo",
+    "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
     "compile": "autosched.compiled",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "Timeline",
     "TorchBackend",
     "Value",
+    "Watch",
     "Work",
     "bounds",
     "capture",

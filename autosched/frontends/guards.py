@@ -8,7 +8,7 @@ very same objects, nothing has changed. Knows no graph.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from operator import is_
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils import _device as default_device
 from autosched.frontends.reach import Reach, is_plain, told
 from autosched.frontends.state import State, hooks_of
 
-__all__ = ["Guard", "Shape", "kind_of"]
+__all__ = ["Guard", "Shape", "Watch", "kind_of"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -115,3 +115,34 @@ def _looks(tensor: torch.Tensor | None) -> Hashable:
     except (RuntimeError, ValueError):  # sparse, nested, lazy: capture says so
         return type(tensor), id(tensor)
     return own, tensor.requires_grad and hooks_of(tensor)
+
+
+class Watch:
+    """Watches what functions and modules can read that is no tensor: numbers, flags, hooks, torch's own settings.
+
+    ``key`` says what that is, equal for equal things. What a capture would bake in of tensors is for others to look at.
+
+    >>> layer = torch.nn.Dropout(0.5)
+    >>> watch = Watch(layer)
+    >>> layer.p = 0.25
+    >>> watch.holds(), Watch(layer).key == watch.key
+    (False, False)
+    """
+
+    def __init__(self, *roots: Any):
+        self.roots = roots
+        self.key, self._unchanged = self._look()
+
+    def holds(self) -> bool:
+        """Return whether all is as it was. Quick where all holds the very same objects."""
+        if self.key[1] == _settings() and self._unchanged():
+            return True
+        key, unchanged = self._look()
+        if key != self.key:
+            return False
+        self._unchanged = unchanged
+        return True
+
+    def _look(self) -> tuple[tuple[Hashable, Hashable], Callable[[], bool]]:
+        reach = Reach(self.roots)
+        return (tuple(reach.key), _settings()), reach.unchanged()

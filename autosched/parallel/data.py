@@ -45,7 +45,7 @@ def data_parallel(
     place = torch_device(machine, chosen[0])
     trained = Trained(model, loss_fn, optimizer, machine, averages, options, place)
     system = _DataParallel(trained, chosen, reduction, buckets, compression, accumulate)
-    return Step(model, optimizer, machine, system.plan, place)
+    return Step(model, loss_fn, optimizer, machine, system.plan, place)
 
 
 class _DataParallel:

@@ -14,7 +14,7 @@ from typing import Any, overload
 import torch
 
 import autosched as asc
-from autosched import Costs, Graph, Machine, Schedule, ScheduleError, in_order
+from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Watch, in_order
 from autosched.parallel.pieces import pieces_of
 from autosched.parallel.pipelined import Pipeline
 from autosched.parallel.planning import Trained, batch_homes, cut, devices_of, gather, leaves, settle, torch_device
@@ -101,6 +101,7 @@ class Forward:
     ):
         self.model, self.machine, self.devices, self.split, self.options = model, machine, devices, split, options
         self._known: dict[Hashable, tuple[Schedule, Template, Cuts]] = {}
+        self._watch: Watch | None = None
         self._guard = threading.RLock()
 
     def __call__(self, *batch: Any) -> Any:
@@ -138,7 +139,9 @@ class Forward:
         self.close()
 
     def _of(self, batch: Sequence[Any]) -> tuple[Schedule, Template, Cuts]:
-        key = tuple(look(leaf) for leaf in leaves(batch)), tuple(m.training for m in self.model.modules())
+        if self._watch is None or not self._watch.holds():
+            self._watch = Watch(self.model)
+        key = tuple(look(leaf) for leaf in leaves(batch)), self._watch.key
         if key not in self._known:
             self._known[key] = self._plan(batch)
         return self._known[key]

@@ -80,7 +80,9 @@ class Pipeline(Step):
 
     def __init__(self, planner: Planner):
         trained = planner.trained
-        super().__init__(trained.model, trained.optimizer, trained.machine, planner.plan, trained.place)
+        super().__init__(
+            trained.model, trained.loss_fn, trained.optimizer, trained.machine, planner.plan, trained.place
+        )
         self._planner = planner
 
     def cuts(self, *batch: Any) -> Cuts:

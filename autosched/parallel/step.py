@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from autosched import Machine, Schedule, ScheduleError
+from autosched import Machine, Schedule, ScheduleError, Watch
 from autosched.parallel.grid import Built
 from autosched.parallel.planning import gather, leaves, settle, torch_device
-from autosched.parallel.template import Template
+from autosched.parallel.template import Loss, Template
 
 __all__ = ["Planned", "Step", "look", "rows_of"]
 
@@ -48,14 +48,16 @@ class Step:
     def __init__(
         self,
         model: torch.nn.Module,
+        loss_fn: Loss,
         optimizer: torch.optim.Optimizer | None,
         machine: Machine,
         plan: Callable[[Sequence[Any], int], Planned],
         place: str | None,
     ):
-        self.model, self.optimizer, self.machine = model, optimizer, machine
+        self.model, self.loss_fn, self.optimizer, self.machine = model, loss_fn, optimizer, machine
         self._plan, self._place = plan, place  # the torch device where the model is captured, if that is a real one
         self._known: dict[Hashable, Planned] = {}
+        self._watch: Watch | None = None
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
@@ -133,9 +135,10 @@ class Step:
 
     def _kind(self, batch: Sequence[Any]) -> Hashable:
         """Return what calls have in common that one schedule serves."""
-        modes = tuple(module.training for module in self.model.modules())
+        if self._watch is None or not self._watch.holds():
+            self._watch = Watch(self.model, self.loss_fn)
         grads = tuple(parameter.requires_grad for parameter in self.model.parameters())
-        return tuple(look(leaf) for leaf in leaves(batch)), modes, grads, *self._optimizing()
+        return tuple(look(leaf) for leaf in leaves(batch)), self._watch.key, grads, *self._optimizing()
 
     def _optimizing(self) -> Iterator[Hashable]:
         if self.optimizer is None:
