@@ -6,14 +6,14 @@ So the update of one bucket need not wait for the gradients of another. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from autosched import Costs, Graph, Machine, merge
+from autosched import Costs, Graph, Machine, Task, Value, merge
 from autosched.parallel.pieces import costs_of
 from autosched.parallel.template import Place, Template
 
@@ -122,10 +122,77 @@ def _update(
     kinds = {task.name: "count" if task.device == "host" else "update" for task in graph.tasks if not task.view}
     merged = merge(graph, kinds)
     counted = _counted(merged, template, held)
+    on_device = tuple(name for name in held if name not in counted)
     return Update(
-        buckets[numbers[0]].stage, tuple(numbers), merged, tuple(name for name in held if name not in counted), counted,
-        left, *costs_of(merged, costs, machine), template.state,
+        buckets[numbers[0]].stage, tuple(numbers), _packed(merged, costs.nbytes), on_device, counted, left,
+        *costs_of(merged, costs, machine), template.state,
     )  # fmt: skip
+
+
+def _packed(graph: Graph, tensors: Collection[str]) -> Graph:
+    """Let what the host counts for the device travel as one list: numbers by themselves would take a copy each.
+
+    Changes a graph of one task on the host and one on the device, that reads numbers, and no tensors, of the first.
+    """
+    by_host = {task.device == "host": task for task in graph.tasks}
+    if len(graph.tasks) != 2 or len(by_host) != 2 or any(task.fn is None for task in graph.tasks):
+        return graph
+    count, update = by_host[True], by_host[False]
+    made = [use.value for use in count.outputs]
+    sent = [value for value in made if any(use.value == value for use in update.reads)]
+    if len(sent) < 2 or update.kwargs or any(graph.values[value].name in tensors for value in sent):
+        return graph
+    new = Graph(graph.name)
+    values = {v.index: new.input(v.name) if v.tensor is None else new.constant(v.tensor) for v in graph.sources}
+    kept = [value for value in made if value not in sent]
+    places = [made.index(value) for value in sent], [made.index(value) for value in kept]
+    numbers, *others = new.record(
+        _Packing(count, *places), [_now(arg, values) for arg in count.args], count.kwargs, name=count.name,
+        outputs=["numbers", *(graph.values[value].name for value in kept)], on="host",
+        writes=[values[use.value] for use in count.writes], origin=count.origin,
+    )  # fmt: skip
+    values.update(zip(kept, others, strict=True))
+    where = [sent.index(arg.index) if isinstance(arg, Value) and arg.index in sent else None for arg in update.args]
+    rest = [_now(arg, values) for arg, at in zip(update.args, where, strict=True) if at is None]
+    results = new.record(
+        _Unpacking(update, where), [numbers, *rest], {}, name=update.name,
+        outputs=[graph.values[use.value].name for use in update.outputs],
+        writes=[values[use.value] for use in update.writes], origin=update.origin,
+    )  # fmt: skip
+    values.update(zip((use.value for use in update.outputs), results, strict=True))
+    new.output(**{name: values[index] for name, index in graph.outputs.items()})
+    return new
+
+
+def _now(leaf: Any, values: Mapping[int, Value]) -> Any:
+    return values[leaf.index] if isinstance(leaf, Value) else leaf
+
+
+class _Packing:
+    """Calls a function, and returns some of its results in a list, and the others behind it."""
+
+    def __init__(self, task: Task, packed: Sequence[int], others: Sequence[int]):
+        assert task.fn is not None
+        self.fn: Callable[..., Any] = task.fn
+        self.packed, self.others = packed, others
+
+    def __call__(self, *args: Any) -> list[Any]:
+        found = self.fn(*args)
+        return [[found[i] for i in self.packed], *(found[i] for i in self.others)]
+
+
+class _Unpacking:
+    """Calls a function with arguments of which some are in a list: ``where`` says of each where it is there, if so."""
+
+    def __init__(self, task: Task, where: Sequence[int | None]):
+        assert task.fn is not None
+        self.fn: Callable[..., Any] = task.fn
+        self.where = where
+
+    def __call__(self, packed: Sequence[Any], *args: Any) -> Any:
+        rest = iter(args)
+        found = self.fn(*(next(rest) if at is None else packed[at] for at in self.where))
+        return found if isinstance(found, tuple) else ([] if found is None else [found])
 
 
 def made_by(graph: Graph, output: str) -> str:
