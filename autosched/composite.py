@@ -63,11 +63,26 @@ class Composite:
     def _step(self, task: Task, slots: _Slots, dead: Sequence[int]) -> _Step:
         """Return a task as a step on numbered slots."""
         fn, drop = task.fn, [slots[value] for value in dead]
-        nested = task.kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in task.args)
-        if fn is None or nested or not isinstance(task.result, Value):
+        nested = any(_key(leaf) is not None for arg in task.args if _key(arg) is None for leaf in flatten(arg))
+        result = task.result
+        several = isinstance(result, tuple) and all(isinstance(leaf, Value) for leaf in result)
+        if fn is None or task.kwargs or nested or not (several or isinstance(result, Value)):
             return _general(task, slots, drop)
         gather = [self._constant(arg) if (key := _key(arg)) is None else slots[key] for arg in task.args]
-        target = slots[task.result.index]
+        if several:
+            targets = [slots[leaf.index] for leaf in result]
+
+            def unpacking(data: list[Any]) -> None:
+                found = fn(*map(data.__getitem__, gather))
+                if targets and (not isinstance(found, (tuple, list)) or len(found) != len(targets)):
+                    list(task.results(found))  # raises, and says what is wrong with it
+                for target, item in zip(targets, found, strict=True) if targets else ():
+                    data[target] = item
+                for slot in drop:
+                    data[slot] = None
+
+            return unpacking
+        target = slots[result.index]
 
         def plain(data: list[Any]) -> None:
             data[target] = fn(*map(data.__getitem__, gather))
