@@ -281,6 +281,17 @@ def test_tasks_in_no_sequence_start_when_they_can():
     assert " ".join(issued["cuda:1"]) == "1F0 1B0 sum0-1 1F1 1B1 sum1-1 1F2 1B2 sum2-1"
 
 
+def test_tasks_in_no_sequence_come_ahead_of_those_that_have_one():
+    """Gradients are sent while backward goes on, though what packs them was added behind all of backward."""
+    graph = asc.Graph()
+    backward = [graph.add(len, name=f"b{i}", on="cuda:0", seconds=2.0) for i in range(3)]
+    for i, gradient in enumerate(backward):
+        packed = graph.add(len, gradient, name=f"pack{i}", on="cuda:0", seconds=0.1)
+        graph.add(len, packed, name=f"sum{i}", on="cuda:1", seconds=0.1)
+    issued = ran(asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:0": ["b0", "b1", "b2"]})))
+    assert " ".join(issued["cuda:0"]) == "b0 pack0 b1 pack1 b2 pack2"
+
+
 def test_a_copy_does_not_wait_behind_one_that_can_start_only_later():
     """Copies to one device run in order of issue. Were tasks issued as they start, the short one's would come last."""
     graph = asc.Graph()

@@ -27,9 +27,10 @@ __all__ = ["in_order"]
 def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     """Return the policy that runs the tasks of ``sequences[device]`` on that device, in that order.
 
-    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They start when they can;
-    of several that could start at once, the one added first does. That policy raises ScheduleError where sequences
-    contradict the graph, and MachineError or GraphError for devices and tasks that are not there.
+    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They start when they can,
+    ahead of those in sequences; of several that could start at once, the one added first does. That policy raises
+    ScheduleError where sequences contradict the graph, and MachineError or GraphError for devices and tasks that are
+    not there.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
@@ -98,6 +99,7 @@ class _Plan:
         self.device = [number[name] for name in devices]
         self.seconds = list(_seconds(graph, machine, costs, devices))
         self.next = {before: task for task, before in behind.items()}
+        self.kept = {*behind, *behind.values()}  # in a sequence: the rest goes first, since other devices wait for it
         self.missing = [len(task.dependencies) + (task.index in behind) for task in graph.tasks]
         self.ready = [0.0 for _ in devices]
         self.copies = _copies(graph, machine, costs, self.device)
@@ -109,7 +111,7 @@ class _Plan:
         self.started = 0
         # Of each device, what waits for it alone: by when its data are there; where they are there already, by task.
         self.later: list[list[tuple[float, int]]] = [[] for _ in number]
-        self.now: list[list[int]] = [[] for _ in number]
+        self.now: list[list[tuple[bool, int]]] = [[] for _ in number]
         self.offer: list[tuple[float, int] | None] = [None for _ in number]
         self.offers: list[tuple[float, int, int]] = []  # start, task, device; stale unless it is that device's offer
 
@@ -176,8 +178,9 @@ class _Plan:
         """Offer what a device could start first."""
         free, now, later = self.streams[p][0], self.now[p], self.later[p]
         while later and later[0][0] <= free:
-            heappush(now, heappop(later)[1])
-        self.offer[p] = offer = (free, now[0]) if now else later[0] if later else None
+            task = heappop(later)[1]
+            heappush(now, (task in self.kept, task))
+        self.offer[p] = offer = (free, now[0][1]) if now else later[0] if later else None
         if offer is not None:
             heappush(self.offers, (*offer, p))
 
