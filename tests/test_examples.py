@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import torch
+
 import autosched as asc
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "automatic_parallelism.py"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SCRIPT = EXAMPLES / "automatic_parallelism.py"
 
 LINES = r"""
 GPU1 time: \d+\.\d{4} sec
@@ -31,17 +34,65 @@ this computer has \d+ cores, .*
 makespan .*, \d+% of copy time hidden behind compute
     predicted: .* ms, 100% hidden
     8 runs: equal to serial, bit for bit
-""".strip().splitlines()
+"""
+
+SECONDS = r"\d+\.\d{3} ± \d+\.\d{3} +\d+\.\d{3}"  # measured and predicted
+
+GPU_COUNTS = rf"""
+ +sec/epoch +predicted +speed-up +test accuracy
+1 GPU  +{SECONDS} +1\.00 +0\.9\d+
+2 GPUs +{SECONDS} +\d+\.\d\d +0\.9\d+
+    test accuracy above 0\.95: holds
+    [\d,]+ parameters after 20 steps equal the serial ones, bit for bit: holds
+"""
+
+RESNET50 = rf"""
+stage 0 on cuda:0: .*
+stage 1 on cuda:1: .*
+ +sec/batch +predicted +speed-up +predicted
+one GPU +{SECONDS} +1\.00 +1\.00
+cut in two +{SECONDS} +\d+\.\d\d +\d+\.\d\d
+pipelined by hand +{SECONDS} +\d+\.\d\d +\d+\.\d\d
+autosched +{SECONDS} +\d+\.\d\d +\d+\.\d\d
+    autosched is predicted to gain 54%: holds
+    cut in two trains as one GPU, bit for bit: holds
+    pipelined trains as split after split, but for rounding: holds
+images in a split +sec/batch +predicted
+20 +{SECONDS}
+60 +{SECONDS}
+"""
+
+STRATEGIES = rf"""
+8 batches of 256 +MB/batch +sec/batch +predicted +loss
+sum on one GPU +\d+\.\d\d +{SECONDS} +\d\.\d+
+sum on the CPU +\d+\.\d\d +{SECONDS} +\d\.\d+
+.*
+the largest 1% +\d+\.\d\d +{SECONDS} +\d\.\d+
+ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
+    .*: holds
+    .*: holds
+    .*: holds
+"""
 
 
-def test_the_chapter_runs_and_prints_its_lines_in_order(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--quick", "--folder", str(tmp_path / "pictures")]
+@pytest.mark.parametrize(
+    ("script", "lines", "pictures"),
+    [
+        ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
+        ("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"]),
+        ("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"]),
+        ("model_parallel_resnet50", RESNET50, ["resnet50_splits", "resnet50_ways"]),
+        ("communication_strategies", STRATEGIES, ["communication_seconds"]),
+    ],
+)
+def test_an_example_runs_and_prints_its_lines_in_order(script, lines, pictures, tmp_path):
+    command = [sys.executable, str(EXAMPLES / f"{script}.py"), "--quick", "--folder", str(tmp_path / "pictures")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     printed = iter(done.stdout.splitlines())
-    for line in LINES:
+    for line in lines.strip("\n").splitlines():
         assert any(re.fullmatch(line, candidate) for candidate in printed), f"no {line!r} in\n{done.stdout}"
-    assert {path.name for path in tmp_path.glob("pictures/*")} == {"run_and_copy.svg", "cpu_gpu_and_copies.svg"}
+    assert sorted(path.stem for path in tmp_path.glob("pictures/*.svg")) == pictures
 
 
 @pytest.mark.parametrize(("together", "holds"), [(0.32, True), (0.34, True), (0.36, False)])
@@ -56,3 +107,45 @@ def test_a_run_that_differs_from_the_serial_one_is_noticed(capsys, monkeypatch):
     options = argparse.Namespace(products=2)
     assert not runpy.run_path(str(SCRIPT))["tangled_dependencies"](options)
     assert "2 runs: NOT equal to serial" in capsys.readouterr().out
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Import an example by name, and what it shares with others."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+def linear(device="cpu"):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_training_that_differs_from_the_serial_one_is_noticed(example, capsys, monkeypatch):
+    book = example("book")
+    machine, _ = book.machine_with(2, slow=1)
+    given = linear, torch.nn.functional.cross_entropy, machine, book.digits(8), 64
+    assert book.equal_to_serial(*given)
+    monkeypatch.setattr(book.torch.Tensor, ...)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fashion_mnist_is_read_from_its_files(example, packed, tmp_path):
+    book = example("book")
+    for part, count in (("train", 3), ("t10k", 2)):
+        images = bytes([0, 0, 8, 3, 0, 0, 0, count, 0, 0, 0, 2, 0, 0, 0, 1, *range(2 * count)])
+        labels = bytes([0, 0, 8, 1, 0, 0, 0, count, *range(count)])
+        for kind, data in (("images-idx3", images), ("labels-idx1", labels)):
+            path = tmp_path / f"{part}-{kind}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(data) if packed else data)
+    found = book.fashion_mnist(tmp_path)
+    assert torch.equal(found.x, torch.arange(6.0).reshape(3, 1, 2, 1) / 255)
+    assert found.y.tolist() == [0, 1, 2]
+    assert (found.test_x.shape, found.test_y.tolist()) == ((2, 1, 2, 1), [0, 1])
+
+
+def test_a_file_that_is_no_idx_file_is_named(example, tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"<html>")
+    with pytest.raises(SystemExit, match="train-images-idx3-ubyte is no idx file of bytes"):
+        example("book").fashion_mnist(tmp_path)

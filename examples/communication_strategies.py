@@ -1,0 +1,129 @@
+"""What data parallel training sends between GPUs, and ways to send it sooner or to send less: one network, four GPUs.
+
+The book sums gradients on one GPU and sends the sum to all (``allreduce`` of "Training on Multiple GPUs"); its chapter
+"Parameter Servers" and guides to tuning know other ways. Here each trains the same network: bytes sent, seconds, and
+the loss after some steps. Exit code 1 if a way that only adds in another order changes the loss, or if one that is to
+send less does not, or if any learns nothing.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
+
+import book
+import torch
+from torch import nn
+from torch.nn import functional
+
+import autosched as asc
+from autosched.parallel import Half, Int8, TopK
+from autosched.program import Copy
+from autosched.viz import bars_svg
+
+GPUS, BATCH, WIDTH = 4, 256, 512
+LOSS = functional.cross_entropy
+SLOW = 500
+MICRO = 4  # batches that are trained on before gradients are summed
+
+# What changes at most the order in which numbers are added; and what changes them.
+EXACT: Mapping[str, Mapping[str, Any]] = {
+    "sum on one GPU": {"reduction": "sum"},
+    "sum on the CPU": {"reduction": "cpu"},
+    "tree": {"reduction": "tree"},
+    "ring": {"reduction": "ring"},
+    "ring, buckets of 64 KiB": {"reduction": "ring", "buckets": (2**16, 2**16)},
+    "ring, one bucket": {"reduction": "ring", "buckets": (2**30, 2**30)},
+    "chosen by simulation": {"reduction": "auto"},
+}
+LOSSY: Mapping[str, Mapping[str, Any]] = {
+    "half precision": {"compression": Half()},
+    "8 bits": {"compression": Int8()},
+    "the largest 1%": {"compression": TopK(share=0.01)},
+}
+RARE: Mapping[str, Mapping[str, Any]] = {f"ring, every {MICRO} batches": {"reduction": "ring", "accumulate": MICRO}}
+
+
+class Result(NamedTuple):
+    """What a way sends for a batch, what that takes, and the loss after all batches."""
+
+    nbytes: float
+    measured: book.Seconds
+    predicted: float
+    loss: float
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a network with many parameters for what it computes, so that communication is the longer part."""
+    torch.manual_seed(0)
+    sizes = (64, WIDTH, WIDTH, WIDTH, 10)
+    layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight)
+    net = nn.Sequential(nn.Flatten(), *(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
+    return net, torch.optim.SGD(net.parameters(), lr=0.05)
+
+
+def train(machine: asc.Machine, images: book.Images, steps: int, how: Mapping[str, Any]) -> Result:
+    """Train with as many batches in each way; numbers are for one of them."""
+    model, optimizer = make()
+    count, seconds = how.get("accumulate", 1), []
+    with asc.parallel.data_parallel(model, LOSS, optimizer, machine, **how) as step:
+        batches = list(islice(book.batches(images, count * BATCH), steps // count))
+        schedule = step.schedule(*batches[0])
+        for batch in batches:
+            start = time.perf_counter()
+            float(step(*batch))
+            seconds.append((time.perf_counter() - start) / count)
+    measured = book.Seconds.of(seconds[1:] or seconds)
+    return Result(sent(schedule) / count, measured, schedule.makespan / count, loss_of(model, images))
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module, images: book.Images) -> float:
+    return float(LOSS(model(images.x), images.y))
+
+
+def sent(schedule: asc.Schedule) -> float:
+    """Return the bytes that are copied between devices, the batch's among them."""
+    values = {value.name: value for value in schedule.graph.values}
+    copied = (values[instruction.value] for instruction in schedule.program if isinstance(instruction, Copy))
+    return sum(schedule.costs.value_nbytes(value) for value in copied)
+
+
+def main() -> int:
+    options = book.parser("What data parallel training sends, and how to send it sooner, or less of it.").parse_args()
+    machine, kind = book.machine_with(GPUS, slow=SLOW / 5 if options.quick else SLOW)
+    print(f"machine: {kind}\n{machine}\n", flush=True)
+    images, steps = book.digits(8), 4 if options.quick else 20
+    results = {name: train(machine, images, steps, how) for name, how in {**EXACT, **LOSSY, **RARE}.items()}
+    print(
+        book.table(
+            (f"{steps} batches of {BATCH}", "MB/batch", "sec/batch", "predicted", "loss"),
+            *(
+                (name, f"{r.nbytes / 1e6:.2f}", r.measured, f"{r.predicted:.3f}", f"{r.loss:.4f}")
+                for name, r in results.items()
+            ),
+        )
+    )
+    bars = [bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)]
+    book.draw(options.folder, "communication_seconds", bars_svg(bars, title="Seconds per batch on four GPUs", unit="s"))
+    return 0 if promises(results, loss_of(make()[0], images)) else 1
+
+
+def promises(results: Mapping[str, Result], begun: float) -> bool:
+    """Print what must hold, and return whether all of it does; ``begun`` is the loss before training."""
+    exact = [results[name].loss for name in EXACT]
+    small = [results[name].nbytes for name in ("8 bits", "the largest 1%")]
+    return all(
+        [
+            book.verdict("another order changes the loss by less than 0.001", max(exact) - min(exact) < 1e-3),
+            book.verdict("8 bits send less than a ring, and so does 1%", max(small) < results["ring"].nbytes),
+            book.verdict(f"all losses fall from {begun:.4f}", max(found.loss for found in results.values()) < begun),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
