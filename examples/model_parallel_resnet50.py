@@ -1,18 +1,19 @@
 """PyTorch's tutorial "Single-Machine Model Parallel Best Practices": ResNet-50 on two GPUs, cut in two and pipelined.
 
-https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html (until 2024)
+https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
 
-There the network is cut behind ``layer2``; one GPU waits while the other computes, which costs 7%; then the batch of
-120 goes through in splits of 20, found by trying, which gains 54% over one GPU; and it ends where copies and products
-would need streams of their own. Here ``asc.parallel`` does all of it: the tutorial's two steps, then its own cut,
-order and number of splits, with the curve that chose them. The network is as deep as the tutorial's and 16 times
-narrower, for a CPU's sake. Exit code 1 if autosched's pipeline is not predicted to gain more than 54%, or if it trains
-something else than the one GPU.
+There the network is cut behind ``layer2``; one GPU waits while the other computes, which costs 7%. Then the batch goes
+through in splits of 20 images, a size found by trying, which gains 54% over one GPU; and it ends where copies need
+streams of their own. Here ``asc.parallel`` does all of it: the tutorial's two steps, then with a cut, an order and a
+split size of its own, and the curve that chose them. The network is as deep as the tutorial's and 16 times narrower,
+for a CPU's sake, so its early layers weigh more, which have much to copy for what they compute. Exit code 1 if
+autosched's pipeline is not predicted to gain more than 54%, or if two GPUs train something else than one.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import book
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.viz import Line, bars_svg, lines_svg
+from autosched.viz import Line, bars_svg, gantt_svg, lines_svg
 
 WIDTH = 4  # channels of the first block: 64 in the tutorial
 PIXELS = 16  # 128 in the tutorial, of which 32 are left when the first block sees them
@@ -30,8 +31,13 @@ LOSS = functional.mse_loss
 SPLIT = 20  # images: what the tutorial found best
 PARTS = BATCH // SPLIT
 SPLITS = (1, 3, 5, 8, 10, 12, 20, 40, 60)  # images: what it tried
+MEASURED = (3, 8, 20, 60)  # of these, for a minute's sake; predicted are all
 PROMISED = 1.54  # times faster than one GPU: what it reached
-LINKS, LATENCY = 1000, 10  # how many times slower than real ones: see machine_with
+SLOW, LATENCY = 2000, 1  # see machine_with
+# How much slower links are, so that cutting in two costs the 7% that it costs there; blocks of each layer; measured
+# steps; what autosched need not find by itself; and split sizes.
+FULL = 850, (3, 4, 6, 3), 4, {}, SPLITS
+QUICK = 300, (1, 1, 1, 1), 1, {"schedule": "gpipe", "chunks": 12}, (SPLIT,)
 
 
 class Bottleneck(nn.Module):
@@ -54,17 +60,17 @@ class Bottleneck(nn.Module):
         return functional.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
-    """The layers of ResNet-50 by the names that they have in the tutorial, for small images."""
+class ResNet(nn.Module):
+    """The layers of ResNet-50, by the names that they have in the tutorial, for small images."""
 
-    def __init__(self, width: int = WIDTH, classes: int = CLASSES) -> None:
+    def __init__(self, blocks: Sequence[int]) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.layer1 = layer(width, width, blocks=3, stride=1)
-        self.layer2 = layer(4 * width, 2 * width, blocks=4, stride=2)
-        self.layer3 = layer(8 * width, 4 * width, blocks=6, stride=2)
-        self.layer4 = layer(16 * width, 8 * width, blocks=3, stride=2)
-        self.fc = nn.Linear(32 * width, classes)
+        self.conv1, self.bn1 = nn.Conv2d(3, WIDTH, 3, padding=1, bias=False), nn.BatchNorm2d(WIDTH)
+        self.layer1 = layer(WIDTH, WIDTH, blocks[0], stride=1)
+        self.layer2 = layer(4 * WIDTH, 2 * WIDTH, blocks[1], stride=2)
+        self.layer3 = layer(8 * WIDTH, 4 * WIDTH, blocks[2], stride=2)
+        self.layer4 = layer(16 * WIDTH, 8 * WIDTH, blocks[3], stride=2)
+        self.fc = nn.Linear(32 * WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of all classes."""
@@ -78,12 +84,6 @@ def layer(before: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     return nn.Sequential(first, *(Bottleneck(4 * width, width, 1) for _ in range(blocks - 1)))
 
 
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = ResNet50()
-    return model, torch.optim.SGD(model.parameters(), lr=0.001)
-
-
 def batch() -> book.Batch:
     """Return random images, each with a random class as a row of 0 and 1: what the tutorial trains on."""
     generator = torch.Generator().manual_seed(0)
@@ -92,42 +92,64 @@ def batch() -> book.Batch:
 
 
 class Result(NamedTuple):
-    """Seconds of a step, and the network after all steps that were measured."""
+    """Seconds of a step, the order in which devices do their pieces of it, and the network after all steps."""
 
     measured: book.Seconds
     predicted: float
+    order: str
     model: nn.Module
 
 
-def result(way: Callable[..., Any], machine: asc.Machine, runs: int, **how: Any) -> Result:
-    model, optimizer = make()
-    with way(model, loss_fn=LOSS, optimizer=optimizer, machine=machine, **how) as step:
-        if not how:
-            print(f"{step.cuts(*batch())}\n{step.curve(*batch())}\n", flush=True)
-        return Result(book.measure(step, batch(), runs), step.schedule(*batch()).makespan, model)
+@dataclass(frozen=True)
+class Experiment:
+    """What is trained, on which machine, how often, and where pictures go."""
+
+    machine: asc.Machine
+    blocks: Sequence[int]
+    runs: int
+    chosen: Mapping[str, Any]  # what autosched need not find by itself
+    folder: Path | None
+
+    def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return the network, the same each time, and what trains it."""
+        torch.manual_seed(0)
+        model = ResNet(self.blocks)
+        return model, torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def step(self, way: Callable[..., Any], **how: Any) -> Any:
+        """Return a training step of a new network."""
+        model, optimizer = self.make()
+        return way(model, loss_fn=LOSS, optimizer=optimizer, machine=self.machine, **how)
+
+    def result(self, step: Any) -> Result:
+        """Train."""
+        with step:
+            measured = book.measure(step, batch(), self.runs)
+            return Result(measured, step.schedule(*batch()).makespan, step.notes(*batch())["order"], step.model)
+
+    def serial(self, parts: int) -> nn.Module:
+        """Return the network after as many steps in plain PyTorch, on one part of the batch after the other."""
+        (model, optimizer), device = self.make(), book.where(self.machine)
+        model.to(device)
+        x, y = (tensor.to(device) for tensor in batch())
+        for _ in range(1 + self.runs):
+            book.serial_step(model, LOSS, optimizer, (x, y), parts)
+        return model
 
 
-def serial(machine: asc.Machine, steps: int, parts: int) -> nn.Module:
-    """Return the network after steps in plain PyTorch, on one part of the batch after the other."""
-    (model, optimizer), device = make(), book.where(machine)
-    model.to(device)
-    x, y = (tensor.to(device) for tensor in batch())
-    for _ in range(steps):
-        book.serial_step(model, LOSS, optimizer, (x, y), parts)
-    return model
-
-
-def compare_ways(machine: asc.Machine, options: argparse.Namespace) -> bool:
-    """Four ways to train ResNet-50 on a batch of 120 images."""
-    first, second = machine.accelerators
+def compare_ways(experiment: Experiment) -> dict[str, Result]:
+    """Train as the tutorial does, and as autosched does."""
+    first, second = experiment.machine.accelerators
     cut = dict.fromkeys(["conv1", "bn1", "layer1", "layer2"], first) | dict.fromkeys(["layer3", "layer4", "fc"], second)
-    cut_in_two, pipeline = asc.parallel.model_parallel, asc.parallel.pipeline
-    results = {
-        "one GPU": result(cut_in_two, machine, options.runs, devices=[first]),
-        "cut in two": result(cut_in_two, machine, options.runs, split=cut),
-        "pipelined by hand": result(pipeline, machine, options.runs, split=cut, chunks=PARTS, schedule="gpipe"),
-        "autosched": result(pipeline, machine, options.runs),
+    model_parallel, pipeline = asc.parallel.model_parallel, asc.parallel.pipeline
+    steps = {
+        "one GPU": experiment.step(model_parallel, devices=[first]),
+        "cut in two": experiment.step(model_parallel, split=cut),
+        "pipelined by hand": experiment.step(pipeline, split=cut, chunks=PARTS, schedule="gpipe"),
+        "autosched": experiment.step(pipeline, **experiment.chosen),
     }
+    explain(steps["autosched"], experiment.folder)
+    results = {name: experiment.result(step) for name, step in steps.items()}
     one = results["one GPU"]
     rows = (
         (
@@ -141,8 +163,42 @@ def compare_ways(machine: asc.Machine, options: argparse.Namespace) -> bool:
     )
     print(book.table(("", "sec/batch", "predicted", "speed-up", "predicted"), *rows))
     bars = [bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)]
-    book.draw(options.folder, "resnet50_ways", bars_svg(bars, title=compare_ways.__doc__, unit="s"))
-    return promises(results, serial(machine, options.runs + 1, PARTS))
+    svg = bars_svg(bars, title="ResNet-50: training on a batch of 120 images", x="time", unit="s")
+    book.draw(experiment.folder, "resnet50_ways", svg)
+    return results
+
+
+def explain(step: Any, folder: Path | None) -> None:
+    """Print and draw what autosched chose, and from what."""
+    notes, timeline = step.notes(*batch()), step.schedule(*batch()).simulate()
+    best: dict[str, Any] = {}
+    for one in sorted(notes["curve"].tried, key=lambda tried: tried.seconds):
+        best.setdefault(one.order, one)
+    rows = ((one.order, BATCH // one.chunks, f"{one.seconds:.3f}", f"{one.idle:.1%}") for one in best.values())
+    print(f"{step.cuts(*batch())}\n\n{book.table(('order', 'images in a split', 'predicted', 'idle'), *rows)}\n")
+    book.draw(folder, "resnet50_step", gantt_svg(timeline, title="A training step of ResNet-50 on two GPUs"))
+
+
+def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> None:
+    """Print and draw what a batch takes in splits of some sizes, measured for some of them."""
+    how = {"way": asc.parallel.pipeline, "schedule": order}
+    with experiment.step(**how) as step:
+        curve = step.curve(*batch(), chunks=[BATCH // size for size in sizes])
+    predicted = {BATCH // chunks: seconds for chunks, seconds in curve.seconds(order).items()}
+    found = {
+        size: experiment.result(experiment.step(**how, chunks=BATCH // size)).measured
+        for size in sizes
+        if size in MEASURED
+    }
+    rows = ((size, found.get(size, ""), f"{predicted[size]:.3f}") for size in sizes)
+    print(book.table(("images in a split", "sec/batch", "predicted"), *rows))
+    lines = [
+        Line("predicted", list(predicted.items()), "dashed"),
+        Line("measured", [(size, seconds.mean, *seconds.ends) for size, seconds in found.items()], "points"),
+    ]
+    title = "ResNet-50: training on a batch of 120 images, in splits"
+    svg = lines_svg(lines, title=title, x="images in a split", y="time", y_unit="s", log_x=True)
+    book.draw(experiment.folder, "resnet50_splits", svg)
 
 
 def gain(results: Mapping[str, Result], name: str) -> float:
@@ -152,45 +208,27 @@ def gain(results: Mapping[str, Result], name: str) -> float:
 
 def promises(results: Mapping[str, Result], plain: nn.Module) -> bool:
     """Print what must hold, and return whether all of it does; ``plain`` trained on one split after the other."""
-    models = {name: found.model for name, found in results.items()}
-    pairs = zip(models["pipelined by hand"].parameters(), plain.parameters(), strict=True)
+    hand, two, one = (results[name].model for name in ("pipelined by hand", "cut in two", "one GPU"))
+    pairs = zip(hand.parameters(), plain.parameters(), strict=True)
     near = all(torch.allclose(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5) for ours, theirs in pairs)
     return all(
         [
             book.verdict(f"autosched is predicted to gain {PROMISED - 1:.0%}", gain(results, "autosched") > PROMISED),
-            book.verdict(
-                "cut in two trains as one GPU, bit for bit", not book.different(models["cut in two"], models["one GPU"])
-            ),
+            book.verdict("cut in two trains as one GPU, bit for bit", not book.different(two, one)),
             book.verdict("pipelined trains as split after split, but for rounding", near),
         ]
     )
 
 
-def compare_splits(machine: asc.Machine, options: argparse.Namespace) -> None:
-    """Seconds for a batch of 120 images, by images in a split."""
-    results = {
-        size: result(asc.parallel.pipeline, machine, options.runs, chunks=BATCH // size) for size in options.splits
-    }
-    rows = ((size, found.measured, f"{found.predicted:.3f}") for size, found in results.items())
-    print(book.table(("images in a split", "sec/batch", "predicted"), *rows))
-    lines = [
-        Line("predicted", [(size, found.predicted) for size, found in results.items()], "dashed"),
-        Line(
-            "measured", [(size, found.measured.mean, *found.measured.ends) for size, found in results.items()], "points"
-        ),
-    ]
-    svg = lines_svg(lines, title=compare_splits.__doc__, x="images in a split", y="time", y_unit="s", log_x=True)
-    book.draw(options.folder, "resnet50_splits", svg)
-
-
 def main() -> int:
     options = book.parser("ResNet-50, its layers on two GPUs.").parse_args()
-    options.runs, options.splits = (1, (SPLIT, 60)) if options.quick else (4, SPLITS)
-    machine, kind = book.machine_with(2, links=LINKS, latency=LATENCY)
+    links, blocks, runs, chosen, sizes = QUICK if options.quick else FULL
+    machine, kind = book.machine_with(2, SLOW, links, LATENCY)
     print(f"machine: {kind}\n{machine}\n", flush=True)
-    held = compare_ways(machine, options)
-    print()
-    compare_splits(machine, options)
+    experiment = Experiment(machine, blocks, runs, chosen, options.folder)
+    results = compare_ways(experiment)
+    held = promises(results, experiment.serial(PARTS))
+    compare_splits(experiment, results["autosched"].order, sizes)
     return 0 if held else 1
 
 
