@@ -105,8 +105,8 @@ def machine_with(
     devices = [replace(device, launch_seconds=device.launch_seconds / slow * latency) for device in slowed.devices]
     joined = [replace(link, latency=link.latency / (links or slow) * latency) for link in far.links]
     return asc.Machine(devices, joined, imagined=True), (
-        f"{gpus} emulated GPUs with PCIe 4, so that this CPU can keep up {slow:g} times slower than real ones, "
-        f"links {links or slow:g} times,\nlatencies {latency:g} times"
+        f"{gpus} emulated GPUs, {slow:g} times slower than real ones so that this CPU can keep up;\n"
+        f"between them PCIe 4, {links or slow:g} times slower; kernels and copies take {latency:g} times longer to start"
     )
 
 
@@ -208,7 +208,7 @@ def compare_gpu_counts(
     same = equal_to_serial(make, loss_fn, machine, images, size)
     file, (predicted, measured) = name.lower().replace("-", ""), two.timelines
     bars = [bar for label, t in trainings.items() for bar in bars_of(label, t.epoch, t.predicted)]
-    draw(options.folder, f"{file}_epochs", bars_svg(bars, title=f"{name}: seconds per epoch", unit="s"))
+    draw(options.folder, f"{file}_epochs", bars_svg(bars, title=f"{name}: an epoch of training", x="time", unit="s"))
     gantt = gantt_svg(predicted, measured=measured, title=f"{name}: a training step on two GPUs")
     draw(options.folder, f"{file}_step", gantt)
     return 0 if learnt and same else 1

@@ -108,7 +108,11 @@ def main() -> int:
         )
     )
     bars = [bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)]
-    book.draw(options.folder, "communication_seconds", bars_svg(bars, title="Seconds per batch on four GPUs", unit="s"))
+    book.draw(
+        options.folder,
+        "communication_seconds",
+        bars_svg(bars, title="A training step on four GPUs", x="time per batch", unit="s"),
+    )
     return 0 if promises(results, loss_of(make()[0], images)) else 1
 
 
