@@ -106,7 +106,7 @@ def machine_with(
     joined = [replace(link, latency=link.latency / (links or slow) * latency) for link in far.links]
     return asc.Machine(devices, joined, imagined=True), (
         f"{gpus} emulated GPUs, {slow:g} times slower than real ones so that this CPU can keep up;\n"
-        f"between them PCIe 4, {links or slow:g} times slower; kernels and copies take {latency:g} times longer to start"
+        f"PCIe 4, {links or slow:g} times slower; kernels and copies take {latency:g} times longer to start"
     )
 
 
