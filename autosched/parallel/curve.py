@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autosched import viz
+import autosched as asc
 
 __all__ = ["Curve", "Tried", "candidates"]
 
@@ -92,11 +92,11 @@ class Curve:
     def svg(self) -> str:
         """Draw the seconds by the size of a micro-batch, a line for each order."""
         series = [
-            viz.Line(order, [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())])
+            asc.viz.Line(order, [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())])
             for order in dict.fromkeys(one.order for one in self.tried)
         ]
         title = f"One step with {self.rows} rows, by size of micro-batches"
-        return viz.lines_svg(series, title=title, x="rows of a micro-batch", y="predicted time", y_unit="s", log_x=True)
+        return asc.viz.lines_svg(series, title=title, x="rows of a micro-batch", y="predicted time", y_unit="s", log_x=True)
 
 
 def candidates(rows: int) -> Sequence[int]:
