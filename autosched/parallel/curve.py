@@ -95,8 +95,10 @@ class Curve:
             asc.viz.Line(order, [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())])
             for order in dict.fromkeys(one.order for one in self.tried)
         ]
-        title = f"One step with {self.rows} rows, by size of micro-batches"
-        return asc.viz.lines_svg(series, title=title, x="rows of a micro-batch", y="predicted time", y_unit="s", log_x=True)
+        return asc.viz.lines_svg(
+            series, title=f"One step with {self.rows} rows, by size of micro-batches", x="rows of a micro-batch",
+            y="predicted time", y_unit="s", log_x=True,
+        )  # fmt: skip
 
 
 def candidates(rows: int) -> Sequence[int]:
