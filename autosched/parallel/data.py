@@ -6,6 +6,7 @@ One graph: the sum of one bucket of gradients goes on while backward makes the n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any, Literal
 
 import torch
@@ -34,17 +35,26 @@ def data_parallel(
     buckets: Sequence[float] | Literal["auto"] = SIZES,
     compression: Compression | None = None,
     accumulate: int = 1,
+    batch_norm: Literal["replica", "synchronised"] = "replica",
     averages: bool = True,
     **options: Any,
 ) -> Step:
-    """Return a training step that shares each batch out among devices."""
+    """Return a training step that shares each batch out among devices.
+
+    Batch norms normalise a replica's rows by their own statistics, and the first replica's running statistics are the
+    model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by those of all replicas' rows, as one
+    device would that has the whole batch. Other buffers that a step writes and reads, such as a running centre, are at
+    the beginning of a step what the first replica left.
+    """
     machine = Machine.local() if machine is None else machine
+    if batch_norm not in _BATCH_NORMS:
+        raise ScheduleError(f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}")
     if reduction != "auto" and reduction not in STRATEGIES:
         raise ScheduleError(f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {reduction!r}")
     chosen = devices_of(machine, devices)
     place = torch_device(machine, chosen[0])
     trained = Trained(model, loss_fn, optimizer, machine, averages, options, place)
-    system = _DataParallel(trained, chosen, reduction, buckets, compression, accumulate)
+    system = _DataParallel(trained, chosen, reduction, buckets, compression, accumulate, batch_norm == _BATCH_NORMS[1])
     return Step(model, loss_fn, optimizer, machine, system.plan, place)
 
 
@@ -57,15 +67,20 @@ class _DataParallel:
         sizes: Sequence[float] | Literal["auto"],
         compression: Compression | None,
         accumulate: int,
+        synchronised: bool,
     ):
         self.trained, self.devices, self.reduction, self.sizes = trained, devices, reduction, sizes
         self.compression, self.accumulate = compression, accumulate
+        self.synchronised = synchronised and len(devices) > 1
 
     def plan(self, batch: Sequence[Any], rows: int) -> Planned:
         """Capture what a batch needs, and choose what is predicted to be fastest."""
         cuts = tuple(shares(share, self.accumulate) for share in shares(rows, len(self.devices)))
         cuts += ((),) * (len(self.devices) - len(cuts))
-        passes = self.trained.passes(batch, (size for sizes in cuts for size in sizes), rows)
+        rounds = list(zip_longest(*cuts, fillvalue=0))
+        if self.synchronised and any(sum(sizes) == 1 for sizes in rounds):
+            self.trained.passes(batch, [1], rows)  # torch says so if batch norms cannot do with one row
+        passes = self.trained.passes(batch, chain(*cuts), rows, self.synchronised)
         one = next(iter(passes.values()))
         plans = {
             (strategy, tuple(sizes)): self._plan(passes, cuts, sizes, strategy, batch_homes(one, batch))
@@ -117,4 +132,5 @@ class _DataParallel:
         return *self.trained.scheduled(grid), grid
 
 
+_BATCH_NORMS = ("replica", "synchronised")
 _MOST_FOR_A_RING = 16  # devices: a ring has n * n tasks

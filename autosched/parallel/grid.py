@@ -16,6 +16,7 @@ import torch
 
 from autosched import Graph, Machine, Value
 from autosched.parallel.compress import Compression, exchange
+from autosched.parallel.lockstep import Pass, include
 from autosched.parallel.orders import Order
 from autosched.parallel.pieces import Pieces
 from autosched.parallel.reduce import reduce
@@ -86,16 +87,17 @@ class _Builder:
         self.batch = {name: self._input(name, grid.homes.get(name)) for name in pieces.batch}
 
     def build(self) -> Built:
-        total, start = sum(map(sum, self.grid.rows)), 0
-        for replica, sizes in enumerate(self.grid.rows):
-            for chunk, rows in enumerate(sizes):
-                self._include(replica, chunk, slice(start, start + rows), total)
-                start += rows
+        for chunk, replicas in self._passes():
+            passes = {replica: self._begin(replica, chunk, cut) for replica, cut in replicas.items()}
+            include(self.graph, list(passes.values()), self.grid.machine, self._prefix(0, chunk) + "norms")
+            for replica, one in passes.items():
+                self._finish(replica, chunk, one)
         self._outputs()
         several = len(self.grid.devices) > 1
         totals = [self._totals(number, bucket) for number, bucket in enumerate(self.grid.buckets) if several]
         for update in self.grid.updates:
             self._update(update, totals)
+        self._hand_on()
         sequences = self._sequences()
         return Built(self.graph, sequences, self.names, self.places, self.residuals)
 
@@ -116,10 +118,23 @@ class _Builder:
             self.names[label] = replica, name
         return self.inputs[replica, name]
 
-    def _include(self, replica: int, chunk: int, cut: slice, total: int) -> None:
-        """Add forward and backward of a micro-batch."""
+    def _passes(self) -> list[tuple[int, dict[int, slice]]]:
+        """Return micro-batches and their rows by replica, of all replicas together if they exchange anything."""
+        start, found = 0, dict[tuple[int, int], dict[int, slice]]()
+        for replica, sizes in enumerate(self.grid.rows):
+            for chunk, rows in enumerate(sizes):
+                alone = len(self._pieces(chunk, rows).levels) == 1
+                found.setdefault((replica if alone else -1, chunk), {})[replica] = slice(start, start + rows)
+                start += rows
+        return [(chunk, replicas) for (_, chunk), replicas in found.items()]
+
+    def _pieces(self, chunk: int, rows: int) -> Pieces:
+        return (self.grid.more if chunk else self.grid.first)[rows]
+
+    def _begin(self, replica: int, chunk: int, cut: slice) -> Pass:
+        """Find what forward and backward of a micro-batch read."""
         rows, prefix, devices = cut.stop - cut.start, self._prefix(replica, chunk), self.grid.devices[replica]
-        pieces = (self.grid.more if chunk else self.grid.first)[rows]
+        pieces = self._pieces(chunk, rows)
         values = {
             name: self._held(replica, name, devices[stage])
             for name, stage in pieces.homes.items()
@@ -127,23 +142,23 @@ class _Builder:
         }
         for name, leaf in self.batch.items():
             values[name] = leaf
-            if rows < total and name not in pieces.whole:
+            if rows < sum(map(sum, self.grid.rows)) and name not in pieces.whole:
                 values[name] = self.graph.add(getitem, leaf, cut, name=prefix + name, nbytes=pieces.nbytes[name])
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
-        found = self.graph.include(
-            pieces.graph, values, prefix=prefix, seconds=pieces.seconds, nbytes=pieces.nbytes,
-            on={name: devices[piece.stage] for name, piece in pieces.piece.items()},
-        )  # fmt: skip
-        for name, piece in pieces.piece.items():
-            self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(prefix + name)
-        self.losses.append(found["result"])
-        template = pieces.template
+        return Pass(pieces, devices, prefix, values)
+
+    def _finish(self, replica: int, chunk: int, one: Pass) -> None:
+        """Note what a micro-batch has made."""
+        for name, piece in one.pieces.piece.items():
+            self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(one.prefix + name)
+        self.losses.append(one.output("result"))
+        template = one.pieces.template
         if not chunk:
-            self.gradients[replica] = {name: found[output] for name, output in template.gradients.items()}
+            self.gradients[replica] = {name: one.output(output) for name, output in template.gradients.items()}
         if not replica and chunk == len(self.grid.rows[0]) - 1:
             for name, place in template.places.items():
-                self._keep(name, found[name], place)
+                self._keep(name, one.output(name), place)
 
     def _keep(self, name: str, value: Value, place: Place) -> None:
         if name not in self.places:
@@ -161,7 +176,7 @@ class _Builder:
             )  # fmt: skip
         self.graph.output(loss=loss)
 
-    # ---- sums over replicas, and updates
+    # ---- sums over replicas, updates, and what the next step begins with
 
     def _update(self, update: Update, totals: Sequence[Sequence[Value]]) -> None:
         """Add what the optimizer does on each replica; what it leaves on the first is the model's."""
@@ -185,6 +200,19 @@ class _Builder:
                 counted = found
                 for name, place in update.places.items():
                     self._keep(name, found[update.output(name)], place)
+
+    def _hand_on(self) -> None:
+        """Let all replicas have what the first one has left in buffers that they go on with."""
+        pieces = next(iter(self.grid.first.values()))
+        for name in pieces.template.carried:
+            for replica, stages in enumerate(self.grid.devices):
+                if replica and (replica, name) in self.inputs:
+                    device, own = stages[pieces.homes[name]], self.inputs[replica, name]
+                    self.graph.add(
+                        torch.Tensor.copy_, own, self.inputs[0, name], name=f"{self._prefix(replica)}{name}.copy_",
+                        on=device, writes=own, outputs=(),
+                        seconds=memory_seconds(self.grid.machine, device, 2 * pieces.nbytes[name]),
+                    )  # fmt: skip
 
     def _totals(self, number: int, bucket: Bucket) -> list[Value]:
         """Return for each replica the sum of the gradients in a bucket."""

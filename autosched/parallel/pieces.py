@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autosched import Costs, Graph, Machine, Task, merge
+from autosched.parallel.levels import Level, level_of, levels_of
+from autosched.parallel.norms import EXCHANGES
 from autosched.parallel.orders import Kind
 from autosched.parallel.template import Template, maker_of
 
@@ -19,11 +21,15 @@ __all__ = ["Piece", "Pieces", "costs_of", "pieces_of"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A stage's forward (F), backward (B), or its two halves (I, W); ``part`` numbers what buckets cut it into."""
+    """A stage's forward (F), backward (B), or its two halves (I, W).
+
+    ``part`` numbers what buckets cut it into, ``level`` what exchanges between replicas do.
+    """
 
     stage: int
     kind: Kind
     part: int = 0
+    level: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,11 @@ class Pieces:
         return self.template.batch
 
     @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The tasks, by how many exchanges lie before them."""
+        return levels_of(self.graph)
+
+    @cached_property
     def whole(self) -> frozenset[str]:
         """Those of them that are not cut, but given to all micro-batches: numbers."""
         return frozenset(name for name in self.batch if not self.template.examples[name].dim())
@@ -80,20 +91,21 @@ def pieces_of(
     found = {
         task.name: label[next(part.name for part in (*task.parts, task) if not part.view)]
         for task in merged.tasks
-        if not task.view
+        if not task.view and task.fn not in EXCHANGES
     }
     return Pieces(template, merged, found, *costs_of(merged, costs, machine))
 
 
 def _name(piece: Piece, several: bool, buckets: bool) -> str:
     part = f".{piece.part}" if buckets and piece.kind != "F" else ""
-    return f"{piece.kind}{piece.stage if several else ''}{part}"
+    level = f"-{piece.level}" if piece.level else ""
+    return f"{piece.kind}{piece.stage if several else ''}{part}{level}"
 
 
 def _labels(
     template: Template, stage: Mapping[str, int], apart: bool, buckets: Sequence[Iterable[str]]
 ) -> dict[str, Piece]:
-    """Return the piece of each task that is no view."""
+    """Return the piece of each task that is no view, and no exchange."""
     graph = template.graph
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     stage = {task.name: stage_of(graph, task, stage) for task in graph.tasks if not task.view}
@@ -103,13 +115,13 @@ def _labels(
         for name in bucket:
             for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
                 part[index] = number
-    found = {}
+    found, level = {}, level_of(graph)
     for task in graph.tasks:
-        if task.view:
+        if task.view or task.fn in EXCHANGES:
             continue
         kind: Kind = "F" if task.index not in backward else "B" if not apart else "I" if task.index in inner else "W"
         cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind != "F" else 0
-        found[task.name] = Piece(stage[task.name], kind, cut)
+        found[task.name] = Piece(stage[task.name], kind, cut, level[task.index])
     return found
 
 

@@ -6,6 +6,7 @@ are, and what is tried, others say.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import autosched as asc
 from autosched import Costs, Machine, MachineError, Schedule, ScheduleError, in_order
 from autosched.parallel.grid import Built, Grid, build
+from autosched.parallel.norms import Synchronised
 from autosched.parallel.pieces import Pieces, pieces_of
 from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.template import Loss, Template, accumulating, pass_of, update_of
@@ -71,12 +73,17 @@ class Trained:
     options: Mapping[str, Any]
     place: str | None = None  # the torch device where the model is captured, if that is a real accelerator
 
-    def passes(self, batch: Sequence[Any], sizes: Iterable[int], rows: int) -> dict[int, Template]:
-        """Capture what micro-batches of each size do, as parts of a batch of so many rows."""
+    def passes(
+        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
+    ) -> dict[int, Template]:
+        """Capture what micro-batches of each size do, as parts of a batch of so many rows.
+
+        ``synchronised``: batch norms exchange their statistics.
+        """
         return {
             size: pass_of(
                 self.model, self.loss_fn, self.optimizer, cut(batch, size, self.place),
-                size / rows if self.averages else 1.0,
+                size / rows if self.averages else 1.0, Synchronised if synchronised else contextlib.nullcontext,
             )
             for size in dict.fromkeys(sizes) if size
         }  # fmt: skip

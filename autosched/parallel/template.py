@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,6 +53,19 @@ class Template:
         """The inputs that are the batch."""
         return tuple(name for name in self.graph.input_names if name.startswith("batch."))
 
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """What else of its inputs it writes and reads, as a running mean that it subtracts; not what it only counts."""
+        values = self.graph.values
+        written, read = dict[int, None](), dict[int, None]()
+        for task in self.graph.tasks:
+            changed = dict.fromkeys(values[use.value].root for use in task.changes)
+            written |= changed
+            seen = (values[use.value].root for use in task.reads if not task.view)
+            read |= dict.fromkeys(root for root in seen if root not in changed)
+        names = ((value.name, value.index) for value in self.graph.sources if value.tensor is None)
+        return tuple(name for name, i in names if i in written and i in read and name not in self.batch)
+
 
 def pass_of(
     model: torch.nn.Module,
@@ -59,16 +73,18 @@ def pass_of(
     optimizer: torch.optim.Optimizer | None,
     batch: Sequence[Any],
     weight: float,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Template:
     """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward; the target is the last of ``batch``.
 
-    It puts out ``result``, the loss. Raises CaptureError for what cannot be captured, and GraphError for a loss that
-    gives no gradient to what the optimizer has.
+    It puts out ``result``, the loss; forward runs within ``around()``. Raises CaptureError for what cannot be captured,
+    and GraphError for a loss that gives no gradient to what the optimizer has.
     """
     compute = _quiet(loss_fn)
 
     def forward_backward(*batch: Any) -> torch.Tensor:
-        loss: torch.Tensor = compute(model(*batch[:-1]), batch[-1])
+        with around():
+            loss: torch.Tensor = compute(model(*batch[:-1]), batch[-1])
         if weight != 1:
             loss = loss * weight
         loss.backward()  # type: ignore[no-untyped-call]

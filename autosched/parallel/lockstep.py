@@ -1,0 +1,123 @@
+"""Lockstep: what replicas exchange in the middle of a pass, so that they go through it level by level.
+
+What replicas exchange at one level goes in one piece. Knows pieces, and of exchanges what shares become together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autosched import Graph, Machine, ScheduleError, Value
+from autosched.parallel.norms import EXCHANGES
+from autosched.parallel.pieces import Pieces
+from autosched.parallel.traffic import memory_seconds
+
+__all__ = ["Pass", "exchange", "include"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A micro-batch: its pieces, the device of each stage, and its values in the graph of a step, by their names."""
+
+    pieces: Pieces
+    devices: Sequence[str]
+    prefix: str
+    values: dict[str, Value]
+
+    def output(self, label: str) -> Value:
+        """Return the value that is an output."""
+        graph = self.pieces.graph
+        return self.values[graph.values[graph.outputs[label]].name]
+
+
+def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -> None:
+    """Add the tasks of micro-batches, one of each replica, that exchange something with each other if anything.
+
+    Raises ScheduleError for those that do not exchange the same.
+    """
+    levels = [one.pieces.levels for one in passes]
+    if any([level.exchanged for level in found] != [level.exchanged for level in levels[0]] for found in levels):
+        rows = " and ".join(str(n) for n in dict.fromkeys(one.pieces.template.rows for one in passes))
+        raise ScheduleError(f"replicas with {rows} rows do not have the same batch norms, which are to be synchronised")
+    for number, together in enumerate(zip(*levels, strict=True)):
+        for one, level in zip(passes, together, strict=True):
+            pieces = one.pieces
+            made = graph.include(
+                pieces.graph, one.values, prefix=one.prefix, seconds=pieces.seconds, nbytes=pieces.nbytes,
+                on={task: one.devices[piece.stage] for task, piece in pieces.piece.items()}, only=level.tasks,
+            )  # fmt: skip
+            one.values.update(made)
+        for operator in together[0].exchanges:
+            _exchange(graph, passes, number, operator, machine, name)
+
+
+def _exchange(
+    graph: Graph, passes: Sequence[Pass], level: int, operator: Callable[..., Any], machine: Machine, name: str
+) -> None:
+    """Let micro-batches go on with what all of them have at the end of a level."""
+    pairs = [one.pieces.levels[level].exchanges[operator] for one in passes]
+    shares = [[one.values[given] for given, _ in own] for one, own in zip(passes, pairs, strict=True)]
+    nbytes = [passes[0].pieces.nbytes[given] for given, _ in pairs[0]]
+    devices = [one.devices[0] for one in passes]
+    read = exchange(graph, shares, devices, operator, machine=machine, nbytes=nbytes, name=f"{name}-{level + 1}")
+    for one, own, values in zip(passes, pairs, read, strict=True):
+        one.values.update((made, value) for (_, made), value in zip(own, values, strict=True))
+
+
+def exchange(
+    graph: Graph,
+    shares: Sequence[Sequence[Value]],
+    devices: Sequence[str],
+    operator: Callable[..., Any],
+    *,
+    machine: Machine,
+    nbytes: Sequence[int],
+    name: str,
+) -> list[list[Value]]:
+    """Put together what replicas have, on the first one's device; return what each reads then.
+
+    ``shares`` are values by replica, several of so many bytes each, and ``devices`` where they are. All read the same
+    bits.
+    """
+    if len(shares) == 1:
+        return [list(own) for own in shares]
+    size, (together, launches) = sum(nbytes), EXCHANGES[operator]
+    here = list(zip(shares, devices, strict=True))
+    packed = [own[0] for own in shares]
+    if len(nbytes) > 1:
+        packed = [
+            graph.add(
+                pack, list(own), name=f"{name}.pack.{device}", on=device, nbytes=size,
+                seconds=memory_seconds(machine, device, 2 * size),
+            )
+            for own, device in here
+        ]  # fmt: skip
+    made = graph.add(
+        together, packed, name=name, on=devices[0], nbytes=size,
+        seconds=memory_seconds(machine, devices[0], 2 * len(shares) * size, launches),
+    )  # fmt: skip
+    if len(nbytes) == 1:
+        return [[made] for _ in shares]
+    return [
+        graph.add(
+            unpack, made, list(own), name=f"{name}.unpack.{device}", on=device, outputs=len(own), nbytes=max(nbytes),
+            seconds=memory_seconds(machine, device, 2 * size, len(own)),
+        )
+        for own, device in here
+    ]  # fmt: skip
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors side by side in one."""
+    return torch.cat(list(tensors), 1)
+
+
+def unpack(tensor: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return what stands side by side, in the sizes and formats of others."""
+    parts = torch.split(tensor, [item.shape[1] for item in like], 1)
+    return tuple(part.to(item.dtype, copy=True) for part, item in zip(parts, like, strict=True))

@@ -1,0 +1,128 @@
+"""Norms: batch normalisation by the statistics of all replicas, in operators that a capture writes down.
+
+What a replica knows of its share of the batch goes through an operator that stands for an exchange: ``moments`` returns
+the moments of all shares, ``total`` the sum over them. Alone, each returns what it was given; ``EXCHANGES`` says what
+several return. Knows no graph and no device.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["EXCHANGES", "Exchange", "Synchronised"]
+
+
+def _operator(name: str) -> Callable[[Tensor], Tensor]:
+    """Make an operator that returns its argument, in memory of its own."""
+    made = torch.library.custom_op(f"autosched::{name}", torch.clone, mutates_args=(), schema="(Tensor own) -> Tensor")
+    made.register_fake(torch.empty_like)
+    found: Callable[[Tensor], Tensor] = getattr(torch.ops.autosched, name).default
+    return found
+
+
+moments, total = _operator("moments"), _operator("total")
+
+
+def moments_together(shares: Sequence[Tensor]) -> Tensor:
+    """Return count, mean and sum of squared differences of several shares, from those of each, as rows of a tensor.
+
+    As differences are those from the mean of all, they are as exact where that is large (Chan, Golub and LeVeque,
+    "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+    """
+    counts, means, squares = torch.stack(list(shares), 1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    return torch.stack([count, mean, torch.addcmul(squares, counts, (means - mean).square()).sum(0)])
+
+
+def total_together(shares: Sequence[Tensor]) -> Tensor:
+    """Return the sum."""
+    return torch.stack(list(shares)).sum(0)
+
+
+class Exchange(NamedTuple):
+    """What an operator returns for the shares of several replicas, and how many kernels that launches."""
+
+    together: Callable[[Sequence[Tensor]], Tensor]
+    launches: int
+
+
+EXCHANGES: Mapping[Callable[..., Any] | None, Exchange] = {
+    moments: Exchange(moments_together, 10),
+    total: Exchange(total_together, 2),
+}
+
+
+class Synchronised(TorchFunctionMode):
+    """Lets batch norms in training, of modules or called as functions, normalise by the statistics of all replicas."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, unless it is a batch norm in training."""
+        kwargs = kwargs or {}
+        if func is functional.batch_norm:
+            given = _SIGNATURE.bind(*args, **kwargs)
+            given.apply_defaults()
+            x, running_mean, running_var, weight, bias, training, momentum, eps = given.args
+            if training:
+                return _Normalised.apply(x, weight, bias, running_mean, running_var, momentum, eps)  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+
+_SIGNATURE = inspect.signature(functional.batch_norm)
+
+
+class _Normalised(torch.autograd.Function):
+    """Batch normalisation in training: one exchange forward, and one backward if the input is to have a gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
+        running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        """Return the result, and write the running statistics."""
+        wide, over = x.to(_wide(x)), [dim for dim in range(x.dim()) if dim != 1]
+        mean = wide.mean(over)
+        squares = (wide - _along(wide, mean)).square().sum(over)
+        own = torch.stack([torch.full_like(mean, x.numel() / x.shape[1]), mean, squares])
+        count, mean, squares = moments(own)
+        var = squares / count
+        for running, now in (running_mean, mean), (running_var, squares / (count - 1)):
+            if running is not None:
+                running.mul_(1 - momentum).add_(now, alpha=momentum)
+        ctx.save_for_backward(x, weight, count, mean, var)
+        ctx.eps = eps
+        weight, bias = (None if item is None else item.to(_wide(x)) for item in (weight, bias))
+        return torch.batch_norm(wide, weight, bias, mean, var, False, 0.0, eps, False).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        """Return the gradients of input, weight and bias; those of the last two are this replica's share."""
+        x, weight, count, mean, var = ctx.saved_tensors
+        wide, given, inverse = x.to(_wide(x)), gradient.to(_wide(x)), (var + ctx.eps).rsqrt()
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            given, wide, None, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
+        )  # in evaluation, as then it returns sums over the share by any mean and variance
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            slope, shift = total(torch.stack([of_weight, of_bias])) / count
+            scale = inverse if weight is None else inverse * weight
+            turned = torch.addcmul(given, wide - _along(x, mean), _along(x, -slope * inverse))
+            of_input = torch.addcmul(_along(x, -shift * scale), turned, _along(x, scale)).to(x.dtype)
+        return of_input, of_weight, of_bias, *[None] * 4
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Return the format in which statistics of a tensor are kept."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _along(x: Tensor, vector: Tensor) -> Tensor:
+    """Return a number per channel in the shape of a tensor."""
+    return vector.view(1, -1, *[1] * (x.dim() - 2))
