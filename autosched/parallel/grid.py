@@ -89,7 +89,7 @@ class _Builder:
     def build(self) -> Built:
         for chunk, replicas in self._passes():
             passes = {replica: self._begin(replica, chunk, cut) for replica, cut in replicas.items()}
-            include(self.graph, list(passes.values()), self.grid.machine, self._prefix(0, chunk) + "norms")
+            include(self.graph, list(passes.values()), self.grid.machine, f"norms.m{chunk}" if chunk else "norms")
             for replica, one in passes.items():
                 self._finish(replica, chunk, one)
         self._outputs()

@@ -5,7 +5,7 @@ Knows graphs, and which operators stand for an exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,23 +19,24 @@ Operator = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Level:
-    """The tasks of a level, and the exchanges behind them by operator: the names of (what is given, what returned)."""
+    """The tasks of a level; of the exchanges behind them, by operator, what is given for what is returned, by name."""
 
     tasks: tuple[str, ...]
-    exchanges: Mapping[Operator, tuple[tuple[str, str], ...]]
-
-    @property
-    def exchanged(self) -> dict[Operator, int]:
-        """How many exchanges there are by operator."""
-        return {operator: len(pairs) for operator, pairs in self.exchanges.items()}
+    exchanges: Mapping[Operator, Mapping[str, str]]
 
 
-def level_of(graph: Graph) -> list[int]:
-    """Return by task how many exchanges lie before it, one behind the other."""
+def level_of(graph: Graph, late: Set[int] = frozenset()) -> list[int]:
+    """Return by task how many exchanges lie before it, one behind the other.
+
+    Of tasks that are ``late`` (their indices) what others only need later is put off until then, for it takes memory.
+    """
     found: list[int] = []
     for task in graph.tasks:
         before = (found[d.task] + (graph.tasks[d.task].fn in EXCHANGES) for d in task.dependencies)
         found.append(max(before, default=0))
+    for i in sorted(late, reverse=True):
+        if graph.tasks[i].fn not in EXCHANGES:
+            found[i] = min((found[user] for user in graph.users[i]), default=found[i])
     return found
 
 
@@ -43,15 +44,14 @@ def levels_of(graph: Graph) -> tuple[Level, ...]:
     """Return the levels of a graph."""
     number = level_of(graph)
     tasks: list[list[str]] = [[] for _ in range(max(number, default=0) + 1)]
-    exchanges: list[dict[Operator, list[tuple[str, str]]]] = [{} for _ in tasks]
+    exchanges: list[dict[Operator, dict[str, str]]] = [{} for _ in tasks]
     for task, level in zip(graph.tasks, number, strict=True):
         if task.fn is not None and task.fn in EXCHANGES:
             ((given, _),), ((made, _),) = task.reads, task.outputs
-            names = graph.values[given].name, graph.values[made].name
-            exchanges[level].setdefault(task.fn, []).append(names)
+            exchanges[level].setdefault(task.fn, {})[graph.values[made].name] = graph.values[given].name
         else:
             tasks[level].append(task.name)
     return tuple(
-        Level(tuple(names), {fn: tuple(pairs) for fn, pairs in found.items()})
+        Level(tuple(names), {fn: dict(sorted(pairs.items())) for fn, pairs in found.items()})
         for names, found in zip(tasks, exchanges, strict=True)
     )

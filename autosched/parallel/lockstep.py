@@ -41,9 +41,13 @@ def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -
     Raises ScheduleError for those that do not exchange the same.
     """
     levels = [one.pieces.levels for one in passes]
-    if any([level.exchanged for level in found] != [level.exchanged for level in levels[0]] for found in levels):
-        rows = " and ".join(str(n) for n in dict.fromkeys(one.pieces.template.rows for one in passes))
-        raise ScheduleError(f"replicas with {rows} rows do not have the same batch norms, which are to be synchronised")
+    for one, found in zip(passes, levels, strict=True):
+        if [level.exchanges for level in found] != [level.exchanges for level in levels[0]]:
+            rows = passes[0].pieces.template.rows, one.pieces.template.rows
+            raise ScheduleError(
+                "batch norms can be synchronised where replicas have the same, but the model has others for "
+                "{} rows than for {}".format(*rows)
+            )
     for number, together in enumerate(zip(*levels, strict=True)):
         for one, level in zip(passes, together, strict=True):
             pieces = one.pieces
@@ -60,13 +64,14 @@ def _exchange(
     graph: Graph, passes: Sequence[Pass], level: int, operator: Callable[..., Any], machine: Machine, name: str
 ) -> None:
     """Let micro-batches go on with what all of them have at the end of a level."""
-    pairs = [one.pieces.levels[level].exchanges[operator] for one in passes]
-    shares = [[one.values[given] for given, _ in own] for one, own in zip(passes, pairs, strict=True)]
-    nbytes = [passes[0].pieces.nbytes[given] for given, _ in pairs[0]]
-    devices = [one.devices[0] for one in passes]
-    read = exchange(graph, shares, devices, operator, machine=machine, nbytes=nbytes, name=f"{name}-{level + 1}")
-    for one, own, values in zip(passes, pairs, read, strict=True):
-        one.values.update((made, value) for (_, made), value in zip(own, values, strict=True))
+    pairs = passes[0].pieces.levels[level].exchanges[operator]
+    read = exchange(
+        graph, [[one.values[given] for given in pairs.values()] for one in passes],
+        [one.devices[0] for one in passes], operator, machine=machine,
+        nbytes=[passes[0].pieces.nbytes[given] for given in pairs.values()], name=f"{name}-{level + 1}",
+    )  # fmt: skip
+    for one, values in zip(passes, read, strict=True):
+        one.values.update(zip(pairs, values, strict=True))
 
 
 def exchange(

@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["EXCHANGES", "Exchange", "Synchronised"]
+from autosched import CaptureError
+
+__all__ = ["EXCHANGES", "Exchange", "Synchronised", "check_norms"]
 
 
 def _operator(name: str) -> Callable[[Tensor], Tensor]:
@@ -58,6 +61,17 @@ EXCHANGES: Mapping[Callable[..., Any] | None, Exchange] = {
     moments: Exchange(moments_together, 10),
     total: Exchange(total_together, 2),
 }
+
+
+def check_norms(model: nn.Module) -> None:
+    """Raise CaptureError for a batch norm that looks at its count of batches, which a graph does not know."""
+    for name, module in model.named_modules():
+        counts = isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is None
+        if counts and module.training:
+            raise CaptureError(
+                f"batch norm {name!r} has momentum=None, for which it looks at its count of batches, and a graph has "
+                f"no data; give it a number"
+            )
 
 
 class Synchronised(TorchFunctionMode):
@@ -110,12 +124,13 @@ class _Normalised(torch.autograd.Function):
             given, wide, None, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
         )  # in evaluation, as then it returns sums over the share by any mean and variance
         of_input = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0]:  # an exchange, which the first layer's norm need not wait for
             slope, shift = total(torch.stack([of_weight, of_bias])) / count
             scale = inverse if weight is None else inverse * weight
             turned = torch.addcmul(given, wide - _along(x, mean), _along(x, -slope * inverse))
             of_input = torch.addcmul(_along(x, -shift * scale), turned, _along(x, scale)).to(x.dtype)
-        return of_input, of_weight, of_bias, *[None] * 4
+        shares = zip((of_weight, of_bias), ctx.needs_input_grad[1:3], strict=True)
+        return of_input, *(share if needed else None for share, needed in shares), *[None] * 4
 
 
 def _wide(x: Tensor) -> torch.dtype:

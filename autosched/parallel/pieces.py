@@ -115,7 +115,7 @@ def _labels(
         for name in bucket:
             for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
                 part[index] = number
-    found, level = {}, level_of(graph)
+    found, level = {}, level_of(graph, backward)
     for task in graph.tasks:
         if task.view or task.fn in EXCHANGES:
             continue

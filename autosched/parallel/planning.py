@@ -16,7 +16,7 @@ import torch
 import autosched as asc
 from autosched import Costs, Machine, MachineError, Schedule, ScheduleError, in_order
 from autosched.parallel.grid import Built, Grid, build
-from autosched.parallel.norms import Synchronised
+from autosched.parallel.norms import Synchronised, check_norms
 from autosched.parallel.pieces import Pieces, pieces_of
 from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.template import Loss, Template, accumulating, pass_of, update_of
@@ -80,6 +80,7 @@ class Trained:
 
         ``synchronised``: batch norms exchange their statistics.
         """
+        check_norms(self.model)
         return {
             size: pass_of(
                 self.model, self.loss_fn, self.optimizer, cut(batch, size, self.place),
