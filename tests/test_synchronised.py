@@ -191,7 +191,7 @@ class Moody(nn.Module):
 
 
 def test_replicas_that_have_other_norms_are_refused():
-    with trained(Moody(), 2) as step, pytest.raises(asc.ScheduleError, match="others for 3 rows than for 2"):
+    with trained(Moody(), 2) as step, pytest.raises(asc.ScheduleError, match="others for 2 rows than for 3"):
         step(torch.randn(5, 5), torch.randint(0, 4, (5,)))
 
 

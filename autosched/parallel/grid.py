@@ -146,7 +146,7 @@ class _Builder:
                 values[name] = self.graph.add(getitem, leaf, cut, name=prefix + name, nbytes=pieces.nbytes[name])
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
-        return Pass(pieces, devices, prefix, values)
+        return Pass(rows, pieces, devices, prefix, values)
 
     def _finish(self, replica: int, chunk: int, one: Pass) -> None:
         """Note what a micro-batch has made."""

@@ -22,8 +22,9 @@ __all__ = ["Pass", "exchange", "include"]
 
 @dataclass(frozen=True)
 class Pass:
-    """A micro-batch: its pieces, the device of each stage, and its values in the graph of a step, by their names."""
+    """A micro-batch: how many rows, its pieces, the device of each stage, and by name its values in a step's graph."""
 
+    rows: int
     pieces: Pieces
     devices: Sequence[str]
     prefix: str
@@ -43,10 +44,9 @@ def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -
     levels = [one.pieces.levels for one in passes]
     for one, found in zip(passes, levels, strict=True):
         if [level.exchanges for level in found] != [level.exchanges for level in levels[0]]:
-            rows = passes[0].pieces.template.rows, one.pieces.template.rows
             raise ScheduleError(
-                "batch norms can be synchronised where replicas have the same, but the model has others for "
-                "{} rows than for {}".format(*rows)
+                f"batch norms can be synchronised where replicas have the same, but the model has others for "
+                f"{one.rows} rows than for {passes[0].rows}"
             )
     for number, together in enumerate(zip(*levels, strict=True)):
         for one, level in zip(passes, together, strict=True):
