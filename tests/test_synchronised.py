@@ -39,10 +39,25 @@ class Volume(nn.Module):
         return self.head(self.flat(self.norm(self.conv(x)).flatten(2)).mean(2))
 
 
+class Watched(nn.Module):
+    """Keeps statistics of what it does not learn from, deeper than its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(5, 4), nn.BatchNorm1d(4)
+        self.aside = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.norm(self.inner(x))
+        self.aside(result.detach())
+        return result
+
+
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (5,)),
     "resnet": (lambda: ResNet((1, 1)), (3, 6, 6)),
     "volume": (Volume, (2, 3, 3, 3)),
+    "watched": (Watched, (5,)),
 }
 
 
@@ -92,7 +107,16 @@ def held_to_one_device(
 
 @pytest.mark.parametrize(
     ("kind", "rows", "devices"),
-    [("mlp", 7, 1), ("mlp", 4, 2), ("mlp", 7, 3), ("mlp", 5, 4), ("resnet", 5, 3), ("resnet", 2, 4), ("volume", 4, 2)],
+    [
+        ("mlp", 7, 1),
+        ("mlp", 4, 2),
+        ("mlp", 7, 3),
+        ("mlp", 5, 4),
+        ("resnet", 5, 3),
+        ("resnet", 2, 4),
+        ("volume", 4, 2),
+        ("watched", 4, 2),
+    ],
 )
 def test_synchronised_replicas_do_what_one_device_does_with_the_whole_batch(kind, rows, devices):
     assert held_to_one_device(kind, devices, rows) < 1e-10

@@ -17,7 +17,7 @@ from autosched.parallel.norms import EXCHANGES
 from autosched.parallel.pieces import Pieces
 from autosched.parallel.traffic import memory_seconds
 
-__all__ = ["Pass", "exchange", "include"]
+__all__ = ["Pass", "include"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _exchange(
     read = exchange(
         graph, [[one.values[given] for given in pairs.values()] for one in passes],
         [one.devices[0] for one in passes], operator, machine=machine,
-        nbytes=[passes[0].pieces.nbytes[given] for given in pairs.values()], name=f"{name}-{level + 1}",
+        nbytes=[passes[0].pieces.nbytes[given] for given in pairs.values()], name=graph.fresh(f"{name}-{level + 1}"),
     )  # fmt: skip
     for one, values in zip(passes, read, strict=True):
         one.values.update(zip(pairs, values, strict=True))

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from autosched import CaptureError
 
-__all__ = ["EXCHANGES", "Exchange", "Synchronised", "check_norms"]
+__all__ = ["EXCHANGES", "Synchronised", "check_norms"]
 
 
 def _operator(name: str) -> Callable[[Tensor], Tensor]:
