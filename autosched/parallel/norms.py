@@ -101,15 +101,13 @@ class _Normalised(torch.autograd.Function):
         running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
         """Return the result, and write the running statistics."""
-        wide, over = x.to(_wide(x)), [dim for dim in range(x.dim()) if dim != 1]
-        mean = wide.mean(over)
-        squares = (wide - _along(wide, mean)).square().sum(over)
-        own = torch.stack([torch.full_like(mean, x.numel() / x.shape[1]), mean, squares])
-        count, mean, squares = moments(own)
+        wide, size = x.to(_wide(x)), x.numel() / x.shape[1]
+        mean, var = torch.batch_norm_update_stats(wide, None, None, 0.0)
+        count, mean, squares = moments(torch.stack([torch.full_like(mean, size), mean, var * size]))
         var = squares / count
         for running, now in (running_mean, mean), (running_var, squares / (count - 1)):
             if running is not None:
-                running.mul_(1 - momentum).add_(now, alpha=momentum)
+                running.lerp_(now.to(running.dtype), momentum)
         ctx.save_for_backward(x, weight, count, mean, var)
         ctx.eps = eps
         weight, bias = (None if item is None else item.to(_wide(x)) for item in (weight, bias))
