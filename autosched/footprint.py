@@ -7,6 +7,7 @@ takes for itself while it runs, results that nothing uses among that, nor what t
 
 from __future__ import annotations
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph, Task
 from autosched.machine import Machine
@@ -16,6 +17,7 @@ from autosched.standing import Standing
 __all__ = ["footprint"]
 
 
+@without_collecting()
 def footprint(program: Program, graph: Graph, machine: Machine, costs: Costs) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 

@@ -5,14 +5,12 @@ Joins the modules and adds nothing of its own but ``policy="auto"``, which picks
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +22,7 @@ from autosched.backends import Backend, make, suited
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.codegen import Code, generate
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, listed
 from autosched.execute import Executor
@@ -102,7 +101,7 @@ def schedule(
     costs.check(pinned)
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
-    with _without_collecting():
+    with without_collecting():
         made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
         made.verify()
     return made
@@ -300,18 +299,6 @@ class Schedule:
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
             f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
         )
-
-
-@contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Keep the garbage collector away: planning makes many objects and no circles, and took a third longer with it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _policy(policy: str | Policy) -> Policy:

@@ -102,14 +102,19 @@ class Trained:
         return pieces_of(template, stage, costs, self.machine, **how)
 
     def updates(self, one: Template, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
-        """Capture what the optimizer does to the parameters in buckets, stage by stage."""
-        found: list[Update] = []
-        for stage in dict.fromkeys(bucket.stage for bucket in buckets):
-            numbers = [number for number, bucket in enumerate(buckets) if bucket.stage == stage]
-            parameters = {name: tensor for n in numbers for name, tensor in buckets[n].parameters.items()}
-            template = update_of(self.model, self.loss_fn, self.optimizer, parameters)
-            found += updates_of(template, buckets, numbers, self.machine, flat)
-        return tuple(found)
+        """Capture what the optimizer does to the parameters in buckets; stage by stage if it mixes those of several."""
+        found = self._updates(range(len(buckets)), buckets, flat)
+        if all(len({buckets[number].stage for number in update.buckets}) == 1 for update in found):
+            return tuple(found)
+        stages: dict[int, list[int]] = {}
+        for number, bucket in enumerate(buckets):
+            stages.setdefault(bucket.stage, []).append(number)
+        return tuple(update for numbers in stages.values() for update in self._updates(numbers, buckets, flat))
+
+    def _updates(self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool) -> list[Update]:
+        parameters = {name: tensor for n in numbers for name, tensor in buckets[n].parameters.items()}
+        template = update_of(self.model, self.loss_fn, self.optimizer, parameters)
+        return updates_of(template, buckets, numbers, self.machine, flat)
 
     def reduced(self, grid: Grid, sums: Sums | None) -> tuple[str, tuple[Schedule, Built]]:
         """Return the strategy by which replicas sum that is predicted to be fastest, and its schedule."""

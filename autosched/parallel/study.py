@@ -80,6 +80,13 @@ class _Variant(NamedTuple):
     scaling: Scaling
 
 
+_Staged = tuple[Template, Mapping[str, int]]  # with the stages of tasks
+
+
+def _costs(staged: _Staged) -> Costs:
+    return Costs.estimate(staged[0].graph, staged[0].examples)
+
+
 class _Study:
     """One kind of batch: what is captured of it, and what is tried."""
 
@@ -181,14 +188,10 @@ class _Study:
                 cuts = balanced(large.graph, costs, self.machine, layout, self._held(large))
             else:
                 cuts = by_map(large.graph, costs, self.machine, split)
-            scaling = Scaling(self._costs(pair[0], cuts, order), self._costs(pair[1], cuts, order), pair)
             first, more = self._rewritten(large, cuts, order)
-            self.variants[layout, apart] = _Variant(
-                cuts,
-                pieces_of(*first, scaling.large, self.machine, apart=apart),
-                pieces_of(*more, scaling.large, self.machine, apart=apart),
-                scaling,
-            )
+            whole = _costs(more)
+            scaling = Scaling(whole if pair[0] == pair[1] else self._costs(pair[0], cuts, order), whole, pair)
+            self.variants[layout, apart] = _Variant(cuts, *self._merged(first, more, whole, apart), scaling)
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
@@ -201,9 +204,7 @@ class _Study:
                 found[name] += sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
         return found
 
-    def _rewritten(
-        self, one: Template, cuts: Cuts, order: str
-    ) -> tuple[tuple[Template, Mapping[str, int]], tuple[Template, Mapping[str, int]]]:
+    def _rewritten(self, one: Template, cuts: Cuts, order: str) -> tuple[_Staged, _Staged]:
         """Return what a first and what a further micro-batch does, with the stages of tasks."""
         stage: Mapping[str, int] = cuts.stages(one.graph)
         if order == "zero-bubble":
@@ -213,14 +214,17 @@ class _Study:
         return (one, stage), (accumulating(one), stage)
 
     def _costs(self, size: int, cuts: Cuts, order: str) -> Costs:
-        _, (more, _) = self._rewritten(self._pass(size), cuts, order)
-        return Costs.estimate(more.graph, more.examples)
+        return _costs(self._rewritten(self._pass(size), cuts, order)[1])
+
+    def _merged(self, first: _Staged, more: _Staged, costs: Costs, apart: bool) -> tuple[Pieces, Pieces]:
+        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
 
     def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
         """Capture micro-batches of a size."""
-        costs, apart = self._costs(size, variant.cuts, order), order == "zero-bubble"
+        if size == variant.scaling.rows[1]:
+            return variant.first, variant.more
         first, more = self._rewritten(self._pass(size), variant.cuts, order)
-        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
+        return self._merged(first, more, _costs(more), order == "zero-bubble")
 
     def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate."""
