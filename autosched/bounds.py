@@ -12,6 +12,7 @@ from itertools import product
 from operator import add
 from typing import NamedTuple
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph
 from autosched.machine import Machine
@@ -23,6 +24,7 @@ _Table = Sequence[Sequence[float]]  # [task][device], or [destination][source]
 _Edges = dict[int, float | None]  # tasks next to this one, and the most bytes that travel; None where nothing does
 
 
+@without_collecting()
 def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where a task can run nowhere.
 
@@ -128,11 +130,15 @@ def _longest(
 ) -> _Table:
     """Return by task and device the seconds that pass at least until its end, or in reverse order from its start."""
     passed: list[list[float]] = [[] for _ in seconds]
+    only = [_only(row) for row in seconds]
 
     @cache
     def arrival(other: int, nbytes: float | None) -> list[float]:
         if nbytes is None:
             return [min(passed[other])] * len(passed[other])
+        if only[other] >= 0:  # most tasks of large machines: one column instead of all
+            since = passed[other][only[other]]
+            return [since + row[only[other]] for row in copy_seconds(nbytes)]
         return [min(map(add, passed[other], row)) for row in copy_seconds(nbytes)]
 
     for task in tasks:

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "errors": [],
     "allowed": [],  # one rule for names and numbers, for all that take some
     "tree": [],
+    "collecting": [],
     "parts": ["tree"],
     "standing": [],
     "effects": ["parts", "tree"],
@@ -42,20 +43,20 @@ MAY_IMPORT = {
     "costs": ["allowed", "errors", "machine", "graph", "tree"],
     "placement": ["errors", "machine", "graph"],
     # other graphs that say the same
-    "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
+    "including": ["collecting", "effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
     "marked": ["errors", "tree", "value"],
     "folding": ["effects", "graph"],
     "merging": ["composite", "folding", "graph", "including", "task", "tree", "value"],
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
-    "bounds": ["errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
+    "bounds": ["collecting", "errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     "policies": ["errors", "graph", "machine", "costs", "placement", "bounds"],
     "clocks": ["program"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
-    "footprint": [*DATA, "standing"],
+    "footprint": [*DATA, "collecting", "standing"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],
     # running a program
