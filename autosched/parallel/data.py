@@ -5,20 +5,29 @@ One graph: the sum of one bucket of gradients goes on while backward makes the n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
 import torch
 
-from autosched import Machine, Schedule, ScheduleError
+from autosched import Costs, Machine, ScheduleError
 from autosched.parallel.buckets import SIZES, buckets
 from autosched.parallel.compress import Compression
-from autosched.parallel.grid import Built, Grid
-from autosched.parallel.planning import Trained, batch_homes, devices_of, shares, torch_device
-from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel.grid import Grid
+from autosched.parallel.pieces import pieces_of
+from autosched.parallel.planning import (
+    Sums,
+    Trained,
+    batch_homes,
+    check_strategy,
+    devices_of,
+    shares,
+    torch_device,
+)
 from autosched.parallel.step import Planned, Step
-from autosched.parallel.template import Loss, Template
+from autosched.parallel.template import Loss, Template, accumulating
 from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]
@@ -41,37 +50,50 @@ def data_parallel(
 ) -> Step:
     """Return a training step that shares each batch out among devices.
 
+    Each device trains its own copy of the model on its share of the rows, gradients are summed, and each device updates
+    its copy. The model and the optimizer are the user's own, on the first device, and so is ``state_dict``; copies
+    follow whatever is changed between steps. What a step leaves is what the shares leave one after another, gradients
+    added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another.
+
+    * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without any.
+    * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the host; ``"ring"``;
+      ``"tree"``; ``"auto"``: what is predicted to be fastest.
+    * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"`` tries several.
+    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in later steps.
+    * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
+    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``schedule``.
+
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running statistics are the
     model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by those of all replicas' rows, as one
     device would that has the whole batch. Other buffers that a step writes and reads, such as a running centre, are at
-    the beginning of a step what the first replica left.
+    the beginning of a step what the first replica left. Raises ScheduleError and MachineError for what is none of this.
+
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = data_parallel(model, torch.nn.MSELoss(), optimizer, Machine.emulated(gpus=2), backend="host")
+    >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
+    tensor(True)
     """
     machine = Machine.local() if machine is None else machine
     if batch_norm not in _BATCH_NORMS:
         raise ScheduleError(f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}")
-    if reduction != "auto" and reduction not in STRATEGIES:
-        raise ScheduleError(f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {reduction!r}")
     chosen = devices_of(machine, devices)
-    place = torch_device(machine, chosen[0])
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options, place)
-    system = _DataParallel(trained, chosen, reduction, buckets, compression, accumulate, batch_norm == _BATCH_NORMS[1])
-    return Step(model, loss_fn, optimizer, machine, system.plan, place)
+    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
+    synchronised = batch_norm == "synchronised" and len(chosen) > 1
+    strategy = check_strategy(reduction)
+    system = _DataParallel(trained, chosen, strategy, buckets, compression, accumulate, synchronised)
+    return Step(model, loss_fn, optimizer, machine, system.plan, trained.place)
 
 
+@dataclass(frozen=True)
 class _DataParallel:
-    def __init__(
-        self,
-        trained: Trained,
-        devices: tuple[str, ...],
-        reduction: str,
-        sizes: Sequence[float] | Literal["auto"],
-        compression: Compression | None,
-        accumulate: int,
-        synchronised: bool,
-    ):
-        self.trained, self.devices, self.reduction, self.sizes = trained, devices, reduction, sizes
-        self.compression, self.accumulate = compression, accumulate
-        self.synchronised = synchronised and len(devices) > 1
+    trained: Trained
+    devices: tuple[str, ...]
+    strategy: str
+    sizes: Sequence[float] | Literal["auto"]
+    compression: Compression | None
+    accumulate: int
+    synchronised: bool
 
     def plan(self, batch: Sequence[Any], rows: int) -> Planned:
         """Capture what a batch needs, and choose what is predicted to be fastest."""
@@ -81,56 +103,46 @@ class _DataParallel:
         if self.synchronised and any(sum(sizes) == 1 for sizes in rounds):
             self.trained.passes(batch, [1], rows)  # torch says so if batch norms cannot do with one row
         passes = self.trained.passes(batch, chain(*cuts), rows, self.synchronised)
-        one = next(iter(passes.values()))
-        plans = {
-            (strategy, tuple(sizes)): self._plan(passes, cuts, sizes, strategy, batch_homes(one, batch))
-            for sizes in self._sizes(one)
-            for strategy in self._strategies()
-        }
-        (strategy, _), (made, built, grid) = min(plans.items(), key=lambda item: item[1][0].makespan)
-        notes = {
-            "reduction": strategy,
-            "buckets": tuple(tuple(bucket.parameters) for bucket in grid.buckets),
-            "tried": {choice: plan[0].makespan for choice, plan in plans.items()},
-        }
-        return Planned(made, built, one, grid.updates[0].state, notes)
+        one, homes = next(iter(passes.values())), batch_homes(next(iter(passes.values())), batch)
+        tried: dict[tuple[str, tuple[tuple[str, ...], ...]], float] = {}
+        best: Planned | None = None
+        for grouped, grid in self._grids(passes, cuts, homes):
+            for name, (made, built) in self.trained.reduced(grid, Sums(self.strategy, ())).items():
+                tried[name, grouped] = made.makespan
+                if best is None or made.makespan < best.schedule.makespan:
+                    notes = {"reduction": name, "buckets": grouped, "tried": tried}
+                    best = Planned(made, built, one, grid.updates[0].state, notes)
+        assert best is not None
+        return best
 
-    def _strategies(self) -> Sequence[str]:
-        if self.reduction != "auto":
-            return (self.reduction,)
-        few = len(self.devices) <= _MOST_FOR_A_RING
-        return [name for name in STRATEGIES if few or name != "ring"] if len(self.devices) > 1 else ("sum",)
-
-    def _sizes(self, one: Template) -> list[Sequence[float]]:
-        """Return the sizes of buckets to try."""
-        if self.sizes != "auto":
-            return [self.sizes]
-        total = sum(one.examples[name].nbytes for name in one.gradients)
-        return [(float(total),), *((total / parts,) for parts in (2, 4, 8, 16)), SIZES]
-
-    def _plan(
-        self,
-        passes: dict[int, Template],
-        cuts: tuple[tuple[int, ...], ...],
-        sizes: Sequence[float],
-        strategy: str,
-        homes: Mapping[str, str],
-    ) -> tuple[Schedule, Built, Grid]:
-        one = next(iter(passes.values()))
-        several = len(self.devices) > 1
-        tensors = {name: one.examples[name] for name in one.gradients}
-        ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
-        grouped = buckets(ready, sizes) if several else (tuple(tensors),)
-        made = tuple(Bucket(0, {name: tensors[name] for name in names}) for names in grouped)
+    def _grids(
+        self, passes: Mapping[int, Template], cuts: tuple[tuple[int, ...], ...], homes: Mapping[str, str]
+    ) -> Iterator[tuple[tuple[tuple[str, ...], ...], Grid]]:
+        """Yield ways to put gradients in buckets, by name, and the step for each."""
+        one, several = next(iter(passes.values())), len(self.devices) > 1
         stage = {task.name: 0 for one in passes.values() for task in one.graph.tasks}
-        first, more = self.trained.pieces(passes, stage, self.accumulate > 1, buckets=grouped)
-        grid = Grid(
-            "data parallel", self.trained.machine, tuple((device,) for device in self.devices), cuts, first, more,
-            made, self.trained.updates(one, made, several), homes=homes, reduction=strategy,
-            compression=self.compression,
-        )  # fmt: skip
-        return *self.trained.scheduled(grid), grid
+        further = {size: accumulating(one) for size, one in passes.items() if self.accumulate > 1}
+        kinds = [
+            {size: (t, Costs.estimate(t.graph, t.examples)) for size, t in found.items()} for found in (passes, further)
+        ]
+        tensors = {name: one.examples[name] for name in one.gradients}
+        for grouped in self._groups(tensors) if several else [(tuple(tensors),)]:
+            made = tuple(Bucket(0, {name: tensors[name] for name in names}) for names in grouped)
+            first, more = (
+                {s: pieces_of(t, stage, c, self.trained.machine, buckets=grouped) for s, (t, c) in kind.items()}
+                for kind in kinds
+            )
+            yield grouped, Grid(
+                "data parallel", self.trained.machine, tuple((device,) for device in self.devices), cuts, first, more,
+                made, self.trained.updates(one, made, several), homes=homes, compression=self.compression,
+            )  # fmt: skip
+
+    def _groups(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[tuple[str, ...], ...]]:
+        """Return buckets (names) to try, for gradients in the order in which they are made."""
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        tried = [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))] if self.sizes == "auto" else [self.sizes]
+        ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
+        return list(dict.fromkeys(buckets(ready, sizes) for sizes in tried))
 
 
 _BATCH_NORMS = ("replica", "synchronised")
-_MOST_FOR_A_RING = 16  # devices: a ring has n * n tasks

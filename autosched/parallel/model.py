@@ -17,7 +17,17 @@ import autosched as asc
 from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Watch, in_order
 from autosched.parallel.pieces import pieces_of
 from autosched.parallel.pipelined import Pipeline
-from autosched.parallel.planning import Trained, batch_homes, cut, devices_of, gather, leaves, settle, torch_device
+from autosched.parallel.planning import (
+    Sums,
+    Trained,
+    batch_homes,
+    cut,
+    devices_of,
+    gather,
+    leaves,
+    settle,
+    torch_device,
+)
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import look, rows_of
 from autosched.parallel.study import SERIAL, Planner, Split
@@ -85,7 +95,7 @@ def model_parallel(
         return Forward(model, machine, chosen, split, options)
     averages = options.pop("averages", True)
     trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
-    return Pipeline(Planner(trained, chosen, split, 1, SERIAL, False))
+    return Pipeline(Planner(trained, chosen, split, 1, SERIAL, False, 1, Sums("sum", ())))
 
 
 class Forward:

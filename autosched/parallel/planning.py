@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 import autosched as asc
-from autosched import Costs, Machine, MachineError, Schedule, ScheduleError, in_order
+from autosched import Machine, MachineError, Schedule, ScheduleError, in_order
 from autosched.parallel.grid import Built, Grid, build
 from autosched.parallel.norms import Synchronised, check_norms
-from autosched.parallel.pieces import Pieces, pieces_of
 from autosched.parallel.reduce import STRATEGIES
-from autosched.parallel.template import Loss, Template, accumulating, pass_of, update_of
+from autosched.parallel.template import Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, updates_of
 
 __all__ = [
@@ -46,8 +45,8 @@ class Sums:
 
     def strategies(self, replicas: int) -> tuple[str, ...]:
         """Return the strategies to try."""
-        if self.strategy != "auto":
-            return (self.strategy,)
+        if self.strategy != "auto" or replicas == 1:
+            return (self.strategy if replicas > 1 else "none",)
         return tuple(name for name in STRATEGIES if replicas <= _MOST_FOR_A_RING or name != "ring")
 
 
@@ -89,18 +88,6 @@ class Trained:
             for size in dict.fromkeys(sizes) if size
         }  # fmt: skip
 
-    def pieces(
-        self, passes: Mapping[int, Template], stage: Mapping[str, int], several: bool, **how: Any
-    ) -> tuple[dict[int, Pieces], dict[int, Pieces]]:
-        """Return the pieces of first and of further micro-batches, by their size; ``several``: there are any."""
-        first = {size: self._pieces(one, stage, **how) for size, one in passes.items()}
-        more = {size: self._pieces(accumulating(one), stage, **how) for size, one in passes.items() if several}
-        return first, more
-
-    def _pieces(self, template: Template, stage: Mapping[str, int], **how: Any) -> Pieces:
-        costs = Costs.estimate(template.graph, template.examples)
-        return pieces_of(template, stage, costs, self.machine, **how)
-
     def updates(self, one: Template, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
         """Capture what the optimizer does to the parameters in buckets; stage by stage if it mixes those of several."""
         found = self._updates(range(len(buckets)), buckets, flat)
@@ -116,12 +103,10 @@ class Trained:
         template = update_of(self.model, self.loss_fn, self.optimizer, parameters)
         return updates_of(template, buckets, numbers, self.machine, flat)
 
-    def reduced(self, grid: Grid, sums: Sums | None) -> tuple[str, tuple[Schedule, Built]]:
-        """Return the strategy by which replicas sum that is predicted to be fastest, and its schedule."""
-        if len(grid.devices) == 1 or sums is None:
-            return "", self.scheduled(grid)
-        plans = {name: self.scheduled(replace(grid, reduction=name)) for name in sums.strategies(len(grid.devices))}
-        return min(plans.items(), key=lambda plan: plan[1][0].makespan)
+    def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
+        """Return a step's schedule for each strategy by which replicas may sum."""
+        names = sums.strategies(len(grid.devices)) if grid.compression is None else ("compressed",)
+        return {name: self.scheduled(replace(grid, reduction=name)) for name in names}
 
     def scheduled(self, grid: Grid) -> tuple[Schedule, Built]:
         """Return a step's schedule."""

@@ -42,8 +42,8 @@ class Planner:
         chunks: int | Literal["auto"],
         order: str,
         checkpoint: bool,
-        replicas: int = 1,
-        sums: Sums | None = None,
+        replicas: int,
+        sums: Sums,
     ):
         self.trained, self.split, self.chunks = trained, split, chunks
         self.order, self.checkpoint, self.replicas, self.sums = order, checkpoint, replicas, sums
@@ -132,9 +132,10 @@ class _Study:
         buckets = self._buckets(one, homes, several)
         updates = self.trained.updates(one, buckets, several)
         grid = replace(self._grid(best.order, sizes, made, variant), buckets=buckets, updates=updates)
-        reduction, (schedule, built) = self.trained.reduced(grid, self.planner.sums)
+        plans = self.trained.reduced(grid, self.planner.sums)
+        reduction, (schedule, built) = min(plans.items(), key=lambda plan: plan[1][0].makespan)
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
-        notes |= {"reduction": reduction} if several else {}
+        notes["reduction"] = reduction
         return Planned(schedule, built, one, grid.updates[0].state, notes)
 
     def _buckets(self, one: Template, homes: Mapping[str, int], several: bool) -> tuple[Bucket, ...]:
@@ -145,7 +146,7 @@ class _Study:
         found: list[Bucket] = []
         for stage, own in stages.items():
             ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in own.items()]
-            groups = buckets(ready, self.planner.sums.sizes) if several and self.planner.sums else [tuple(own)]
+            groups = buckets(ready, self.planner.sums.sizes) if several else [tuple(own)]
             found += [Bucket(stage, {name: own[name] for name in names}) for names in groups]
         return tuple(found)
 
