@@ -481,6 +481,62 @@ MUTANTS = (
         "for task in tasks[:0] for d in task.dependencies)",
         "tests/test_granularity.py::test_who_comes_after_a_view_comes_after_what_it_is_a_view_of",
     ),
+    Mutant(
+        "each share of a batch weighs the same",
+        "autosched/parallel/planning.py",
+        "size / rows if self.averages else 1.0",
+        "0.5 if self.averages else 1.0",
+        "tests/test_data_parallel.py::test_uneven_batches_and_such_with_fewer_rows_than_devices",
+    ),
+    Mutant(
+        "of micro-batches only the last one counts",
+        "autosched/parallel/template.py",
+        "graph.add(torch.Tensor.add_, total",
+        "graph.add(torch.Tensor.copy_, total",
+        "tests/test_data_parallel.py::test_gradients_of_micro_batches_are_added_up_before_they_are_summed",
+    ),
+    Mutant(
+        "micro-batches do not find what those before them left",
+        "autosched/parallel/grid.py",
+        "        self.left[replica].update((name, found[name]) for name in template.places)\n",
+        "",
+        "tests/test_data_parallel.py::test_micro_batches_find_what_those_before_them_left",
+    ),
+    Mutant(
+        "a replica does not see that the model was changed",
+        "autosched/parallel/step.py",
+        "return same and self.version == source._version",
+        "return same",
+        "tests/test_data_parallel.py::test_replicas_follow_what_is_changed_by_hand",
+    ),
+    Mutant(
+        "replicas go on with buffers of their own",
+        "autosched/parallel/grid.py",
+        "        self._hand_on()\n",
+        "",
+        "tests/test_data_parallel.py::test_replicas_begin_each_step_with_the_buffers_of_the_first",
+    ),
+    Mutant(
+        "gradients of weights are waited for where they are added up",
+        "autosched/parallel/pieces.py",
+        'if task.origin.phase == "backward" and not task.view), None)',
+        "if not task.view), None)",
+        "tests/test_pipeline.py::test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches",
+    ),
+    Mutant(
+        "what a forward changes is read again for backward",
+        "autosched/parallel/rewrite.py",
+        "            or stale\n",
+        "",
+        "tests/test_pipeline.py::test_unusual_models_are_trained_too",
+    ),
+    Mutant(
+        "an included task forgets what had to come first",
+        "autosched/including.py",
+        'for d in task.dependencies if d.kind == "order"]',
+        "for d in ()]",
+        "tests/test_including.py::test_tasks_on_the_host_stay_there_and_the_order_of_tasks_too",
+    ),
 )
 
 

@@ -79,6 +79,7 @@ class _Builder:
         self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
         self.names: dict[str, tuple[int, str]] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
+        self.left: list[dict[str, Value]] = [{} for _ in grid.devices]  # instead of inputs, by micro-batches before
         self.tasks: dict[tuple[int, int, int, str], list[str]] = {}  # by replica, micro-batch, stage and kind
         self.losses: list[Value] = []
         self.places: dict[str, Place] = {}
@@ -98,8 +99,7 @@ class _Builder:
         for update in self.grid.updates:
             self._update(update, totals)
         self._hand_on()
-        sequences = self._sequences()
-        return Built(self.graph, sequences, self.names, self.places, self.residuals)
+        return Built(self.graph, self._sequences(), self.names, self.places, self.residuals)
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
         """Return what names of a replica, and of a micro-batch, begin with."""
@@ -136,7 +136,7 @@ class _Builder:
         rows, prefix, devices = cut.stop - cut.start, self._prefix(replica, chunk), self.grid.devices[replica]
         pieces = self._pieces(chunk, rows)
         values = {
-            name: self._held(replica, name, devices[stage])
+            name: self.left[replica].get(name, self._held(replica, name, devices[stage]))
             for name, stage in pieces.homes.items()
             if name not in self.batch and not name.startswith("sum.")
         }
@@ -150,12 +150,13 @@ class _Builder:
 
     def _finish(self, replica: int, chunk: int, one: Pass) -> None:
         """Note what a micro-batch has made."""
-        for name, piece in one.pieces.piece.items():
+        for name, piece in sorted(one.pieces.piece.items(), key=lambda item: item[1].part):
             self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(one.prefix + name)
         self.losses.append(one.output("result"))
         template = one.pieces.template
         if not chunk:
             self.gradients[replica] = {name: one.output(output) for name, output in template.gradients.items()}
+        self.left[replica].update((name, one.output(name)) for name in template.places)
         if not replica and chunk == len(self.grid.rows[0]) - 1:
             for name, place in template.places.items():
                 self._keep(name, one.output(name), place)

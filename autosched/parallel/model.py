@@ -29,7 +29,7 @@ from autosched.parallel.planning import (
     torch_device,
 )
 from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import look, rows_of
+from autosched.parallel.step import KEPT, look, rows_of
 from autosched.parallel.study import SERIAL, Planner, Split
 from autosched.parallel.template import Loss, Template, forward_of
 
@@ -152,9 +152,11 @@ class Forward:
         if self._watch is None or not self._watch.holds():
             self._watch = Watch(self.model)
         key = tuple(look(leaf) for leaf in leaves(batch)), self._watch.key
-        if key not in self._known:
-            self._known[key] = self._plan(batch)
-        return self._known[key]
+        found = self._known.pop(key, None)
+        self._known[key] = found = self._plan(batch) if found is None else found
+        while len(self._known) > KEPT:
+            self._known.pop(next(iter(self._known)))[0].close()
+        return found
 
     def _plan(self, batch: Sequence[Any]) -> tuple[Schedule, Template, Cuts]:
         place = torch_device(self.machine, self.devices[0])

@@ -148,8 +148,8 @@ def _ready(template: Template, name: str) -> int:
 
 def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
     """Return the tasks of backward that those of an earlier stage need; of the first stage, those of its beginning."""
-    first = [i for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0 and not graph.tasks[i].view]
-    start = _key(graph.tasks[first[-1]]) if first else None
+    first = [graph.tasks[i] for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0]
+    start = next((_key(task) for task in reversed(first) if task.origin.phase == "backward" and not task.view), None)
     found: set[int] = set()
     for i in sorted(backward, reverse=True):
         task = graph.tasks[i]

@@ -173,15 +173,22 @@ def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
 
 
 def _fixed(graph: Graph, forward: set[int]) -> set[int]:
-    """Return the memory (its root) that cannot be made again: of random numbers, and what such tasks have touched."""
+    """Return the memory (its root) that cannot be made again: made of random numbers, or of what forward changes.
+
+    And what such tasks have touched.
+    """
     fixed: set[int] = set()
     sources = {value.index for value in graph.sources}
+    tasks = [graph.tasks[i] for i in forward if _norm(graph.tasks[i]) is None]
+    changed = {graph.values[use.value].root for task in tasks for use in task.changes} & sources
     for i in sorted(forward):
         task = graph.tasks[i]
         roots = [graph.values[use.value].root for use in (*task.outputs, *task.changes)]
         foreign = [r for r in (graph.values[use.value].root for use in task.changes) if r in sources]
+        stale = _norm(task) is None and any(graph.values[use.value].root in changed for use in task.reads)
         if (
             task.random
+            or stale
             or (foreign and _norm(task) is None)
             or any(graph.values[r].producer not in forward for r in roots if r not in sources)
         ):

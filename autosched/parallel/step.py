@@ -19,7 +19,9 @@ from autosched.parallel.grid import Built
 from autosched.parallel.planning import gather, leaves, settle, torch_device
 from autosched.parallel.template import Loss, Template
 
-__all__ = ["Planned", "Step", "look", "rows_of"]
+__all__ = ["KEPT", "Planned", "Step", "look", "rows_of"]
+
+KEPT = 8  # kinds of calls, those used last, as ``compile`` keeps them
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,25 @@ class Planned:
 
 @dataclass
 class _Copy:
-    """A replica's copy of a tensor, and which one it is of, as it was then."""
+    """A replica's copy of a tensor, and which one it is of, as it was then: the memory that it had stays alive."""
 
     tensor: torch.Tensor
     source: torch.Tensor
+    memory: torch.Tensor
     version: int
+
+    def follows(self, source: torch.Tensor) -> bool:
+        """Whether the source is what it was."""
+        same = self.source is source and self.memory.data_ptr() == source.data_ptr()
+        return same and self.version == source._version
 
 
 class Step:
-    """One training step of a model on several devices. ``close()`` it, or let go of it."""
+    """One training step of a model on several devices. ``close()`` it, or let go of it.
+
+    Between steps the model and the optimizer may be changed, but not through ``tensor.data.mul_(...)`` and its kin, of
+    which torch does not tell: say ``with torch.no_grad(): tensor.mul_(...)``.
+    """
 
     def __init__(
         self,
@@ -71,7 +83,11 @@ class Step:
         with self._guard:
             planned = self._of(batch)
             inputs, held = self._inputs(planned, batch)
-            outputs = planned.schedule(**inputs)
+            try:
+                outputs = planned.schedule(**inputs)
+            except BaseException:
+                self._copies.clear()  # who has updated what is not known
+                raise
             self._leave(planned, outputs, held)
             loss: torch.Tensor = outputs["loss"]
             return loss
@@ -127,18 +143,22 @@ class Step:
 
     def _of(self, batch: Sequence[Any]) -> Planned:
         key = self._kind(batch)
-        if key not in self._known:
+        planned = self._known.pop(key, None)
+        if planned is None:
             rows = rows_of(batch)
             gather(self.model, self.optimizer, self._place)
-            self._known[key], self._last = self._plan(batch, rows), None
-        return self._known[key]
+            planned, self._last = self._plan(batch, rows), None
+        self._known[key] = planned
+        while len(self._known) > KEPT:
+            self._known.pop(next(iter(self._known))).schedule.close()
+        return planned
 
     def _kind(self, batch: Sequence[Any]) -> Hashable:
         """Return what calls have in common that one schedule serves."""
         if self._watch is None or not self._watch.holds():
             self._watch = Watch(self.model, self.loss_fn)
-        grads = tuple(parameter.requires_grad for parameter in self.model.parameters())
-        return tuple(look(leaf) for leaf in leaves(batch)), self._watch.key, grads, *self._optimizing()
+        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())  # what is planned keeps them
+        return tuple(look(leaf) for leaf in leaves(batch)), self._watch.key, parameters, *self._optimizing()
 
     def _optimizing(self) -> Iterator[Hashable]:
         if self.optimizer is None:
@@ -163,7 +183,8 @@ class Step:
         for label, (replica, name) in planned.built.state.items():
             inputs[label] = self._copy(planned, label, replica, name, held[name]) if replica else held[name]
         for name, (device, numel, dtype) in planned.built.residuals.items():
-            if name not in self._residuals:
+            kept = self._residuals.get(name)
+            if kept is None or (kept.numel(), kept.dtype) != (numel, dtype):
                 self._residuals[name] = torch.zeros(numel, dtype=dtype, device=torch_device(self.machine, device))
             inputs[name] = self._residuals[name]
         return inputs, held
@@ -171,12 +192,12 @@ class Step:
     def _copy(self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor) -> torch.Tensor:
         """Return a replica's tensor, a fresh copy if the model's was changed since."""
         found = self._copies.get((replica, name))
-        if found is None or found.source is not source or found.version != source._version:
+        if found is None or not found.follows(source):
             home = planned.schedule.graph.value(label).home
             place = torch_device(self.machine, home) if home is not None else None
             with torch.no_grad():
                 tensor = source.detach().clone().to(source.device if place is None else place)
-            found = self._copies[replica, name] = _Copy(tensor, source, source._version)
+            found = self._copies[replica, name] = _Copy(tensor, source, source.detach(), source._version)
         return found.tensor
 
     def _leave(self, planned: Planned, outputs: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:

@@ -98,19 +98,25 @@ class _Study:
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
-        """Simulate each order with each number of micro-batches."""
+        """Simulate each order with each number of micro-batches, but for those that cannot be."""
         most = self.own[0]
         numbers = candidates(most) if chunks is None else [min(number, most) for number in chunks]
         sizes = [size for number in numbers for size in shares(most, number)]
         pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))  # batch norms cannot do with one row
-        tried: list[Tried] = []
+        tried, refused = list[Tried](), list[ScheduleError]()
         for order in self._orders(pair):
             best = math.inf
             for number in numbers:
-                tried.append(self._tried(order, number, pair))
+                try:
+                    tried.append(self._tried(order, number, pair))
+                except ScheduleError as error:  # such as random numbers that must be drawn in another order
+                    refused.append(error)
+                    break
                 best = min(best, tried[-1].seconds)
                 if chunks is None and tried[-1].seconds > _TOO_LONG * best:
                     break  # more will only take longer
+        if not tried:
+            raise refused[0]
         if not any(one.fits for one in tried):
             least = min(one.nbytes for one in tried)
             raise ScheduleError(

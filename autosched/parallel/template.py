@@ -101,6 +101,10 @@ def pass_of(
     }
     if not made:
         raise GraphError("the loss gives no gradient to any parameter that the optimizer has")
+    own = set(map(id, model.parameters()))
+    for name in made:
+        if id(known[name]) not in own:
+            raise GraphError(f"the loss trains {name!r}, which is no parameter of the model; make it one")
     ready = dict(sorted(made.items(), key=lambda item: maker_of(graph, item[1])))
     places = {output: place for output, place in graph.made.items() if place[0] != "grad"}
     return Template(graph, graph.examples, ready, places, graph.switched, graph.state)
