@@ -498,7 +498,7 @@ MUTANTS = (
     Mutant(
         "micro-batches do not find what those before them left",
         "autosched/parallel/grid.py",
-        "        self.left[replica].update((name, found[name]) for name in template.places)\n",
+        "        self.left[replica].update((name, one.output(name)) for name in template.places)\n",
         "",
         "tests/test_data_parallel.py::test_micro_batches_find_what_those_before_them_left",
     ),
