@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -452,3 +453,22 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
         next(vectors(6)),
         machine=asc.Machine(small, imagined=True),
     )
+
+
+def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
+    batch = torch.randn(64, 8), torch.randint(0, 4, (64,))
+
+    def curve(nbytes: float) -> Any:
+        found = asc.Machine.emulated(gpus=2)
+        devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+        machine = asc.Machine(devices, found.links, imagined=True)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, schedule="1f1b")
+        return step.curve(*batch, chunks=[1, 16])
+
+    whole, parts = curve(1e9).tried
+    limit = (whole.nbytes + parts.nbytes) / 2
+    assert parts.nbytes < limit < whole.nbytes
+    assert curve(1e9).best == whole
+    assert (curve(limit).best.chunks, curve(limit).tried[0].fits) == (16, False)

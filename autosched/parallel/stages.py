@@ -110,19 +110,24 @@ def _name(tasks: Sequence[Task]) -> str:
 
 
 def balanced(
-    graph: Graph, costs: Costs, machine: Machine, devices: Sequence[str], held: Mapping[str, float] | None = None
+    graph: Graph,
+    costs: Costs,
+    machine: Machine,
+    devices: Sequence[str],
+    held: Mapping[str, float] | None = None,
+    least: Costs | None = None,
 ) -> Cuts:
     """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as can be.
 
     Dynamic programming over cut points, for the least of the longest stage, computing or sending, and of what is sent
     in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two stages. ``held`` is how many bytes stay
-    with each parameter, by name, beside the activations of one micro-batch; devices hold no more than they have. Raises
-    ScheduleError where there are fewer blocks than stages, or no cut that fits.
+    with each parameter, by name, beside the activations of one micro-batch, by ``least`` if that is given; devices hold
+    no more than they have. Raises ScheduleError where there are fewer blocks than stages, or no cut that fits.
     """
     blocks = blocks_of(graph)
     if len(blocks) < len(devices):
         raise ScheduleError(f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}")
-    table = _Table(graph, costs, machine, blocks, held or {})
+    table = _Table(graph, costs, machine, blocks, held or {}, least)
     best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
     shares = {name: devices.count(name) for name in devices}
     for number, device in enumerate(devices):
@@ -176,9 +181,16 @@ class _Table:
     """What blocks cost, as sums from the first, so that stages are differences."""
 
     def __init__(
-        self, graph: Graph, costs: Costs, machine: Machine, blocks: Sequence[Block], held: Mapping[str, float]
+        self,
+        graph: Graph,
+        costs: Costs,
+        machine: Machine,
+        blocks: Sequence[Block],
+        held: Mapping[str, float],
+        least: Costs | None = None,
     ):
         self.graph, self.costs, self.machine, self.blocks = graph, costs, machine, blocks
+        self.least = costs if least is None else least
         self._seconds: dict[object, list[float]] = {}
         self.readers: dict[int, list[int]] = {}  # of memory, by the value that it is of
         for task in graph.tasks:
@@ -244,5 +256,5 @@ class _Table:
             for use in self.graph.tasks[task].outputs:
                 value = self.graph.values[use.value]
                 if value.root == value.index and not backward.isdisjoint(self.readers.get(use.value, ())):
-                    total += self.costs.value_nbytes(value)
+                    total += self.least.value_nbytes(value)
         return total

@@ -192,7 +192,7 @@ class _Study:
             costs = Costs.estimate(large.graph, large.examples)
             split = self.planner.split
             if isinstance(split, str):
-                cuts = balanced(large.graph, costs, self.machine, layout, self._held(large))
+                cuts = balanced(large.graph, costs, self.machine, layout, self._held(large), self._least(costs, pair))
             else:
                 cuts = by_map(large.graph, costs, self.machine, split)
             first, more = self._rewritten(large, cuts, order)
@@ -203,13 +203,24 @@ class _Study:
 
     def _held(self, one: Template) -> dict[str, float]:
         """Return the bytes that go with each parameter: itself, its gradient, and what the optimizer holds now."""
-        found = {name: 2.0 * one.examples[name].nbytes for name in one.gradients}
+        moments = self._moments(one)
+        return {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
+
+    def _moments(self, one: Template) -> dict[str, float]:
+        """Return the bytes that the optimizer holds now for each parameter."""
         names = {id(tensor): name for name, tensor in one.state.parameters.items()}
-        for parameter, state in self.trained.optimizer.state.items():
-            name = names.get(id(parameter))
-            if name in found:
-                found[name] += sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
-        return found
+        return {
+            names[id(parameter)]: sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
+            for parameter, state in self.trained.optimizer.state.items()
+            if id(parameter) in names
+        }
+
+    def _least(self, costs: Costs, pair: tuple[int, int]) -> Costs:
+        """Return what the smallest micro-batch costs, if memory is limited; else anything will do."""
+        if pair[0] == pair[1] or all(math.isinf(device.nbytes) for device in self.machine.devices):
+            return costs
+        small = self._pass(pair[0])
+        return Costs.estimate(small.graph, small.examples)
 
     def _rewritten(self, one: Template, cuts: Cuts, order: str) -> tuple[_Staged, _Staged]:
         """Return what a first and what a further micro-batch does, with the stages of tasks."""
@@ -245,7 +256,9 @@ class _Study:
         timeline = schedule.simulate()
         busy = sum(s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices)
         idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
-        peak = {device: schedule.peak_bytes[device] for device in devices}
+        peak: dict[str, float] = {device: schedule.peak_bytes[device] for device in devices}
+        for name, nbytes in self._moments(variant.first.template).items():
+            peak[variant.cuts.devices[variant.first.homes.get(name, 0)]] += nbytes
         fits = all(peak[device] <= self.machine.device(device).nbytes for device in devices)
         return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
 
