@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched import effects
 from autosched.allowed import is_device, is_name, is_number, no_seconds
@@ -47,8 +47,14 @@ class Graph:
     {'total': 25}
     """
 
-    def __init__(self, name: str = "graph"):
+    def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
+        """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
+
+        Tasks that draw keep their order; those that must run on such devices, only among those of the same generator.
+        """
         self.name = name
+        self._generators = dict(generators or {})
+        self._drawn = {name: _Generator(name) for name in (None, *self._generators.values())}
         self.tasks: list[Task] = []
         self.values: list[Value] = []
         self.outputs: dict[str, int] = {}  # what the user calls it -> value
@@ -513,9 +519,9 @@ class Graph:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
-        state, random = _state(fn, flatten((args, kwargs)), composite, random)
-        earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         device = None if view else check_device(on) if on is not None else self._device
+        state, random = self._state(fn, flatten((args, kwargs)), composite, random, device)
+        earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
         seen = tuple(self._now(v) for v in reads)
@@ -541,6 +547,22 @@ class Graph:
             self.users[dependency.task].append(index)
         self.names.setdefault(label, task)
         return result
+
+    def _state(
+        self, fn: Any, args: Iterable[Any], composite: Composite | None, random: bool, device: str | None
+    ) -> tuple[list[Any], bool]:
+        """Return what a task shares beside values, and whether it draws random numbers."""
+        if composite is not None:
+            shared = {
+                id(item): item for part in composite.tasks for item in part.shared if not isinstance(item, _Generator)
+            }
+            state, random = list(shared.values()), any(part.random for part in composite.tasks)
+        else:
+            state = effects.shared_state(fn, args)
+            random = random or any(map(effects.draws, state))
+        own = self._generators.get(device) if device is not None else None
+        drawn = [self._drawn[own]] if own is not None else list(self._drawn.values())
+        return state + (drawn if random else []), random
 
     def _now(self, value: Value) -> Use:
         return Use(value.index, self._versions[value.index])
@@ -703,7 +725,12 @@ class Graph:
 
 
 _DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
-_RANDOM = object()  # stands for the generators of random numbers among what tasks share
+
+
+class _Generator(NamedTuple):
+    """Stands for a generator of random numbers among what tasks share: that of a device, or any (None)."""
+
+    name: str | None
 
 
 def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
@@ -752,16 +779,6 @@ def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
     return any(
         isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0 for item in items
     )
-
-
-def _state(fn: Any, args: Iterable[Any], composite: Composite | None, random: bool) -> tuple[list[Any], bool]:
-    """Return what a task shares beside values, and whether it draws random numbers."""
-    if composite is not None:
-        shared = {id(item): item for part in composite.tasks for item in part.shared}
-        return list(shared.values()), any(part.random for part in composite.tasks)
-    state = effects.shared_state(fn, args)
-    random = random or any(map(effects.draws, state))
-    return state + ([_RANDOM] if random else []), random
 
 
 def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:

@@ -134,7 +134,7 @@ class _Writer:
     def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
         self.old, self.folding, self.cluster = graph, folding, cluster
         self.new = copy.copy(graph)  # what else a graph of a subclass holds
-        Graph.__init__(self.new, graph.name)
+        Graph.__init__(self.new, graph.name, generators=graph._generators)
         self.new._looks = graph._looks
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
         self.values: dict[int, Value] = {}  # by those of the old graph

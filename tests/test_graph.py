@@ -910,3 +910,21 @@ def test_a_value_moves_as_a_tensor_does_and_shows_its_parts():
     for name in ("device", "data", "shape"):
         with pytest.raises(GraphError, match=f"has no {name} before it runs"):
             getattr(x, name)
+
+
+def test_who_draws_from_generators_of_their_own_need_not_wait_for_each_other() -> None:
+    graph = asc.Graph(generators={"cuda:0": "cuda:0", "cuda:1": "cuda:0", "cuda:2": "cuda:2"})
+    x = graph.input("x")
+    for name, device in (
+        ("a", "cuda:0"),
+        ("b", "cuda:1"),
+        ("c", "cuda:2"),
+        ("d", None),
+        ("e", "cuda:0"),
+        ("f", "cuda:2"),
+    ):
+        graph.add(abs, x, name=name, on=device, random=True)
+    first = {task.name: [graph.tasks[d.task].name for d in task.dependencies] for task in graph.tasks}
+    assert first == {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
+    merged = asc.merge(graph, {"a": "pair", "b": "pair"})
+    assert [d.task for d in merged.task("c").dependencies] == []

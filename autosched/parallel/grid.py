@@ -75,7 +75,7 @@ def build(grid: Grid) -> Built:
 
 class _Builder:
     def __init__(self, grid: Grid):
-        self.grid, self.graph = grid, Graph(grid.name)
+        self.grid, self.graph = grid, Graph(grid.name, generators=generators_of(grid.machine))
         self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
         self.names: dict[str, tuple[int, str]] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
@@ -258,6 +258,13 @@ class _Builder:
                     tasks = self.tasks.get((replica, chunk, stage, kind), [])
                     found.setdefault(devices[stage], []).extend(tasks)
         return {device: tuple(tasks) for device, tasks in found.items()}
+
+
+def generators_of(machine: Machine) -> dict[str, str]:
+    """Return the generator of random numbers of each real accelerator; logical devices on one share it."""
+    if machine.imagined:
+        return {}
+    return {name: machine.device(name).physical or name for name in machine.accelerators}
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
