@@ -28,7 +28,7 @@ from autosched.errors import (
     ScheduleError,
     TaskError,
 )
-from autosched.graph import Graph, Task, Value
+from autosched.graph import Graph, Here, Task, Value
 from autosched.grouping import merge
 from autosched.machine import Device, Link, Machine
 from autosched.marked import task
@@ -76,6 +76,7 @@ __all__ = [
     "Graph",
     "GraphError",
     "HazardError",
+    "Here",
     "Link",
     "Machine",
     "MachineError",

@@ -54,6 +54,12 @@ class Here:
     """Stands among the arguments of a task for the device on which it runs; ``usual`` counts where nothing says that.
 
     So what makes tensors, such as ``torch.zeros``, makes them where its task is placed.
+
+    >>> import autosched as asc, torch
+    >>> graph = asc.Graph()
+    >>> graph.output(zeros=graph.add(torch.zeros, 2, device=asc.Here("cpu")))
+    >>> graph.run_serial()
+    {'zeros': tensor([0., 0.])}
     """
 
     usual: Any

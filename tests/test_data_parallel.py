@@ -531,3 +531,13 @@ def test_a_step_that_was_closed_begins_anew() -> None:
         assert_equal(step(*batch), other(*batch), "loss")
         step.close()
     other.close()
+
+
+def test_devices_do_not_wait_for_each_others_dropout() -> None:
+    parts = (part for _ in range(3) for part in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.3)))
+    model, x = nn.Sequential(*parts), torch.randn(900, 256)
+    machine = asc.Machine.emulated(gpus=3)
+    with asc.parallel.data_parallel(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine) as step:
+        spans = {span.name: span for span in step.schedule(x, x).simulate().spans if span.kind == "run"}
+    assert spans["r2.F"].start < spans["r0.F"].end
+    assert spans["r0.R"].end <= spans["r1.R"].start  # which draw from one generator

@@ -233,15 +233,23 @@ def test_unusual_models_are_trained_too(name: str, system: str) -> None:
     assert_trains_as_serially(*SYSTEMS[system], made(), [batch, batch], loss_fn=loss_fn)
 
 
+class Sampled(nn.Module):
+    """Draws random numbers by what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.bernoulli(torch.sigmoid(x.detach()))
+
+
 @pytest.mark.parametrize("order", ["interleaved", "auto"])
 def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(order: str) -> None:
-    model, (batch,) = deep(), vectors(12)
+    model, (batch,) = nn.Sequential(*(layer for part in deep() for layer in (part, Sampled()))), vectors(12)
     with pipeline(2, schedule=order, chunks=3)(model, functional.cross_entropy, momentum(model.parameters())) as step:
         if order == "auto":
-            assert {one.order for one in step.curve(*batch, chunks=[3]).tried} == {"gpipe", "1f1b", "zero-bubble"}
+            orders = {one.order for one in step.curve(*batch, chunks=[3]).tried}
+            assert "gpipe" in orders and "interleaved" not in orders
             step(*batch)
         else:
-            with pytest.raises(asc.ScheduleError, match=r"'m\d\.F0' needs 'm\d\.F2', which stands behind"):
+            with pytest.raises(asc.ScheduleError, match="sequences contradict the graph: 'm2.F0"):
                 step(*batch)
 
 

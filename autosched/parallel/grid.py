@@ -249,8 +249,8 @@ class _Builder:
         found: dict[str, list[str]] = {}
         for replica, devices in enumerate(self.grid.devices):
             if self.grid.order is None:
-                for (owner, _, stage, _), tasks in self.tasks.items():
-                    if owner == replica:
+                for (owner, _, stage, kind), tasks in self.tasks.items():
+                    if owner == replica and kind != "R":  # which runs as soon as it can, for others wait for it
                         found.setdefault(devices[stage], []).extend(tasks)
                 continue
             for actions in self.grid.order:

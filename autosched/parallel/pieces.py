@@ -1,7 +1,8 @@
 """Pieces: which operators of a micro-batch become one task: a stage's forward, its backward, or parts of that.
 
 A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I, what earlier stages
-wait for, and W, gradients of weights. Pieces of several stages have the stage's number: ``F0``.
+wait for, and W, gradients of weights. R draws the random numbers of a stage, for which nothing must be waited for.
+Pieces of several stages have the stage's number: ``F0``.
 """
 
 from __future__ import annotations
@@ -9,25 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.levels import Level, level_of, levels_of
 from autosched.parallel.norms import EXCHANGES
-from autosched.parallel.orders import Kind
 from autosched.parallel.template import Template, maker_of
 
 __all__ = ["Piece", "Pieces", "costs_of", "pieces_of"]
 
 
+PieceKind = Literal["F", "B", "I", "W", "R"]
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A stage's forward (F), backward (B), or its two halves (I, W).
+    """A stage's forward (F), backward (B), or its two halves (I, W); or the random numbers that forward needs (R).
 
     ``part`` numbers what buckets cut it into, ``level`` what exchanges between replicas do.
     """
 
     stage: int
-    kind: Kind
+    kind: PieceKind
     part: int = 0
     level: int = 0
 
@@ -97,7 +101,7 @@ def pieces_of(
 
 
 def _name(piece: Piece, several: bool, buckets: bool) -> str:
-    part = f".{piece.part}" if buckets and piece.kind != "F" else ""
+    part = f".{piece.part}" if buckets and piece.kind not in "FR" else ""
     level = f"-{piece.level}" if piece.level else ""
     return f"{piece.kind}{piece.stage if several else ''}{part}{level}"
 
@@ -115,13 +119,27 @@ def _labels(
         for name in bucket:
             for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
                 part[index] = number
-    found, level = {}, level_of(graph, backward)
+    found, level, drawn = {}, level_of(graph, backward), _drawn(graph)
     for task in graph.tasks:
         if task.view or task.fn in EXCHANGES:
             continue
-        kind: Kind = "F" if task.index not in backward else "B" if not apart else "I" if task.index in inner else "W"
-        cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind != "F" else 0
+        kind: PieceKind = "R" if task.index in drawn else "F"
+        if task.index in backward:
+            kind = "B" if not apart else "I" if task.index in inner else "W"
+        cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind not in "FR" else 0
         found[task.name] = Piece(stage[task.name], kind, cut, level[task.index])
+    return found
+
+
+def _drawn(graph: Graph) -> set[int]:
+    """Return the tasks that draw random numbers and depend on nothing, with those that make memory for them."""
+    sources = {value.index for value in graph.sources}
+    found: set[int] = set()
+    for task in graph.tasks:
+        before = [d.task for d in task.dependencies if d.kind == "data"]
+        free = all(i in found or not (graph.tasks[i].reads or graph.tasks[i].random) for i in before)
+        if task.random and free and sources.isdisjoint(use.value for use in task.reads):
+            found.update((*before, task.index))
     return found
 
 

@@ -18,6 +18,7 @@ from autosched import Machine, MachineError, Schedule, ScheduleError, in_order
 from autosched.parallel.grid import Built, Grid, build
 from autosched.parallel.norms import Synchronised, check_norms
 from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel.rewrite import drawn_ahead
 from autosched.parallel.template import Loss, Template, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, updates_of
 
@@ -81,10 +82,10 @@ class Trained:
         """
         check_norms(self.model)
         return {
-            size: pass_of(
+            size: drawn_ahead(pass_of(
                 self.model, self.loss_fn, self.optimizer, cut(batch, size, self.place),
                 size / rows if self.averages else 1.0, Synchronised if synchronised else contextlib.nullcontext,
-            )
+            ))
             for size in dict.fromkeys(sizes) if size
         }  # fmt: skip
 

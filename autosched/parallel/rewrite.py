@@ -5,16 +5,71 @@ From template to template; the stage of each task goes along. Knows no device an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from autosched import Graph, Task, Value
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from autosched import Graph, Here, Task, Value
 from autosched.parallel.template import Template, inputs_like
 
-__all__ = ["checkpointed", "halved"]
+__all__ = ["checkpointed", "drawn_ahead", "halved"]
 
 Stages = Mapping[str, int]  # of tasks, by name
+
+
+def drawn_ahead(one: Template) -> Template:
+    """Let random numbers be drawn before anything else, where they depend on nothing but a shape.
+
+    Masks of dropout are drawn into memory "like" an activation; it becomes memory of that shape, for which nobody
+    waits. Else all that draws, on all devices, would stand in one row with what comes before it.
+    """
+    graph = one.graph
+    drawing = {use.value for task in graph.tasks if task.random for use in task.writes}
+    like = [t for t in graph.tasks if _name(t).startswith("empty_like") and t.outputs[0].value in drawing]
+    if not like:
+        return one
+    copy, looks = _Copy(one), _looks(one, {task.outputs[0].value for task in like})
+    for task in graph.tasks:
+        if task not in like:
+            copy.take(task)
+            continue
+        look = looks[task.outputs[0].value]
+        copy.flush()
+        copy.values[graph.values[task.outputs[0].value].name] = copy.graph.record(
+            torch.empty_strided, (tuple(look.shape), look.stride()),
+            {"dtype": look.dtype, "device": Here(look.device)}, name=task.name, origin=task.origin,
+        )  # fmt: skip
+    return copy.done(one)
+
+
+def _looks(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
+    """Return tensors without data that look like some values (by index), by running all tasks on such."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        data: dict[int, Any] = {
+            v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor) for v in one.graph.sources
+        }
+        found: dict[int, torch.Tensor] = {}
+        for task in one.graph.tasks:
+            args, kwargs = tree_map(lambda leaf: _known(leaf, data), (task.args, dict(task.kwargs)))
+            assert task.fn is not None
+            for value, item in task.results(task.fn(*args, **kwargs)):
+                data[value] = item
+                if value in wanted:
+                    found[value] = item
+    return found
+
+
+def _known(leaf: Any, data: Mapping[int, Any]) -> Any:
+    return data[leaf.index] if isinstance(leaf, Value) else leaf.usual if isinstance(leaf, Here) else leaf
+
+
+def _name(task: Task) -> str:
+    """Return the name of a task without its module's."""
+    return task.name.rpartition(".")[2]
 
 
 def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
@@ -34,8 +89,7 @@ def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
 
 def _convolution(task: Task) -> tuple[bool, ...]:
     """Return which gradients the backward of a convolution is to return; nothing for other tasks."""
-    name = task.name.rpartition(".")[2]
-    return tuple(task.args[-1]) if name.startswith("convolution_backward") else ()
+    return tuple(task.args[-1]) if _name(task).startswith("convolution_backward") else ()
 
 
 def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
@@ -134,7 +188,7 @@ class _Copy:
 
 def _norm(task: Task) -> int | None:
     """Return where the running statistics stand among the arguments of a batch norm in training; None for others."""
-    if task.name.rpartition(".")[2].startswith(("native_batch_norm", "cudnn_batch_norm")) and task.args[5] is True:
+    if _name(task).startswith(("native_batch_norm", "cudnn_batch_norm")) and task.args[5] is True:
         return 3
     return None
 

@@ -293,7 +293,8 @@ class _Study:
             return ORDERS[order](count, chunks)
         seconds: dict[Kind, list[float]] = {"F": [0.0] * len(cuts), "I": [0.0] * len(cuts), "W": [0.0] * len(cuts)}
         for task, piece in pieces.piece.items():
-            seconds[piece.kind][piece.stage] += pieces.seconds[task][cuts.devices[piece.stage]]
+            kind: Kind = piece.kind if piece.kind != "R" else "F"
+            seconds[kind][piece.stage] += pieces.seconds[task][cuts.devices[piece.stage]]
         copies = [
             self.machine.copy_seconds(a, b, n)
             for a, b, n in zip(cuts.devices, cuts.devices[1:], cuts.nbytes, strict=False)
