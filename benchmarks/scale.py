@@ -1,0 +1,281 @@
+"""Predict training steps on 1 to 64 GPUs: data parallel, pipelines, and replicas of pipelines. Nothing is computed.
+
+Two networks at their true size, captured on tensors without data: ResNet-50, and a transformer of 48 layers that is
+1,600 wide (as GPT-2 XL). The optimizer is SGD with
+momentum. The machine is one of nodes of 8 GPUs. A GPU reaches 300 TFLOP/s and 2.5 TB/s, which is
+about what float32 on an H100's tensor cores does, takes 5 us to launch an operator, and has 80 GB. In a node each two
+are joined by NVLink, 360 GB/s and 10 us; between nodes each GPU has a network card of its own, 40 GB/s and 20 us.
+
+What the model leaves out: a link joins two devices, and what copies share is not the link but the two copy streams, one
+out of and one into each GPU, so a switch is as good as its ports. A GPU has those two for NVLink and the network
+together. One host stands for those of all nodes, with a link of 50 GB/s to each GPU, and has the whole batch. Operators
+cost what the roofline says, whatever their shapes; there is no noise, and nobody is late.
+
+* efficiency: throughput over that of as many GPUs that do what one does alone.
+* idle: the share of time in which GPUs compute nothing, on average.
+* hidden: of the time that copies into a GPU take, the share in which it computes.
+* bound / time: the bound is what no schedule can beat that has the same tasks on the same devices: the busiest GPU's
+  work behind what must come before and ahead of what must follow, or ``lower_bound`` of the schedule (which knows
+  copies), whichever is longer; (w) or (c) say which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from _report import RESULTS, options, publish, table
+from pipeline import ResNet50, bound
+from torch import Tensor, nn
+from torch.nn import functional
+
+import autosched as asc
+
+NODE = 8
+GPU = {"flops_per_second": 300e12, "bytes_per_second": 2.5e12, "launch_seconds": 5e-6, "nbytes": 80e9}
+NVLINK, NETWORK, HOST = (360e9, 1e-5), (40e9, 2e-5), (50e9, 1e-5)  # bytes per second, latency
+CHUNKS = (16, 32, 64)  # micro-batches of each pipeline, to choose among
+SEVERAL = 16  # times what one GPU computes at once, in the batch that stays the same
+
+
+def machine(gpus: int) -> asc.Machine:
+    """Return nodes of 8 GPUs, and a host."""
+    names = [f"cuda:{i}" for i in range(gpus)]
+    links = [asc.Link("cpu", name, *HOST) for name in names]
+    links += [
+        asc.Link(names[a], names[b], *(NVLINK if a // NODE == b // NODE else NETWORK))
+        for b in range(gpus)
+        for a in range(b)
+    ]
+    devices = [asc.Device("cpu", 1, 1e12, 100e9), *(asc.Device(name, 1, **GPU) for name in names)]
+    return asc.Machine(devices, links, imagined=True)
+
+
+class Layer(nn.Module):
+    """Attention and two products, each behind a layer norm."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return as much as was given: sequences times positions times width."""
+        split = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(*split.unbind(), is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """Radford et al., "Language models are unsupervised multitask learners", 2019: the largest by default."""
+
+    def __init__(self, layers: int = 48, width: int = 1600, heads: int = 25, words: int = 50_257, length: int = 1024):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores of the next word, by word first, for each position."""
+        x = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        return self.head(self.norm(self.layers(x))).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network, how many rows a GPU computes at once, and how a batch and an optimizer are made."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    rows: int
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+
+
+def images(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(rows, 3, 224, 224), torch.empty(rows, dtype=torch.long)
+
+
+def texts(rows: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(rows, 1024, dtype=torch.long), torch.empty(rows, 1024, dtype=torch.long)
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+NETS = (
+    Net("ResNet-50", ResNet50, _sgd, 64, images),
+    Net("transformer", Transformer, _sgd, 4, texts),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was planned for some GPUs."""
+
+    gpus: int
+    rows: int
+    seconds: float
+    idle: float
+    hidden: float
+    bound: float
+    by: str
+    chosen: str
+    tasks: int
+    planning: float
+
+    @property
+    def throughput(self) -> float:
+        """Rows per second."""
+        return self.rows / self.seconds
+
+
+def planned(gpus: int, rows: int, plan: Callable[[], tuple[asc.Schedule, str]]) -> Point:
+    """Plan, and look at what comes out."""
+    start = time.perf_counter()
+    schedule, chosen = plan()
+    planning = time.perf_counter() - start
+    timeline = schedule.simulate()
+    busy = sum(span.seconds for span in timeline.spans if span.kind == "run" and span.streams[0].device != "cpu")
+    work, copies = bound(schedule), schedule.lower_bound
+    return Point(
+        gpus, rows, timeline.makespan, 1 - busy / (gpus * timeline.makespan), hidden(timeline), max(work, copies),
+        "w" if work >= copies else "c", chosen, len(schedule.graph), planning,
+    )  # fmt: skip
+
+
+def hidden(timeline: asc.Timeline) -> float:
+    """Return the share of the time of copies into GPUs in which these compute."""
+    of: dict[str, list[Any]] = {}
+    for span in timeline.spans:
+        if span.streams[-1].device != "cpu":  # the last stream of a copy is that of where it goes
+            of.setdefault(span.streams[-1].device, []).append(span)
+    found = [
+        (asc.Timeline(tuple(spans)).overlap().copies_hidden, sum(s.seconds for s in spans if s.kind == "copy"))
+        for spans in of.values()
+    ]
+    total = sum(seconds for _, seconds in found)
+    return sum(share * seconds for share, seconds in found) / total if total else 1.0
+
+
+class Ways:
+    """The ways to train one network."""
+
+    def __init__(self, net: Net):
+        self.net = net
+        with torch.device("meta"):
+            model = net.make()
+        self.model = model.to_empty(device="cpu")  # memory that nobody touches is not there
+        self.optimizer = net.optimizer(self.model.parameters())
+
+    def _system(self, way: Any, gpus: int, **how: Any) -> Any:
+        return way(self.model, functional.cross_entropy, self.optimizer, machine(gpus), **how)
+
+    def data_parallel(self, gpus: int, rows: int) -> Point:
+        """Share a batch out, in micro-batches of what a GPU computes at once at most."""
+        each = -(-rows // gpus)
+        several = -(-each // self.net.rows)
+
+        def plan() -> tuple[asc.Schedule, str]:
+            step = self._system(asc.parallel.data_parallel, gpus, accumulate=several)
+            batch = self.net.batch(rows)
+            return step.schedule(*batch), step.notes(*batch)["reduction"] if gpus > 1 else ""
+
+        return planned(gpus, rows, plan)
+
+    def pipeline(
+        self, gpus: int, rows: int, replicas: int = 1, order: str = "auto", chunks: Sequence[int] = CHUNKS
+    ) -> Point:
+        """Train by pipelines, with the order and the number of micro-batches that are predicted to be fastest."""
+        batch = self.net.batch(rows)
+
+        def plan() -> tuple[asc.Schedule, str]:
+            how: dict[str, Any] = {"schedule": order, "chunks": chunks[0], "replicas": replicas}
+            if len(chunks) > 1:
+                some = self._system(asc.parallel.pipeline, gpus, schedule=order, replicas=replicas)
+                best = some.curve(*batch, chunks=[n for n in chunks if n * replicas <= rows]).best
+                how |= {"schedule": best.order, "chunks": best.chunks}
+            step = self._system(asc.parallel.pipeline, gpus, **how)
+            made = step.schedule(*batch)
+            notes = step.notes(*batch)
+            words = [notes["order"], f"{notes['chunks']} micro-batches", notes["reduction"] if replicas > 1 else ""]
+            return made, ", ".join(filter(None, words))
+
+        return planned(gpus, rows, plan)
+
+
+def weak(ways: Ways, counts: Sequence[int], **how: Any) -> Iterator[tuple[str, list[Point]]]:
+    """Yield names and points of data parallel training and of pipelines; the batch grows with the number of GPUs."""
+    rows = ways.net.rows
+    yield "data parallel", [ways.data_parallel(n, n * rows) for n in counts]
+    yield "one pipeline", [ways.pipeline(n, n * rows, **how) for n in counts if n > 1]
+    nodes = [n for n in counts if n > NODE]
+    if nodes:
+        yield f"pipelines of {NODE}", [ways.pipeline(n, n * rows, n // NODE, **how) for n in nodes]
+
+
+def lines(name: str, points: Sequence[Point], alone: Point) -> Iterator[Sequence[str]]:
+    for p in points:
+        yield (
+            f"{name}, {p.gpus}", f"{p.rows:,}", f"{p.seconds * 1e3:,.1f}", f"{_efficiency(p, alone):.1%}",
+            f"{p.idle:.1%}", f"{p.hidden:.1%}", f"{p.bound / p.seconds:.1%} ({p.by})", p.chosen, f"{p.tasks:,}",
+            f"{p.planning:.1f}",
+        )  # fmt: skip
+
+
+def _efficiency(point: Point, alone: Point) -> float:
+    return point.throughput / point.gpus / alone.throughput
+
+
+def drawn(title: str, curves: Sequence[tuple[str, Sequence[Point]]], alone: Point) -> str:
+    """Return efficiency by number of GPUs, and the bounds, as SVG."""
+    found = []
+    for name, points in curves:
+        found.append(asc.viz.Line(name, [(p.gpus, _efficiency(p, alone)) for p in points]))
+        bounds = [(p.gpus, _efficiency(p, alone) * p.seconds / p.bound) for p in points]
+        found.append(asc.viz.Line(f"{name}: bound", bounds, "dashed"))
+    return asc.viz.lines_svg(found, title=title, x="GPUs", y="efficiency", log_x=True)
+
+
+HEAD = (
+    "way, GPUs", "batch", "ms", "efficiency", "idle", "hidden", "bound / time", "chosen", "tasks", "planned in s",
+)  # fmt: skip
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    parts: list[str] = []
+    counts, how = (1, 2, 4, 8, 16, 32, 64), {}
+    if chosen.quick:
+        counts, how = (1, 8), {"order": "1f1b", "chunks": [32]}
+    for net in NETS[:1] if chosen.quick else NETS:
+        ways = Ways(net)
+        curves = list(weak(ways, counts, **how))
+        alone = curves[0][1][0]
+        rows = [line for name, points in curves for line in lines(name, points, alone)]
+        parts += [f"## {net.name}: {net.rows} rows for each GPU", table(HEAD, rows)]
+        if not chosen.quick:
+            fixed = [ways.data_parallel(n, SEVERAL * net.rows) for n in counts]
+            curves.append(("data parallel, one batch", fixed))
+            parts += [f"### {SEVERAL * net.rows:,} rows in all", table(HEAD, lines("data parallel", fixed, alone))]
+        if chosen.write:
+            RESULTS.mkdir(exist_ok=True)
+            picture = f"scale-{net.name.lower()}.svg"
+            (RESULTS / picture).write_text(drawn(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone))
+            parts.append(f"![efficiency by number of GPUs]({picture})")
+    publish("scale", "Training steps on 1 to 64 GPUs, predicted", [_about(), *parts], chosen)
+
+
+def _about() -> str:
+    return (__doc__ or "").partition("\n\n")[2].rstrip()
+
+
+if __name__ == "__main__":
+    main()
