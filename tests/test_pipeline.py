@@ -246,10 +246,11 @@ def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(
     with pipeline(2, schedule=order, chunks=3)(model, functional.cross_entropy, momentum(model.parameters())) as step:
         if order == "auto":
             orders = {one.order for one in step.curve(*batch, chunks=[3]).tried}
-            assert "gpipe" in orders and "interleaved" not in orders
+            assert "gpipe" in orders
+            assert "interleaved" not in orders
             step(*batch)
         else:
-            with pytest.raises(asc.ScheduleError, match="sequences contradict the graph: 'm2.F0"):
+            with pytest.raises(asc.ScheduleError, match=r"sequences contradict the graph: .m2\.F0"):
                 step(*batch)
 
 
