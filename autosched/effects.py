@@ -55,6 +55,10 @@ RANDOM = frozenset(
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
+_DRAW_TO_DROP = frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu".split()
+)
 RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
@@ -111,6 +115,7 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     seen = [item for item, alias in marked if not alias.is_write]
     base = seen[0] if seen and any(returned) else _first(args, kwargs) if name in _UNMARKED_VIEWS else None
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
+    random &= name not in _DRAW_TO_DROP or given.get("dropout_p", 0) != 0
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
     return Effects(name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place)
 

@@ -292,6 +292,13 @@ def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
     assert torch.equal(model.weight.grad, torch.full((4, 3), 4.0, dtype=torch.double))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_numbers_for_dropout_alone(dropout: float) -> None:
+    x = torch.ones(1, 2, 3, 4)
+    graph = asc.capture(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout), x)
+    assert any(task.random for task in graph.tasks) == (dropout > 0)
+
+
 def test_generators_among_the_arguments_are_drawn_from() -> None:
     def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
         return x + torch.randn(2, generator=generator)
