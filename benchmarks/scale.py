@@ -89,12 +89,12 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Net:
-    """A network, how many rows a GPU computes at once, and how a batch and an optimizer are made."""
+    """A network, how many rows a GPU computes at once, bytes of a bucket of gradients, and how batches are made."""
 
     name: str
     make: Callable[[], nn.Module]
-    optimizer: Callable[[Any], torch.optim.Optimizer]
     rows: int
+    bucket: float
     batch: Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -106,13 +106,9 @@ def texts(rows: int) -> tuple[Tensor, Tensor]:
     return torch.empty(rows, 1024, dtype=torch.long), torch.empty(rows, 1024, dtype=torch.long)
 
 
-def _sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
-
-
 NETS = (
-    Net("ResNet-50", ResNet50, _sgd, 64, images),
-    Net("transformer", Transformer, _sgd, 4, texts),
+    Net("ResNet-50", ResNet50, 64, 25e6, images),
+    Net("transformer", Transformer, 4, 250e6, texts),
 )
 
 
@@ -173,10 +169,12 @@ class Ways:
         with torch.device("meta"):
             model = net.make()
         self.model = model.to_empty(device="cpu")  # memory that nobody touches is not there
-        self.optimizer = net.optimizer(self.model.parameters())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
 
     def _system(self, way: Any, gpus: int, **how: Any) -> Any:
-        return way(self.model, functional.cross_entropy, self.optimizer, machine(gpus), **how)
+        return way(
+            self.model, functional.cross_entropy, self.optimizer, machine(gpus), buckets=(2**20, self.net.bucket), **how
+        )
 
     def data_parallel(self, gpus: int, rows: int) -> Point:
         """Share a batch out, in micro-batches of what a GPU computes at once at most."""
