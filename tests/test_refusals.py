@@ -429,3 +429,10 @@ def test_private_attributes_that_torch_keeps_are_its_own() -> None:
 
     for model in (nn.LSTM(2, 2), Own(2, 2)):
         asc.capture(model, X[None])
+
+
+def test_a_seed_that_is_set_already_is_refused_too() -> None:
+    torch.manual_seed(3)
+    with pytest.raises(asc.CaptureError, match="sets, torch's seed"):
+        asc.capture(seeds, torch.ones(2))
+    assert torch.initial_seed() == 3

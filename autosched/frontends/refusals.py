@@ -113,6 +113,9 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
                 )
 
 
+_UNLIKELY = 0x5EED_0F_A_C0DE  # a seed that a step would not set: what sets the one that is there would go unseen
+
+
 @contextlib.contextmanager
 def drawing_nothing() -> Iterator[None]:
     """Raise CaptureError where generators of random numbers are moved meanwhile, by Python or a seed; put them back."""
@@ -120,10 +123,12 @@ def drawing_nothing() -> Iterator[None]:
     moved = []
     before = random.getstate(), torch.get_rng_state(), repr(numbers.get_state(legacy=False)) if numbers else ""
     old = numbers.get_state() if numbers else None
+    torch.default_generator.manual_seed(_UNLIKELY)
+    seeded = torch.get_rng_state()
     try:
         yield
         moved += ["Python's random"] if random.getstate() != before[0] else []
-        moved += ["torch's seed"] if not torch.equal(torch.get_rng_state(), before[1]) else []
+        moved += ["torch's seed"] if not torch.equal(torch.get_rng_state(), seeded) else []
         moved += ["NumPy's random"] if numbers and repr(numbers.get_state(legacy=False)) != before[2] else []
         if moved:
             raise CaptureError(
