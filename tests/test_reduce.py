@@ -110,6 +110,7 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "cpu": in_order,
     "ring": around,
     "tree": by_pairs,
+    "exchange": in_order,
 }
 
 
@@ -185,7 +186,7 @@ def test_two_of_the_devices_may_be_one(strategy: str) -> None:
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(asc.ScheduleError, match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree'"):
+    with pytest.raises(asc.ScheduleError, match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree', 'exchange'"):
         summing("rings", asc.Machine.emulated(gpus=2), 4)
 
 
@@ -210,6 +211,8 @@ def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str]
             pairs = [("cpu", gpu) for gpu in gpus]
         case "tree":
             pairs = [(gpus[i & (i - 1)], gpus[i]) for i in range(1, n)]  # a parent has one bit less
+        case "exchange":
+            return dict.fromkeys(itertools.permutations(gpus, 2), 2 / n * nbytes)
         case _:
             return {(gpus[i], gpus[(i + 1) % n]): 2 * (n - 1) / n * nbytes for i in range(n)}
     return {ends: nbytes for a, b in pairs for ends in ((a, b), (b, a))}
@@ -287,3 +290,46 @@ def test_the_host_is_worth_it_where_it_alone_has_links() -> None:
         assert schedule.makespan > 0
     with pytest.raises(asc.ScheduleError, match="no link"):
         planned("sum", star, 1000)
+
+
+def of_nodes(nodes: int, each: int) -> asc.Machine:
+    """Return GPUs joined by faster links inside of nodes than between them, and a host."""
+    names = [f"cuda:{i}" for i in range(nodes * each)]
+    links = [asc.Link("cpu", name, 25e9) for name in names]
+    for a, b in itertools.combinations(range(len(names)), 2):
+        links.append(asc.Link(names[a], names[b], 360e9 if a // each == b // each else 40e9, 1e-5))
+    return asc.Machine([asc.Device("cpu"), *map(asc.Device, names)], links, imagined=True)
+
+
+@given(nodes=st.integers(2, 3), each=st.integers(2, 3), numel=st.integers(0, 24), dtype=st.sampled_from(DTYPES))
+def test_an_exchange_sums_nodes_and_then_their_sums(nodes: int, each: int, numel: int, dtype: torch.dtype) -> None:
+    machine, given = of_nodes(nodes, each), numbers(nodes * each, numel, dtype)
+    flats = [-tensor for tensor in given.values()]
+    expected = in_order([in_order(flats[i : i + each]) for i in range(0, len(flats), each)])
+    graph = summing("exchange", machine, numel, dtype.itemsize)
+    with asc.schedule(graph, machine, policy="heft", backend="virtual") as schedule:
+        assert all(torch.equal(total, expected) for total in schedule(**given).values())
+
+
+def test_an_exchange_sends_to_other_nodes_what_no_other_device_of_its_node_sends() -> None:
+    with planned("exchange", of_nodes(4, 2), 800) as schedule:
+        sent = traffic(schedule)
+    far = {ends: nbytes for ends, nbytes in sent.items() if int(ends[0][5:]) // 2 != int(ends[1][5:]) // 2}
+    pairs = [(a, b) for a, b in itertools.permutations(range(8), 2) if a // 2 != b // 2 and a % 2 == b % 2]
+    assert far == {(f"cuda:{a}", f"cuda:{b}"): 2 / 4 * 3200 / 2 for a, b in pairs}
+
+
+def test_nodes_of_different_sizes_are_taken_for_one() -> None:
+    whole = of_nodes(2, 2)
+    machine = asc.Machine(whole.devices[:-1], [k for k in whole.links if "cuda:3" not in (k.source, k.destination)])
+    with planned("exchange", machine, 300) as schedule:
+        assert traffic(schedule) == dict.fromkeys(itertools.permutations(machine.accelerators, 2), 2 / 3 * 1200)
+
+
+def test_an_exchange_is_best_for_large_buckets_on_several_nodes() -> None:
+    times = {}
+    for strategy in ("ring", "tree", "exchange"):
+        with planned(strategy, of_nodes(4, 4), 25 * 2**18) as schedule:
+            times[strategy] = schedule.makespan
+    assert sorted(times, key=times.__getitem__) == ["exchange", "ring", "tree"]
+    assert times["exchange"] < 0.6 * times["ring"]

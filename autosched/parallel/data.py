@@ -53,11 +53,13 @@ def data_parallel(
     Each device trains its own copy of the model on its share of the rows, gradients are summed, and each device updates
     its copy. The model and the optimizer are the user's own, on the first device, and so is ``state_dict``; copies
     follow whatever is changed between steps. What a step leaves is what the shares leave one after another, gradients
-    added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another.
+    added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another, and so does
+    ``"exchange"`` on several nodes.
 
     * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without any.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the host; ``"ring"``;
-      ``"tree"``; ``"auto"``: what is predicted to be fastest.
+      ``"tree"``; ``"exchange"``, a piece on each device, inside of nodes first; ``"auto"``: what is predicted to be
+      fastest.
     * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"`` tries several.
     * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.

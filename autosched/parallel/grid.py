@@ -19,7 +19,7 @@ from autosched.parallel.compress import Compression, exchange
 from autosched.parallel.lockstep import Pass, include
 from autosched.parallel.orders import Order
 from autosched.parallel.pieces import Pieces
-from autosched.parallel.reduce import reduce
+from autosched.parallel.reduce import added, reduce
 from autosched.parallel.template import Place
 from autosched.parallel.traffic import memory_seconds
 from autosched.parallel.updates import Bucket, Update
@@ -270,11 +270,3 @@ def generators_of(machine: Machine) -> dict[str, str]:
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return all elements of tensors in one."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def added(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum, in order."""
-    total = losses[0]
-    for loss in losses[1:]:
-        total = total + loss
-    return total

@@ -9,8 +9,9 @@ To add a strategy, write a function of a ``_Sum`` and the flat values, and name 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from autosched import Graph, Machine, ScheduleError, Value
 from autosched.parallel.traffic import memory_seconds
 
-__all__ = ["STRATEGIES", "reduce"]
+__all__ = ["STRATEGIES", "added", "reduce"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,11 @@ class _Sum:
         """Add two tensors."""
         return self._task("add", torch.add, a, b, device=device, numel=numel, accesses=3)
 
+    def total(self, values: Sequence[Value], device: str, numel: int) -> Value:
+        """Add several tensors, in their order."""
+        count = len(values) - 1
+        return self._task("add", added, list(values), device=device, numel=numel, accesses=3 * count, launches=count)
+
     def put_together(self, pieces: Sequence[Value], device: str) -> Value:
         """Put pieces together again."""
         return self._task("cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2)
@@ -90,12 +96,19 @@ class _Sum:
         return pieces
 
     def _task(
-        self, what: str, fn: Callable[..., torch.Tensor], *args: object, device: str, numel: int, accesses: int
+        self,
+        what: str,
+        fn: Callable[..., torch.Tensor],
+        *args: object,
+        device: str,
+        numel: int,
+        accesses: int,
+        launches: int = 1,
     ) -> Value:
         nbytes = numel * self.itemsize
         made: Value = self.graph.add(
             fn, *args, name=self._fresh(what, device), on=device, nbytes=nbytes,
-            seconds=memory_seconds(self.machine, device, accesses * nbytes),
+            seconds=memory_seconds(self.machine, device, accesses * nbytes, launches),
         )  # fmt: skip
         return made
 
@@ -165,11 +178,37 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     return read
 
 
+def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum a piece on each device of a node, then that of all nodes on one each; send totals back the same way.
+
+    (r0 + r1 + ...) + (...) + ..., a node in brackets: what is told by the rates of links. For g devices in each of m
+    nodes, 2 (g - 1) / g N bytes from each device to others of its node, and 2 (m - 1) / m N / g to other nodes. Where
+    nodes differ in size, all are taken for one. As many copies as a ring has, which do not wait for each other.
+    """
+    nodes = _nodes(of)
+    if len(nodes) == 1:
+        return _exchanged(of, flats)
+    inner = [replace(of, devices=tuple(of.devices[i] for i in node)) for node in nodes]
+    sums = [_scattered(one, [flats[i] for i in node]) for one, node in zip(inner, nodes, strict=True)]
+    size = -(-of.numel // len(nodes[0]))
+    totals = []  # by piece and node
+    for k, row in enumerate(zip(*sums, strict=True)):
+        owners = tuple(one.devices[k] for one in inner)
+        totals.append(_exchanged(replace(of, devices=owners, numel=min(size, of.numel - k * size)), row))
+    found = {
+        i: of.put_together(own, of.devices[i])
+        for node, own in zip(nodes, zip(*totals, strict=True), strict=True)
+        for i in node
+    }
+    return [found[i] for i in range(len(flats))]
+
+
 STRATEGIES: Mapping[str, Callable[[_Sum, Sequence[Value]], list[Value]]] = {
     "sum": on_first,
     "cpu": on_host,
     "ring": ring,
     "tree": tree,
+    "exchange": exchange,
 }
 
 
@@ -178,3 +217,42 @@ def _on_one(of: _Sum, flats: Sequence[Value], device: str) -> list[Value]:
     for flat in flats[1:]:
         total = of.add(total, flat, device, of.numel)
     return [total] * len(flats)
+
+
+def _scattered(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Return the sum of each piece, on a device each."""
+    size = -(-of.numel // len(flats))
+    pieces = [of.split(flat, size) for flat in flats]
+    return [of.total(row, of.devices[k], size) for k, row in enumerate(zip(*pieces, strict=True))]
+
+
+def _exchanged(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    sums = _scattered(of, flats)
+    return [of.put_together(sums, device) for device in of.devices]
+
+
+def _nodes(of: _Sum) -> list[list[int]]:
+    """Return the devices (their numbers) of each node: those that the fastest links join."""
+
+    def rate(a: str, b: str) -> float:
+        link = of.machine.link(a, b)
+        return math.inf if a == b else 0.0 if link is None else link.bytes_per_second
+
+    first = of.devices[0]
+    fastest = max((rate(first, device) for device in of.devices if device != first), default=math.inf)
+    nodes: list[list[int]] = []
+    for i, device in enumerate(of.devices):
+        own = next((node for node in nodes if rate(of.devices[node[0]], device) >= fastest), None)
+        if own is None:
+            nodes.append([i])
+        else:
+            own.append(i)
+    return nodes if len({len(node) for node in nodes}) == 1 else [list(range(len(of.devices)))]
+
+
+def added(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum, in order."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
