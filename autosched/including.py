@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autosched.collecting import without_collecting
 from autosched.effects import MOVE, RESHAPE, effects_of
 from autosched.errors import GraphError, listed
 from autosched.parts import Looks, Part
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["include", "repeat"]
 
 
-@without_collecting()
 def include(
     graph: Graph,
     other: Graph,

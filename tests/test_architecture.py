@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "costs": ["allowed", "errors", "machine", "graph", "tree"],
     "placement": ["errors", "machine", "graph"],
     # other graphs that say the same
-    "including": ["collecting", "effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
+    "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
     "marked": ["errors", "tree", "value"],
     "folding": ["effects", "graph"],
     "merging": ["composite", "folding", "graph", "including", "task", "tree", "value"],

@@ -48,10 +48,11 @@ class Sums:
         """Return the strategies to try."""
         if self.strategy != "auto" or replicas == 1:
             return (self.strategy if replicas > 1 else "none",)
-        return tuple(name for name in STRATEGIES if replicas <= _MOST_FOR_A_RING or name != "ring")
+        return tuple(STRATEGIES) if replicas <= _MANY else _FOR_MANY
 
 
-_MOST_FOR_A_RING = 16  # replicas: a ring has n * n tasks
+_MANY = 16  # replicas, behind which what grows with their number is not worth a try: a ring's n * n tasks, n - 1 ...
+_FOR_MANY = ("tree", "exchange")  # ... whole tensors that come to one device
 
 
 def check_strategy(name: str) -> str:

@@ -138,11 +138,20 @@ class _Study:
         buckets = self._buckets(one, homes, several)
         updates = self.trained.updates(one, buckets, several)
         grid = replace(self._grid(best.order, sizes, made, variant), buckets=buckets, updates=updates)
-        plans = self.trained.reduced(grid, self.planner.sums)
-        reduction, (schedule, built) = min(plans.items(), key=lambda plan: plan[1][0].makespan)
+        reduction = self._reduction(grid)
+        schedule, built = self.trained.scheduled(replace(grid, reduction=reduction))
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
         notes["reduction"] = reduction
         return Planned(schedule, built, one, grid.updates[0].state, notes)
+
+    def _reduction(self, grid: Grid) -> str:
+        """Return how replicas sum: of several ways the one that is fastest behind the last micro-batch of each."""
+        names = self.planner.sums.strategies(len(grid.devices))
+        if len(names) == 1:
+            return names[0]
+        last = replace(grid, rows=tuple(own[-1:] for own in grid.rows), order=None)
+        plans = self.trained.reduced(last, self.planner.sums)
+        return min(plans, key=lambda name: plans[name][0].makespan)
 
     def _buckets(self, one: Template, homes: Mapping[str, int], several: bool) -> tuple[Bucket, ...]:
         """Return the parameters of each stage, in buckets for several replicas."""
