@@ -89,12 +89,13 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Net:
-    """A network, how many rows a GPU computes at once, bytes of a bucket of gradients, and how batches are made."""
+    """A network, the rows a GPU computes at once, the bytes of a bucket of gradients, numbers of GPUs, batches."""
 
     name: str
     make: Callable[[], nn.Module]
     rows: int
     bucket: float
+    gpus: tuple[int, ...]
     batch: Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -107,8 +108,8 @@ def texts(rows: int) -> tuple[Tensor, Tensor]:
 
 
 NETS = (
-    Net("ResNet-50", ResNet50, 64, 25e6, images),
-    Net("transformer", Transformer, 4, 250e6, texts),
+    Net("ResNet-50", ResNet50, 64, 25e6, (1, 2, 4, 8, 16, 32, 64), images),
+    Net("transformer", Transformer, 4, 250e6, (1, 8, 64), texts),
 )
 
 
@@ -250,10 +251,9 @@ HEAD = (
 def main() -> None:
     chosen = options(__doc__)
     parts: list[str] = []
-    counts, how = (1, 2, 4, 8, 16, 32, 64), {}
-    if chosen.quick:
-        counts, how = (1, 8), {"order": "1f1b", "chunks": [32]}
+    how: dict[str, Any] = {"order": "1f1b", "chunks": [32]} if chosen.quick else {}
     for net in NETS[:1] if chosen.quick else NETS:
+        counts = (1, NODE) if chosen.quick else net.gpus
         ways = Ways(net)
         curves = list(weak(ways, counts, **how))
         alone = curves[0][1][0]
