@@ -15,7 +15,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
+from autosched.parallel import planning
 from autosched.parallel.orders import ORDERS
+from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.models import KINDS, Tied
@@ -481,3 +483,36 @@ def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
     assert parts.nbytes < limit < whole.nbytes
     assert curve(1e9).best == whole
     assert (curve(limit).best.chunks, curve(limit).tried[0].fits) == (16, False)
+
+
+@pytest.mark.parametrize(("foreach", "captures"), [(False, 1), (True, 4)])
+def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
+    monkeypatch: pytest.MonkeyPatch, foreach: bool, captures: int
+) -> None:
+    updates: list[int] = []
+    capture = planning.update_of
+    monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[-1])) or capture(*args))
+    model = chain(3)
+    optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
+    machine = asc.Machine.emulated(gpus=3)
+    how: dict[str, Any] = {"chunks": 2, "schedule": "1f1b"}
+    with asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, **how) as step:
+        step.schedule(*next(vectors(6)))
+    assert len(updates) == captures
+    assert updates[0] == len(list(model.parameters()))
+    assert captures == 1 or sum(updates[1:]) == updates[0]
+
+
+def test_ways_to_sum_rank_behind_one_micro_batch_as_behind_all() -> None:
+    model = chain()
+    machine = asc.Machine.emulated(gpus=8, link="nvlink4")
+
+    def planned(reduction: str) -> asc.parallel.step.Step:
+        return asc.parallel.pipeline(
+            model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1), machine, replicas=4, chunks=3,
+            schedule="1f1b", reduction=reduction,
+        )  # fmt: skip
+
+    batch = next(vectors(24))
+    best = planned("auto").schedule(*batch).makespan
+    assert best == min(planned(name).schedule(*batch).makespan for name in STRATEGIES)
