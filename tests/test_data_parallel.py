@@ -422,7 +422,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 def test_unknown_names_are_refused() -> None:
     x, y = next(vectors(6))
-    refused("'auto' or one of 'sum', 'cpu', 'ring', 'tree', got 'star'", x, y, reduction="star")
+    refused("'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', got 'star'", x, y, reduction="star")
     refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", x, y, devices=["cuda:7"])
     refused("each once, got 'cuda:0'", x, y, devices="cuda:0")
     refused(r"each once, got \['cuda:0', 'cuda:0'\]", x, y, devices=["cuda:0", "cuda:0"])

@@ -485,10 +485,8 @@ def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
     assert (curve(limit).best.chunks, curve(limit).tried[0].fits) == (16, False)
 
 
-@pytest.mark.parametrize(("foreach", "captures"), [(False, 1), (True, 4)])
-def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
-    monkeypatch: pytest.MonkeyPatch, foreach: bool, captures: int
-) -> None:
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_is_captured_once_unless_it_mixes_stages(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
     updates: list[int] = []
     capture = planning.update_of
     monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[-1])) or capture(*args))
@@ -498,9 +496,7 @@ def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
     how: dict[str, Any] = {"chunks": 2, "schedule": "1f1b"}
     with asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, **how) as step:
         step.schedule(*next(vectors(6)))
-    assert len(updates) == captures
-    assert updates[0] == len(list(model.parameters()))
-    assert captures == 1 or sum(updates[1:]) == updates[0]
+    assert updates == ([6, 2, 4] if foreach else [6])  # of parameters; one stage has none
 
 
 def test_ways_to_sum_rank_behind_one_micro_batch_as_behind_all() -> None:

@@ -70,7 +70,7 @@ class Update:
 def updates_of(
     template: Template, buckets: Sequence[Bucket], numbers: Sequence[int], machine: Machine, flat: bool
 ) -> list[Update]:
-    """Return the updates of one stage's buckets, which have these numbers; ``flat``: their gradients come flat."""
+    """Return the updates of the buckets which have these numbers; ``flat``: their gradients come flat."""
     graph = template.graph
     bucket_of = {name: number for number in numbers for name in buckets[number].parameters}
     together = _Together(numbers)
