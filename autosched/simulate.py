@@ -48,7 +48,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
                     raise ScheduleError(f"{instruction} on {instruction.stream} would end later than a float can say")
                 for stream in streams:
                     free[stream] = end
-                spans.append(Span(*what(instruction), streams, start, end, i))
+                nbytes = _nbytes(instruction, graph, costs)
+                spans.append(Span(*what(instruction), streams, start, end, i, nbytes))
     return Timeline.of(spans, program.arrows)
 
 
@@ -59,7 +60,7 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
         if isinstance(instruction, Run):
             time = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
         elif isinstance(instruction, Copy):
-            nbytes = costs.value_nbytes(graph.value(instruction.value))
+            nbytes = _nbytes(instruction, graph, costs)
             time = machine.copy_seconds(instruction.source, instruction.destination, nbytes)
         else:
             return 0.0
@@ -68,3 +69,8 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
         return time
 
     return tuple([seconds(instruction) for instruction in program.instructions])
+
+
+def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:
+    """Return how many bytes an instruction moves."""
+    return costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0

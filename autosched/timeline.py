@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -18,7 +18,8 @@ __all__ = ["Overlap", "Span", "Timeline", "what"]
 class Span:
     """A task or a copy from ``start`` to ``end``, in seconds since the run began.
 
-    ``streams`` are those it occupied (a copy may occupy two), ``instruction`` its position in the program.
+    ``streams`` are those it occupied (a copy may occupy two), ``instruction`` its position in the program, ``nbytes``
+    what a copy moved, where that is known.
     """
 
     kind: Literal["run", "copy"]
@@ -27,6 +28,7 @@ class Span:
     start: float
     end: float
     instruction: int
+    nbytes: float = field(default=0.0, compare=False)  # a measured tensor may be of another size than costs say
 
     @property
     def seconds(self) -> float:
