@@ -33,9 +33,10 @@ from autosched.grouping import merge
 from autosched.machine import Device, Link, Machine
 from autosched.marked import task
 from autosched.placement import Placement
+from autosched.planning import schedule
 from autosched.policies import in_order
 from autosched.program import Program
-from autosched.schedule import Schedule, load, schedule
+from autosched.schedule import Schedule, load
 from autosched.simulate import simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify

@@ -23,8 +23,9 @@ from autosched.frontends.reach import Reach
 from autosched.frontends.state import State
 from autosched.grouping import Granularity, check_granularity
 from autosched.machine import Machine
+from autosched.planning import schedule
 from autosched.policies import Policy
-from autosched.schedule import Schedule, schedule
+from autosched.schedule import Schedule
 
 __all__ = ["CacheInfo", "Compiled", "compile"]
 

@@ -27,8 +27,9 @@ from autosched.frontends.aot import Traced, run_as_given, split, traced
 from autosched.frontends.estimate import estimate
 from autosched.graph import Graph
 from autosched.machine import Machine
+from autosched.planning import schedule
 from autosched.policies import Policy
-from autosched.schedule import Schedule, schedule
+from autosched.schedule import Schedule
 
 __all__ = ["TorchBackend", "default"]
 

@@ -1,15 +1,12 @@
 """Schedule: a graph, a machine, a placement and a program, made by ``schedule()``; what the user holds and calls.
 
-Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by simulation.
+Joins the modules and adds nothing of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,93 +15,29 @@ from types import TracebackType
 from typing import Any
 
 from autosched.arguments import check_kinds, checked_timeout
-from autosched.backends import Backend, make, suited
+from autosched.backends import Backend, make
 from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.codegen import Code, generate
-from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.errors import AutoschedError, MachineError, ScheduleError, listed
+from autosched.errors import AutoschedError, ScheduleError
 from autosched.execute import Executor
 from autosched.files import write
 from autosched.footprint import footprint
 from autosched.graph import Graph
 from autosched.lowering import lower
-from autosched.machine import Device, Machine
+from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
-from autosched.policies import POLICIES, Policy, single_on
 from autosched.program import Program
 from autosched.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
 
-__all__ = ["Schedule", "load", "schedule"]
+__all__ = ["Schedule", "load"]
 
-_SMALL = 2_000  # tasks, up to which "auto" takes the time to lower and simulate what rarely wins
-_WORTH_A_TRY_WHEN_SMALL = ("round_robin",)
 _MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
-
-
-def schedule(
-    graph: Graph,
-    machine: Machine | None = None,
-    *,
-    policy: str | Policy = "auto",
-    costs: Costs | None = None,
-    examples: Mapping[str, Any] | None = None,
-    inputs: str | Mapping[str, str] | None = None,
-    outputs: str | Mapping[str, str] | None = None,
-    place: Mapping[str, str] | None = None,
-    backend: str | Backend | None = None,
-    check: Check = False,
-) -> Schedule:
-    """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
-
-    * ``machine``: default ``Machine.local()``.
-    * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
-      alone among them, and takes what is predicted to end first.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
-    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
-      inputs live on the host, outputs stay where they are made.
-    * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
-    * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``, which serves one schedule
-      from its first call until it is closed, and no other meanwhile; default: what fits.
-    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
-      ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
-
-    Raises GraphError, MachineError or ScheduleError for what does not fit together.
-
-    >>> import autosched as asc
-    >>> graph = asc.Graph()
-    >>> graph.output(y=graph.input("x") + 1)
-    >>> print(asc.schedule(graph, asc.Machine.emulated(gpus=2)))
-    input x on cpu
-    cpu/compute  run add
-    output y on cpu
-    """
-    machine = Machine.local() if machine is None else machine
-    if not isinstance(machine, Machine):
-        raise MachineError(
-            f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
-        )
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    if "timeout" in pinned.input_names:
-        raise ScheduleError("an input cannot be named 'timeout': a schedule's call takes that word; rename the input")
-    for value in pinned.sources:
-        machine.device(value.home or machine.host)
-    if costs is None:
-        costs = _estimated(pinned, examples) if examples is not None else Costs()
-    costs.check(pinned)
-    backend = suited(machine) if backend is None else backend
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
-    with without_collecting():
-        made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
-        made.verify()
-    return made
 
 
 def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
@@ -299,73 +232,6 @@ class Schedule:
             f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
             f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
         )
-
-
-def _policy(policy: str | Policy) -> Policy:
-    if callable(policy):
-        return policy
-    if not isinstance(policy, str) or policy not in POLICIES:
-        known = ", ".join(map(repr, ["auto", *POLICIES]))
-        raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
-    return POLICIES[policy]
-
-
-def _plan(
-    graph: Graph,
-    machine: Machine,
-    costs: Costs,
-    outputs: Mapping[str, str],
-    backend: str | Backend,
-    check: Check,
-    policy: Policy,
-) -> Schedule:
-    """Place, lower and predict."""
-    placement = policy(graph, machine, costs)
-    if not isinstance(placement, Placement):
-        raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
-    program = lower(graph, machine, placement, outputs)
-    made = Schedule(graph, machine, costs, placement, program, backend, check)
-    made.simulate()  # raises for what the machine cannot do
-    return made
-
-
-def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs) -> Schedule:
-    """Plan with each policy, one device alone among them; return the first of those predicted to end first."""
-    pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
-    like: dict[Device, str] = {}  # of equal devices that nothing is pinned to, one is tried
-    for device in machine.devices:
-        anonymous = dataclasses.replace(device, name=device.kind, physical=None)
-        like.setdefault(device if device.name in pinned else anonymous, device.name)
-    tried: list[Placement] = []
-    plans: list[Schedule] = []
-    refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
-    small = len(graph) <= _SMALL
-    named = [policy for name, policy in POLICIES.items() if small or name not in _WORTH_A_TRY_WHEN_SMALL]
-    for policy in (*map(single_on, like.values()), *named):
-        try:
-            placement = policy(graph, machine, costs)
-            if placement not in tried:
-                tried.append(placement)
-                plans.append(plan(lambda *_, found=placement: found))
-        except ScheduleError as error:
-            refusal = error
-    if not plans:
-        raise refusal
-    return min(plans, key=lambda made: made.makespan)
-
-
-def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
-    from autosched.frontends.estimate import estimate
-
-    found = estimate(graph, examples)
-    if found.unknown:
-        guess = f"{found.costs.default_seconds * 1e6:.0f} us"
-        reason = next(iter(found.unknown.values()))
-        warnings.warn(
-            f"no estimate for {listed(found.unknown)}, taken to cost {guess} each ({reason}); give seconds=",
-            stacklevel=3,
-        )
-    return found.costs
 
 
 def _bound(saved: Saved, graph: Graph) -> Schedule:

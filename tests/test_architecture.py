@@ -81,6 +81,7 @@ MAY_IMPORT = {
     # putting it together
     "arguments": ["allowed", "backends", "costs", "errors", "graph"],  # the kinds of what schedule and runs are given
     "schedule": EVERYTHING,
+    "planning": EVERYTHING,
     "compiled": EVERYTHING,
     "dynamo": EVERYTHING,  # traces and schedules, as compiled does
     "cli": EVERYTHING,

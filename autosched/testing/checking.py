@@ -15,9 +15,10 @@ from autosched.errors import AutoschedError, InterleavingError, ScheduleError, s
 from autosched.graph import HOST, Graph, Task
 from autosched.interleaver import Choose
 from autosched.machine import LINKS, Device, Link, Machine
+from autosched.planning import schedule
 from autosched.policies import POLICIES, Policy
 from autosched.program import Program
-from autosched.schedule import Schedule, schedule
+from autosched.schedule import Schedule
 from autosched.simulate import durations
 from autosched.testing.comparing import difference
 from autosched.testing.exploring import attempt
