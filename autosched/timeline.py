@@ -50,7 +50,8 @@ class Overlap:
 class Timeline:
     """Spans by start, as predicted by ``simulate`` or measured by ``profile``.
 
-    ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first.
+    ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
+    end) are when Python's garbage collector held up the thread that it ran in.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
     >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
@@ -60,6 +61,7 @@ class Timeline:
 
     spans: tuple[Span, ...]
     arrows: tuple[tuple[int, int], ...] = ()
+    pauses: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
