@@ -316,7 +316,7 @@ def test_arrows_tell_data_copies_and_order_apart():
     a = graph.add(first, x, name="a")
     graph.add(first, x, writes=[x], name="b")
     graph.add(first, name="c", after=a)
-    assert edges(graph_svg(graph)) == {"order": 2, "data": 2}
+    assert edges(graph_svg(graph)) == {"order": 1, "anti": 1, "data": 2}
 
 
 def test_after_a_write_in_place_data_comes_from_the_writer():

@@ -8,6 +8,8 @@ module     draws                                         as
 =========  ============================================  ==========
 gantt      what ran when, on which stream, and why then  SVG
 dag        what depends on what, and where it is         SVG
+dot        the same                                      Graphviz DOT
+mermaid    the same                                      Mermaid
 text       what ran when                                 plain text
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
@@ -16,8 +18,10 @@ bars       named numbers, with error bars                SVG
 
 from autosched.viz.bars import Bar, bars_svg
 from autosched.viz.dag import graph_svg
+from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.lines import Line, lines_svg
+from autosched.viz.mermaid import graph_mermaid
 from autosched.viz.text import gantt_text
 
-__all__ = ["Bar", "Line", "bars_svg", "gantt_svg", "gantt_text", "graph_svg", "lines_svg"]
+__all__ = ["Bar", "Line", "bars_svg", "gantt_svg", "gantt_text", "graph_dot", "graph_mermaid", "graph_svg", "lines_svg"]

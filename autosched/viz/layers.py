@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ GAP = 18.0  # between nodes side by side
 GUTTER = 56.0  # between columns
 LEAST = 90.0  # the width of a column, at least
 CLEAR = 7.0  # between a node and an edge that passes it
+ROOM, LEAST_ROOM = 830.0, 380.0  # how wide a rank may be: in all columns, and in each at least
 FAR = 64  # ranks: an edge over more goes between the columns without looking for a shorter way
 SWEEPS = 6
 
@@ -48,9 +48,15 @@ class Layout:
 
 
 def layout(
-    column: Sequence[int], width: Sequence[float], edges: Sequence[tuple[int, int]], floating: Collection[int] = ()
+    column: Sequence[int],
+    width: Sequence[float],
+    edges: Sequence[tuple[int, int]],
+    floating: Collection[int] = (),
+    band: Sequence[int] = (),
 ) -> Layout:
     """Lay out nodes 0, 1, ..., given in topological order, by their column and width. ``edges`` are distinct.
+
+    Nodes of one ``band`` follow each other and share a column, where no other node has a rank between theirs.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
@@ -61,7 +67,7 @@ def layout(
     for a, b in edges:
         before[b].append(a)
         after[a].append(b)
-    rank = _ranks(column, before, after, floating)
+    rank = _ranks(column, width, before, after, floating, band)
     cells: dict[tuple[int, int], list[int]] = {}
     for node in sorted(range(len(column)), key=lambda node: rank[node]):
         cells.setdefault((rank[node], column[node]), []).append(node)
@@ -72,26 +78,43 @@ def layout(
 
 def _ranks(
     column: Sequence[int],
+    width: Sequence[float],
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
     floating: Collection[int],
+    band: Sequence[int],
 ) -> list[int]:
     """Return the rank of each node; where a column is full at a rank, further nodes go to the next that is not."""
-    most = max(4, 9 // (max(column, default=0) + 1))
+    room = max(ROOM / (max(column, default=0) + 1), LEAST_ROOM)
     rank = [0] * len(column)
-    filled: Counter[tuple[int, int]] = Counter()
+    filled: dict[tuple[int, int], float] = {}
+
+    def is_full(r: int, node: int) -> bool:
+        return bool(taken := filled.get((r, column[node]), 0.0)) and taken + width[node] > room
+
+    def fill(r: int, node: int) -> None:
+        filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
+
+    of = band or [0] * len(column)
+    first: dict[int, int] = {}  # the rank at which each band may begin
+    last: dict[int, int] = {}  # the lowest rank of each band
+    below = [0] * (max(column, default=0) + 1)  # of each column, the first rank that is free
     for node in range(len(column)):
-        rank[node] = max((rank[other] + 1 for other in before[node]), default=0)
+        floor = first.setdefault(of[node], below[column[node]] if band else 0)
+        rank[node] = max([floor, *(rank[other] + 1 for other in before[node])])
         if node not in floating:
-            while filled[rank[node], column[node]] >= most:
+            while is_full(rank[node], node):
                 rank[node] += 1
-            filled[rank[node], column[node]] += 1
+            fill(rank[node], node)
+        last[of[node]] = max(last.get(of[node], 0), rank[node])
+        below[column[node]] = max(below[column[node]], rank[node] + 1)
     for node in sorted(floating, reverse=True):
-        least = rank[node] if before[node] else -len(column)
+        least = rank[node] if before[node] or band else -len(column)
         wanted = max(least, min((rank[other] for other in after[node]), default=0) - 1)
-        while wanted > least and filled[wanted, column[node]] >= most:
+        wanted = min(wanted, last[of[node]]) if band else wanted
+        while wanted > least and is_full(wanted, node):
             wanted -= 1
-        filled[wanted, column[node]] += 1
+        fill(wanted, node)
         rank[node] = wanted
     place = {r: i for i, r in enumerate(sorted(set(rank)))}
     return [place[r] for r in rank]

@@ -20,7 +20,9 @@ __all__ = [
     "document",
     "duration",
     "escape",
+    "legal",
     "legend",
+    "legend_width",
     "natural",
     "number",
     "shorten",
@@ -64,10 +66,17 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("on-copy", "fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke", "fill:#0d1117;stroke:#e69f00"),
     ("line", "fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head)", "stroke:#9198a1"),
     ("wait", "stroke-width:1", ""),
-    ("order", "stroke-dasharray:4 3", ""),
+    ("order", "stroke-dasharray:5 3", ""),
+    ("anti", "stroke-dasharray:1.5 3", ""),
     ("move", "stroke:#e69f00;stroke-width:2.4;marker-end:url(#autosched-move)", "stroke:#e69f00"),
+    ("along", "stroke:#1f2328;stroke-width:2.6;marker-end:url(#autosched-along)", "stroke:#ffffff"),
+    ("move.along", "stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move)", "stroke:#e69f00"),
+    ("faint", "stroke-width:.7;opacity:.55", ""),
+    ("halo", "stroke:#ffffff;stroke-width:4;paint-order:stroke", "stroke:#0d1117"),
+    ("frame", "fill:none;stroke:#59636e;stroke-width:.8", "stroke:#9198a1"),
     ("head", "fill:#59636e", "fill:#9198a1"),
     ("head-move", "fill:#e69f00", ""),
+    ("head-along", "fill:#1f2328", "fill:#ffffff"),
     *((f"series{i}", f"color:{light}", f"color:{dark}") for i, (light, dark) in enumerate(_SERIES)),
     ("curve", "fill:none;stroke:currentColor;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round", ""),
     ("dashed", "stroke-dasharray:6 5", ""),
@@ -111,6 +120,7 @@ _PREAMBLE = f"""<style>
 <rect class="ground" width="6" height="6"/><rect class="stripe" width="2.5" height="6"/></pattern>
 {_head("head", "head", 6)}
 {_head("move", "head-move", 9)}
+{_head("along", "head-along", 8)}
 </defs>"""
 
 
@@ -124,17 +134,24 @@ def document(width: float, height: float, label: str, body: Iterable[str]) -> st
 
 
 def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Draw a line of (symbol, class, text) around height ``y``; a symbol is ``"box"``, ``"pill"`` or ``"line"``."""
+    """Draw a line of (symbol, class, text) around height ``y``: a box, pill, band, stack (of boxes) or line."""
     drawn = []
     for symbol, cls, text in entries:
         if symbol == "line":
             drawn.append(f'<path class="{cls}" d="M{number(x)} {number(y)}h22"/>')
         else:
-            rx = 6 if symbol == "pill" else 2
-            drawn.append(f'<rect class="{cls}" x="{number(x)}" y="{number(y - 6)}" width="22" height="12" rx="{rx}"/>')
+            rx = {"pill": 6, "band": 0}.get(symbol, 2)
+            for shift in (3, 0) if symbol == "stack" else (0,):
+                place = f'x="{number(x + shift)}" y="{number(y - 6 + shift)}"'
+                drawn.append(f'<rect class="{cls}" {place} width="22" height="12" rx="{rx}"/>')
         drawn.append(f'<text class="muted" x="{number(x + 28)}" y="{number(y + 4)}">{escape(text)}</text>')
         x += 28 + text_width(text) + 18
     return drawn
+
+
+def legend_width(entries: Iterable[tuple[str, str, str]]) -> float:
+    """Return how wide ``legend`` draws."""
+    return sum(28 + text_width(text) + 18 for _, _, text in entries)
 
 
 def escape(text: str) -> str:
@@ -143,10 +160,15 @@ def escape(text: str) -> str:
     >>> escape("a<b & 'c'")
     'a&lt;b &amp; &#39;c&#39;'
     """
-    legal = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+    text = legal(text)
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
-        legal = legal.replace(character, entity)
-    return legal
+        text = text.replace(character, entity)
+    return text
+
+
+def legal(text: str) -> str:
+    """Replace characters that no text file may hold, by U+FFFD."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
 def number(value: float) -> str:

@@ -1,0 +1,95 @@
+"""Frames: which boxes of a picture stand together, as they are on one device or of one module. Knows boxes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autosched.errors import ChartError, shown
+from autosched.viz.folds import fold
+from autosched.viz.outline import Box, Outline, common
+
+__all__ = ["Frame", "grouped"]
+
+HOLDS = 3  # boxes on average: modules are told apart as deeply as leaves so many, if that can be
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Boxes (positions) in one place, and what they have in common: the device, or the module; "" for nothing."""
+
+    name: str
+    place: str
+    boxes: Sequence[int]
+
+    @property
+    def title(self) -> str:
+        """What stands on a frame where nothing else says on which device it is."""
+        return self.name if self.place in ("", self.name) else f"{self.name} on {self.place}"
+
+
+def grouped(drawn: Outline, group: str) -> tuple[Outline, list[Frame]]:
+    """Return the frames of a picture, and the picture, with boxes in the order of frames if these are modules.
+
+    Raises ChartError for what is neither ``"device"`` nor ``"module"``.
+    """
+    if group not in ("device", "module"):
+        raise ChartError(f"group must be 'device' or 'module', got {shown(group)}")
+    if group == "module":
+        return _by_module(drawn)
+    places: dict[str, list[int]] = {}
+    for i, box in enumerate(drawn.boxes):
+        places.setdefault(box.place, []).append(i)
+    return drawn, [Frame(place, place, boxes) for place, boxes in places.items()]
+
+
+def _by_module(drawn: Outline) -> tuple[Outline, list[Frame]]:
+    """Order boxes so that those of a frame follow each other, in topological order still; sources join their users."""
+    tasks = [i for i, box in enumerate(drawn.boxes) if box.kind != "input"]
+    part = _modules(drawn, tasks)
+    frame = dict(zip(tasks, part, strict=True))
+    user: dict[int, int] = {}  # of each source, the frame that needs it first
+    for a, b in drawn.arrows:
+        if drawn.boxes[a].kind == "input":
+            user[a] = min(user.get(a, frame[b]), frame[b])
+    groups: dict[tuple[int, bool, str], list[int]] = {}  # a source in another place stands just before its first user
+    for i, box in enumerate(drawn.boxes):
+        number = frame.get(i, user.get(i, 0))
+        apart = i not in frame and box.place not in [drawn.boxes[j].place for j in tasks if frame[j] == number][:1]
+        groups.setdefault((number, not apart, box.place if apart else ""), []).append(i)
+    ordered = [groups[key] for key in sorted(groups)]
+    position = {box: i for i, box in enumerate(i for boxes in ordered for i in boxes)}
+    boxes = [drawn.boxes[i] for i in position]
+    arrows = {(position[a], position[b]): arrow for (a, b), arrow in drawn.arrows.items()}
+    return replace(drawn, boxes=boxes, arrows=arrows), [_frame(drawn, mine, position) for mine in ordered]
+
+
+def _modules(drawn: Outline, tasks: Sequence[int]) -> list[int]:
+    """Return the frame of each box of tasks, by modules told apart deeply enough, but not too deeply."""
+    position = {box: i for i, box in enumerate(tasks)}
+    before: list[list[int]] = [[] for _ in tasks]
+    for a, b in drawn.arrows:
+        if a in position:
+            before[position[b]].append(position[a])
+    boxes = [drawn.boxes[i] for i in tasks]
+    deepest = max((len(box.path) for box in boxes), default=0)
+    part: list[int] = []
+    for level in range(max(deepest, 1), 0, -1):
+        part = fold([(box.place, box.phase, box.path[:level]) for box in boxes], before)
+        if HOLDS * (max(part, default=0) + 1) <= len(part):
+            break
+    return part
+
+
+def _frame(drawn: Outline, boxes: Sequence[int], position: dict[int, int]) -> Frame:
+    inside = [drawn.boxes[i] for i in boxes]
+    tasks = [box for box in inside if box.kind != "input"]
+    return Frame(_name(tasks), inside[0].place, [position[i] for i in boxes])
+
+
+def _name(tasks: Sequence[Box]) -> str:
+    """Return the module that boxes have in common, if they are several, with the phase."""
+    if len(tasks) < 2:
+        return ""
+    path = common([box.path for box in tasks])
+    return " ".join(filter(None, (".".join(path), tasks[0].phase))) if path else ""

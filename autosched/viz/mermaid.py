@@ -1,0 +1,91 @@
+"""The graph as text for Mermaid, which code hosts show as a picture. Knows no coordinates and no times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from autosched.graph import Graph
+from autosched.viz.frames import Frame, grouped
+from autosched.viz.outline import Arrow, Box, outline
+from autosched.viz.paint import legal
+
+__all__ = ["graph_mermaid"]
+
+_SHAPES = {"input": ("([", "])"), "task": ("[", "]"), "view": ("[", "]")}
+_LINES = {"data": "-->", "move": "==>", "anti": "-.->", "order": "-.->"}
+_SAID = {"anti": "write after read", "order": "order only"}
+_CLASSES = (
+    "classDef input fill:#ffffff,stroke:#59636e,color:#1f2328",
+    "classDef task fill:#0072b2,stroke:#0072b2,color:#ffffff",
+    "classDef view fill:#ffffff,stroke:#0072b2,color:#1f2328",
+    "classDef critical stroke:#d55e00,stroke-width:4px",
+)
+
+
+def graph_mermaid(
+    graph: Graph,
+    device: Mapping[str, str] | None = None,
+    *,
+    title: str = "",
+    group: str = "device",
+    depth: int | None = None,
+    most: float = 40,
+    critical: Iterable[str] = (),
+) -> str:
+    """Write a graph as a Mermaid flowchart; parameters and looks are those of ``graph_svg``.
+
+    Data that goes to another device is a thick arrow, order alone a dotted one.
+
+    >>> graph = Graph("one product")
+    >>> x, w = graph.inputs("x", "w")
+    >>> product = x @ w
+    >>> print(graph_mermaid(graph).splitlines()[-1])
+      n1 --> n2
+    """
+    drawn, frames = grouped(outline(graph, device, depth=depth, most=most, critical=critical), group)
+    head = ["---", f'title: "{_plain(title)}"', "---"] if _plain(title) else []
+    lines = [*head, "flowchart TD", *(f"  {text}" for text in _CLASSES)]
+    for frame in frames:
+        lines += _subgraph(frame, drawn.boxes)
+    lines += [f"  n{a} {_arrow(arrow)} n{b}" for (a, b), arrow in drawn.arrows.items()]
+    marked = [i for i, arrow in enumerate(drawn.arrows.values()) if arrow.critical]
+    if marked:
+        lines.append(f"  linkStyle {','.join(map(str, marked))} stroke:#d55e00,stroke-width:4px")
+    return "\n".join(lines) + "\n"
+
+
+def _subgraph(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i}{_box(boxes[i])}" for i in frame.boxes]
+    if not frame.name:
+        yield from inner
+        return
+    yield f'  subgraph g{frame.boxes[0]} ["{_entities(frame.title)}"]'
+    yield from ("  " + line for line in inner)
+    yield "  end"
+
+
+def _box(box: Box) -> str:
+    left, right = _SHAPES[box.kind]
+    label = _entities(box.label) + (f"<br>{box.amount}" if box.amount else "")
+    return f'{left}"{label}"{right}:::{box.kind}' + ":::critical" * box.critical
+
+
+def _arrow(arrow: Arrow) -> str:
+    said = _SAID.get(arrow.kind)
+    return _LINES[arrow.kind] + (f"|{said}|" if said else "")
+
+
+def _entities(text: str) -> str:
+    """Return any text as Mermaid shows it: what might mean something to it stands as the number of its character.
+
+    >>> _entities('layer1.0 "x"'), _entities("1. #")
+    ('layer1.0 #34;x#34;', '#49;. #35;')
+    """
+    shown = "".join(c if c.isalnum() or c in " ._" else f"#{ord(c)};" for c in legal(text))
+    # A number with a point at the head would make a list of it.
+    return f"#{ord(shown[0])};{shown[1:]}" if shown[:1].isdigit() else shown
+
+
+def _plain(title: str) -> str:
+    """Return a title without what would mean something to YAML: it knows nothing of numbered characters."""
+    return "".join(c for c in legal(title) if c.isprintable() and c not in '"\\').strip()
