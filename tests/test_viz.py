@@ -35,12 +35,12 @@ SMALL = Timeline.of(
 
 
 EXPECTED = """
-cpu     compute   cut▌
-        copy-out      x░░░░░░░▏w░░░░░░▏
-cuda:0  compute                h██████████▌y███████████▌
-        copy-in       x░░░░░░░▏w░░░░░░▏
-        copy-out                                        y░░▏
-                  │0                   │5 ms
+cpu     compute   cut▌                                         90%
+        copy-out      x░░░░░░░▏w░░░░░░▏                        60%
+cuda:0  compute                h██████████▌y███████████▌       40%
+        copy-in       x░░░░░░░▏w░░░░░░▏                        60%
+        copy-out                                        y░░▏   90%
+                  │0                   │5 ms                  idle
 makespan 10 ms, 40% of copy time hidden behind compute
 """
 
@@ -71,18 +71,48 @@ def texts(svg):
 
 
 def test_the_text_chart_of_a_small_timeline():
-    assert gantt_text(SMALL, width=60) == EXPECTED.strip("\n")
+    assert gantt_text(SMALL, width=66) == EXPECTED.strip("\n")
 
 
 def test_a_text_chart_shows_what_is_shorter_than_a_column_where_a_column_is_free():
     brief = [Span("run", f"t{i}", (HOST,), i * 1e-5, (i + 1) * 1e-5, i) for i in range(3)]
-    chart = gantt_text(Timeline((*brief, Span("run", "sum", (HOST,), 3e-5, 1e-2, 3))), width=40)
-    assert chart.splitlines()[0] == "cpu  compute  ▌sum█████████████████████▌"
+    chart = gantt_text(Timeline((*brief, Span("run", "sum", (HOST,), 3e-5, 1e-2, 3))), width=46)
+    assert chart.splitlines()[0] == "cpu  compute  ▌sum█████████████████████▌    0%"
 
 
 def test_a_text_chart_counts_wide_characters_twice():
     spans = Span("run", "矩阵", (HOST,), 0.0, 0.5, 0), Span("run", "b", (HOST,), 0.5, 1.0, 1)
-    assert gantt_text(Timeline(spans), width=34).splitlines()[0] == "cpu  compute  矩阵█████▌b████████▌"
+    assert gantt_text(Timeline(spans), width=40).splitlines()[0] == "cpu  compute  矩阵█████▌b████████▌    0%"
+
+
+def test_a_text_chart_in_colour_is_the_same_text_with_the_critical_path_bold():
+    coloured = gantt_text(SMALL, colour=True)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == gantt_text(SMALL)
+    boxes = re.findall(r"\x1b\[([\d;]+)m(\w*)", coloured)
+    assert boxes.count(("1;34", "h")) == boxes.count(("1;33", "x")) / 2 == boxes.count(("33", "w")) / 2 == 1
+    assert "\x1b" not in gantt_text(SMALL)
+
+
+def test_each_row_says_how_long_it_is_idle():
+    shown = {
+        float(t.get("y")): "".join(t.itertext()) for t in elements(gantt_svg(SMALL), "text") if "end" in classes(t)
+    }
+    assert [shown[y] for y in sorted(shown)] == ["idle", "90%", "60%", "40%", "60%", "90%"]
+
+
+def test_pauses_are_bands_over_all_rows_at_their_times():
+    paused = Timeline(SMALL.spans, SMALL.arrows, pauses=((0.002, 0.004), (0.009, 0.05)))
+    svg = gantt_svg(paused)
+    bands = titled(svg, "pause")
+    boxes = titled(svg, "task", "copy")
+    left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
+    assert bands[0][1] == pytest.approx(left + 0.2 * (right - left), abs=0.02)
+    assert bands[0][3] == pytest.approx(0.2 * (right - left), abs=0.02)
+    assert bands[1][1] + bands[1][3] == pytest.approx(right, abs=0.02)
+    assert all(y < min(b[2] for b in boxes) and y + h > max(b[2] + b[4] for b in boxes) for _, _, y, _, h, _ in bands)
+    assert "garbage collection" in texts(svg)
+    assert "garbage collection" not in texts(gantt_svg(SMALL))
+    assert "garbage collected for 43 ms" in gantt_text(paused)
 
 
 def test_rows_stand_by_the_names_of_devices_whatever_began_first():
@@ -108,7 +138,7 @@ def test_the_chart_is_as_wide_as_the_makespan_and_its_ticks_stand_at_their_times
     svg = gantt_svg(SMALL)
     boxes = titled(svg, "task", "copy")
     left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
-    assert right == 980
+    assert right == 930
     at = {"".join(t.itertext()): float(t.get("x", 0)) for t in elements(svg, "text") if t.get("x") != "50%"}
     assert at["0"] == left
     assert at["4 ms"] == pytest.approx(left + 0.4 * (right - left), abs=0.01)

@@ -14,6 +14,7 @@ from autosched.viz.paint import (
     document,
     duration,
     escape,
+    idle_shares,
     legend,
     number,
     shorten,
@@ -27,6 +28,7 @@ __all__ = ["gantt_svg"]
 
 WIDTH = 1000.0
 MARGIN = 20.0
+IDLE = 50.0  # to the right of rows, for how much of the time they are idle
 BOX = 22.0  # the height of a box
 ROW = 31.0  # from one stream to the next
 GROUP = 9.0  # more, from one device to the next
@@ -45,13 +47,18 @@ class _Axis:
     end: float
 
     def x(self, seconds: float) -> float:
-        return self.left + (WIDTH - MARGIN - self.left) * (seconds / self.end if self.end else 0.0)
+        return self.left + (self.right - self.left) * (seconds / self.end if self.end else 0.0)
+
+    @property
+    def right(self) -> float:
+        return WIDTH - MARGIN - IDLE
 
 
 def gantt_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None = None) -> str:
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows, the critical path outlined.
 
-    With ``measured``, its rows stand below those of ``timeline``, on the same time axis.
+    At the end of each row stands for how much of the makespan it is idle. Pauses of the garbage collector are bands
+    over all rows. With ``measured``, its rows stand below those of ``timeline``, on the same time axis.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
@@ -71,10 +78,11 @@ def gantt_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
         body.append(_heading(name, chart, y))
         rows = _rows(streams, y + 24)
         bottom = max(rows.values(), default=y) + ROW
-        body += [*_labels(rows, names[0], axis), *_grid(axis, y + 20, bottom)]
-        body += [*_boxes(chart, rows, axis), *_arrows(chart, rows, axis)]
+        body += [*_labels(rows, names[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
+        body += [*_boxes(chart, rows, axis), *_arrows(chart, rows, axis), *_pauses(chart, y + 20, bottom, axis)]
         y = bottom + 20
-    body += [*_scale(axis, bottom + 14), *legend(MARGIN, bottom + 44, _ENTRIES)]
+    entries = _ENTRIES + _PAUSE * any(chart.pauses for chart in charts.values())
+    body += [*_scale(axis, bottom + 14), *legend(MARGIN, bottom + 44, entries)]
     return document(WIDTH, bottom + 44 + MARGIN, title or "schedule", body)
 
 
@@ -83,7 +91,9 @@ _ENTRIES = (
     ("box", "copy", "copy"),
     ("line", "line wait", "waits for"),
     ("box", "track critical", "critical path"),
+    ("box", "track", "idle"),
 )
+_PAUSE = (("band", "pause", "garbage collection"),)
 
 
 def _heading(name: str, chart: Timeline, y: float) -> str:
@@ -115,8 +125,27 @@ def _labels(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
                 yield f'<text class="ink strong" x="{number(MARGIN)}" y="{text_y}">{text}</text>'
             text = escape(shorten(stream.name, axis.left - MARGIN - indent))
             yield f'<text class="muted" x="{number(MARGIN + indent)}" y="{text_y}">{text}</text>'
-            box = f'x="{number(axis.left)}" y="{number(y)}" width="{number(WIDTH - MARGIN - axis.left)}"'
+            box = f'x="{number(axis.left)}" y="{number(y)}" width="{number(axis.right - axis.left)}"'
             yield f'<rect class="track" {box} height="{number(BOX)}" rx="2"/>'
+
+
+def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:
+    """Say for how much of the makespan each stream is idle."""
+    if rows:
+        yield f'<text class="muted end" x="{number(WIDTH - MARGIN)}" y="{number(min(rows.values()) - 16)}">idle</text>'
+    idle = idle_shares(chart)
+    for stream, y in rows.items():
+        text = f"{idle.get(stream, 1.0):.0%}"
+        yield f'<text class="muted end" x="{number(WIDTH - MARGIN)}" y="{number(y + BOX / 2 + 4)}">{text}</text>'
+
+
+def _pauses(chart: Timeline, top: float, bottom: float, axis: _Axis) -> Iterator[str]:
+    """Draw a band over all rows for each time at which the garbage collector held Python up."""
+    for start, end in chart.pauses:
+        left, right = (axis.x(min(max(time, 0.0), axis.end)) for time in (start, end))
+        box = f'x="{number(left)}" y="{number(top)}" width="{number(max(right - left, 1))}"'
+        told = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
+        yield f'<rect class="pause" {box} height="{number(bottom - top)}"><title>{told}</title></rect>'
 
 
 def _grid(axis: _Axis, top: float, bottom: float) -> Iterator[str]:

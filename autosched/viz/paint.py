@@ -20,6 +20,7 @@ __all__ = [
     "document",
     "duration",
     "escape",
+    "idle_shares",
     "legal",
     "legend",
     "legend_width",
@@ -60,6 +61,7 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("ground", "fill:#f3bf4f", "fill:#e69f00"),
     ("stripe", "fill:#e69f00", "fill:#b87f00"),
     ("thin", "stroke:none", "stroke:none"),
+    ("pause", "fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8", "fill:#dd94bd;stroke:#dd94bd"),
     ("critical", "stroke:#1f2328;stroke-width:2", "stroke:#ffffff"),
     ("critical.thin", "stroke:#1f2328;stroke-width:.6", "stroke:#ffffff"),
     ("on-task", "fill:#ffffff", "fill:#0d1117"),
@@ -253,13 +255,31 @@ def _unit(seconds: float) -> tuple[float, str]:
     return next((unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us"))
 
 
-def summary(timeline: Timeline) -> str:
-    """Say in one line how long it took and how much of the copies' time was hidden.
+def idle_shares(timeline: Timeline) -> dict[Stream, float]:
+    """Return for how much of the makespan each stream does nothing.
 
-    >>> summary(Timeline(()))
-    'makespan 0 us'
+    >>> from autosched.timeline import Span
+    >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
+    >>> idle_shares(Timeline((Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1))))
+    {Stream(device='cpu', name='compute'): 0.25, Stream(device='cuda:0', name='compute'): 0.75}
+    """
+    busy = dict.fromkeys(timeline.streams, 0.0)
+    for span in timeline.spans:
+        for stream in span.streams:
+            busy[stream] += span.seconds
+    whole = timeline.makespan or 1.0
+    return {stream: max(1 - seconds / whole, 0.0) for stream, seconds in busy.items()}
+
+
+def summary(timeline: Timeline) -> str:
+    """Say in one line how long it took, how much of the copies' time was hidden, and how long Python paused.
+
+    >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),)))
+    ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms')
     """
     text = f"makespan {duration(timeline.makespan)}"
     if any(span.kind == "copy" for span in timeline.spans):
         text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
+    if timeline.pauses:
+        text += f", garbage collected for {duration(sum(end - start for start, end in timeline.pauses))}"
     return text

@@ -1,40 +1,49 @@
-"""The schedule as a Gantt chart for a terminal: a line per stream, tasks solid, copies shaded."""
+"""The schedule as a Gantt chart for a terminal: a line per stream, tasks solid, copies shaded, idle time said."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from autosched.program import Stream
 from autosched.timeline import Span, Timeline
-from autosched.viz.paint import columns, sorted_streams, summary, ticks
+from autosched.viz.paint import columns, idle_shares, sorted_streams, summary, ticks
 
 __all__ = ["gantt_text"]
 
 LEAST = 16  # columns of the chart itself, however narrow the terminal
 TICK = 10  # columns of one step of the time axis, at least
+IDLE = 6  # columns at the right, for the share of time in which a stream is idle
+COLOURS = {"run": "34", "copy": "33"}  # blue and yellow, as terminals number them
 BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # what fills a box, and its right edge
 
 
-def gantt_text(timeline: Timeline, width: int = 80) -> str:
+def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> str:
     """Draw a timeline as text of ``width`` columns: a box begins with its name, where that fits, and ends in an edge.
 
-    >>> print(gantt_text(Timeline((Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0),)), width=34))
-    cpu  compute  mm█████████████████▌
-                  │0        │1 ms
+    The last column says for how much of the makespan a stream is idle. With ``colour`` the text is for a terminal that
+    knows colours: tasks are blue, copies yellow, and the critical path is bold.
+
+    >>> print(gantt_text(Timeline((Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0),)), width=40))
+    cpu  compute  mm█████████████████▌    0%
+                  │0        │1 ms       idle
     makespan 2 ms
     """
     streams = sorted_streams(timeline)
     heads = _heads(streams)
     indent = max(map(columns, heads), default=0)
-    cells = max(width - indent, LEAST)
+    cells = max(width - indent - IDLE, LEAST)
     spans: dict[Stream, list[Span]] = {stream: [] for stream in streams}
     for span in timeline.spans:
         for stream in span.streams:
             spans[stream].append(span)
-    end = timeline.makespan
-    lines = [head + _row(mine, end, cells) for head, mine in zip(heads, spans.values(), strict=True)]
-    axis = " " * indent + _axis(end, cells)
-    return "\n".join([*(line.rstrip() for line in (*lines, axis)), summary(timeline)])
+    end, idle = timeline.makespan, idle_shares(timeline)
+    bold = {span.instruction for span in timeline.critical_path()} if colour else None
+    lines = []
+    for head, (stream, mine) in zip(heads, spans.items(), strict=True):
+        lines.append(head + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
+    axis = _axis(end, cells)
+    lines.append(" " * indent + axis + " " * (cells - len(axis)) + f"{'idle':>{IDLE}}" * bool(streams))
+    return "\n".join([*(line.rstrip() for line in lines), summary(timeline)])
 
 
 def _heads(streams: Iterable[Stream]) -> list[str]:
@@ -49,17 +58,23 @@ def _heads(streams: Iterable[Stream]) -> list[str]:
     return heads
 
 
-def _row(spans: Iterable[Span], end: float, cells: int) -> str:
-    """Draw the boxes of one stream, each at least one column wide, but those whose columns are full already."""
+def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | None) -> str:
+    """Draw the boxes of one stream, each at least one column wide, but those whose columns are full already.
+
+    In colour, unless ``bold`` is None: then it says which are.
+    """
     row, filled = "", 0
     for span in spans:
         left = _column(span.start, end, cells)
         right = min(max(_column(span.end, end, cells), left + 1), cells)
         left = max(left, filled)
         if left < right:
-            row += " " * (left - filled) + _box(span, right - left)
+            box = _box(span, right - left)
+            if bold is not None:
+                box = f"\x1b[{'1;' * (span.instruction in bold)}{COLOURS[span.kind]}m{box}\x1b[0m"
+            row += " " * (left - filled) + box
             filled = right
-    return row
+    return row + " " * (cells - filled)
 
 
 def _box(span: Span, width: int) -> str:
