@@ -1,6 +1,6 @@
-"""Predict how many bytes each device holds: one walk over a program in issue order.
+"""Predict how many bytes each device holds: one walk over a program in issue order; or over time, by a timeline.
 
-That is when torch's caching allocator hands memory out and takes it back: on the host, as instructions are issued,
+In issue order torch's caching allocator hands memory out and takes it back: on the host, as instructions are issued,
 whenever devices come to them. Reads a program and the bytes of values, and decides nothing. Does not know what a task
 takes for itself while it runs, results that nothing uses among that, nor what the allocator rounds up and keeps.
 """
@@ -11,10 +11,13 @@ from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph, Task
 from autosched.machine import Machine
-from autosched.program import Copy, Free, Program, Run
+from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.standing import Standing
+from autosched.timeline import Timeline
 
-__all__ = ["footprint"]
+__all__ = ["footprint", "memory_over_time"]
+
+Course = tuple[tuple[float, float], ...]
 
 
 @without_collecting()
@@ -44,6 +47,59 @@ def footprint(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
         for name, held in walk.held.items():
             courses[name].append(held)
     return {name: tuple(course) for name, course in courses.items()}
+
+
+def memory_over_time(
+    program: Program, graph: Graph, machine: Machine, costs: Costs, timeline: Timeline
+) -> dict[str, Course]:
+    """Return the (seconds, bytes) from which each device holds so many bytes, by a predicted or measured timeline.
+
+    What runs and copies make is held from when they start until their stream comes to its ``free``. Where streams take
+    turns, a device never holds more than ``footprint`` says; and where one stream takes and gives all its memory, as
+    much at most. Streams that run together do not keep the order of issue, so then it may be more or less.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=(graph.input("x") + 1) * 2)
+    >>> costs = asc.Costs(default_nbytes=8, seconds={"add": 1.0, "mul": 1.0})
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs)
+    >>> memory_over_time(schedule.program, graph, schedule.machine, costs, schedule.simulate())
+    {'cpu': ((0.0, 8.0), (0.0, 16.0), (1.0, 24.0), (2.0, 16.0))}
+    """
+    courses = footprint(program, graph, machine, costs)
+    moments = _moments(program, timeline)
+    order = sorted(range(len(program)), key=lambda i: (moments[i], i))
+    return {name: _over_time(course, moments, order) for name, course in courses.items()}
+
+
+def _moments(program: Program, timeline: Timeline) -> list[float]:
+    """Return when each instruction takes memory or gives it back: as it starts, or as its stream comes to it."""
+    spans = {span.instruction: span for span in timeline.spans}
+    clock: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
+    events: dict[int, float] = {}
+    moments = []
+    for i, instruction in enumerate(program):
+        stream = instruction.stream
+        moments.append(clock[stream])
+        match instruction:
+            case Record(_, event):
+                events[event] = clock[stream]
+            case Wait(_, event):
+                clock[stream] = max(clock[stream], events[event])
+            case Run() | Copy() if span := spans.get(i):
+                moments[i] = span.start
+                clock |= dict.fromkeys(span.streams, span.end)
+    return moments
+
+
+def _over_time(course: tuple[float, ...], moments: list[float], order: list[int]) -> Course:
+    held = course[0]
+    points = [(0.0, held)]
+    for i in order:
+        if course[i + 1] != course[i]:
+            held += course[i + 1] - course[i]
+            points.append((moments[i], held))
+    return tuple(points)
 
 
 class _Walk:

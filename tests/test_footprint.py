@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.backends import Step
 from autosched.backends.host import Host
-from autosched.footprint import footprint
+from autosched.footprint import footprint, memory_over_time
 from autosched.policies import POLICIES
-from autosched.program import Copy, Run, Stream
+from autosched.program import Copy, Run, Stream, occupied
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.scattering import scattered
+from autosched.timeline import Span, Timeline, what
 
 
 def course(schedule: asc.Schedule) -> dict[str, tuple[float, ...]]:
@@ -82,6 +83,61 @@ def test_constants_are_held_where_they_live() -> None:
     graph = asc.Graph()
     graph.output(y=graph.input("x") + graph.constant(torch.ones(3), "c"))
     assert course(planned(graph, policy="single"))["cpu"][0] == 108
+
+
+# ---- over time
+
+
+def over_time(schedule: asc.Schedule, timeline: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
+    parts = schedule.program, schedule.graph, schedule.machine, schedule.costs
+    return memory_over_time(*parts, timeline or schedule.simulate())
+
+
+def test_memory_is_taken_as_a_task_starts_and_given_back_as_its_stream_comes_to_that() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = graph.add(torch.neg, x, name="y", on="cuda:0")
+    graph.output(z=graph.add(torch.neg, y, name="z", on="cuda:0"))
+    costs = asc.Costs.table({"y": 2.0, "z": 3.0}, nbytes={"x": 100.0, "y": 10.0, "z": 1.0})
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", bytes_per_second=100.0, latency=0.0)]
+    )
+    schedule = asc.schedule(graph, machine, costs=costs)
+    # The copy of x from 0 to 1, y until 3, z until 6; x goes when y is done, y when z is.
+    assert over_time(schedule) == {
+        "cpu": ((0.0, 100.0),),
+        "cuda:0": ((0.0, 0.0), (0.0, 100.0), (1.0, 110.0), (3.0, 111.0), (6.0, 101.0), (6.0, 1.0)),
+    }
+
+
+def turns(schedule: asc.Schedule) -> Timeline:
+    """A timeline in which one task or copy follows the other, in issue order."""
+    spans = []
+    for i, instruction in enumerate(schedule.program):
+        if isinstance(instruction, (Run, Copy)):
+            spans.append(Span(*what(instruction), occupied(instruction), i, i + 1, i))
+    return Timeline(tuple(spans))
+
+
+@given(graphs(), machines(), st.sampled_from(list(POLICIES)))
+def test_over_time_devices_end_with_what_they_hold_and_hold_no_more_where_there_is_one_order(
+    graph: asc.Graph, machine: asc.Machine, policy: str
+) -> None:
+    schedule = asc.schedule(graph, machine, policy=policy, examples=inputs_for(graph))
+    courses = course(schedule)
+    for timeline in (schedule.simulate(), turns(schedule)):
+        for name, points in over_time(schedule, timeline).items():
+            times = [time for time, _ in points]
+            assert times == sorted(times)
+            assert points[0] == (0.0, courses[name][0])
+            assert points[-1][1] == courses[name][-1]
+            assert all(held >= 0 for _, held in points)
+    for name, points in over_time(schedule, turns(schedule)).items():
+        assert max(held for _, held in points) <= schedule.peak_bytes[name]
+    for name, points in over_time(schedule).items():
+        changes = zip(courses[name], courses[name][1:], schedule.program, strict=False)
+        if len({instruction.stream for before, after, instruction in changes if before != after}) <= 1:
+            assert max(held for _, held in points) == schedule.peak_bytes[name]
 
 
 # ---- what is really held
