@@ -11,12 +11,14 @@ dag        what depends on what, and where it is         SVG
 dot        the same                                      Graphviz DOT
 mermaid    the same                                      Mermaid
 text       what ran when                                 plain text
+courses    memory of devices, use of links, over time    SVG
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
 =========  ============================================  ==========
 """
 
 from autosched.viz.bars import Bar, bars_svg
+from autosched.viz.courses import links_svg, memory_svg
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
@@ -24,4 +26,16 @@ from autosched.viz.lines import Line, lines_svg
 from autosched.viz.mermaid import graph_mermaid
 from autosched.viz.text import gantt_text
 
-__all__ = ["Bar", "Line", "bars_svg", "gantt_svg", "gantt_text", "graph_dot", "graph_mermaid", "graph_svg", "lines_svg"]
+__all__ = [
+    "Bar",
+    "Line",
+    "bars_svg",
+    "gantt_svg",
+    "gantt_text",
+    "graph_dot",
+    "graph_mermaid",
+    "graph_svg",
+    "lines_svg",
+    "links_svg",
+    "memory_svg",
+]
