@@ -9,13 +9,13 @@ from pathlib import Path
 __all__ = ["write"]
 
 
-def write(path: str | os.PathLike[str], text: str) -> None:
+def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file beside and put it in place, so that there is never half of one."""
     target = Path(path).resolve()  # through a symbolic link
     beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
     try:
-        with beside.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with beside.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)

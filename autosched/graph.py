@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import fnmatch
 import functools
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -402,6 +403,27 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    def draw(
+        self,
+        path: str | os.PathLike[str],
+        device: Mapping[str, str] | None = None,
+        *,
+        critical: Iterable[str] = (),
+        group: str = "device",
+    ) -> None:
+        """Draw it into a file, by its suffix: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid); see ``graph_svg``.
+
+        ``.png`` and ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
+        """
+        from autosched.drawing import draw_graph
+
+        draw_graph(self, path, device, critical, group)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from autosched.drawing import show_graph
+
+        return show_graph(self)
 
     def __repr__(self) -> str:
         counts = f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"

@@ -20,10 +20,11 @@ from autosched.bounds import bounds
 from autosched.check import Check
 from autosched.codegen import Code, generate
 from autosched.costs import Costs
+from autosched.drawing import draw_timeline, show_timeline
 from autosched.errors import AutoschedError, ScheduleError
 from autosched.execute import Executor
 from autosched.files import write
-from autosched.footprint import footprint
+from autosched.footprint import footprint, memory_over_time
 from autosched.graph import Graph
 from autosched.lowering import lower
 from autosched.machine import Machine
@@ -223,6 +224,24 @@ class Schedule:
     def gap(self) -> float:
         """Makespan over the best lower bound, minus 1; 0 is optimal."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    def memory(self, measured: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
+        """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.
+
+        Draw it with ``viz.memory_svg``. ``autosched.footprint.memory_over_time`` says what counts.
+        """
+        parts = self.program, self.graph, self.machine, self.costs
+        return memory_over_time(*parts, self._predicted if measured is None else measured)
+
+    def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
+        """Draw it as a Gantt chart into a file, by its suffix: .svg, .png or .pdf (which need matplotlib).
+
+        With ``measured``, what ``profile`` returned stands below. Raises ChartError for other suffixes, and OSError.
+        """
+        draw_timeline(self._predicted, path, self.graph.name, measured)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return show_timeline(self._predicted, self.graph.name, repr(self))
 
     def __str__(self) -> str:
         return str(self.program)

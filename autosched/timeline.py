@@ -83,6 +83,12 @@ class Timeline:
         devices = list(dict.fromkeys(stream.device for stream in seen))
         return tuple(sorted(seen, key=lambda s: (devices.index(s.device), not s.name.startswith("compute"), s.name)))
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Show it in a notebook, as a Gantt chart."""
+        from autosched.drawing import show_timeline
+
+        return show_timeline(self)
+
     def busy_seconds(self, stream: Stream) -> float:
         """Return how long a stream was in use."""
         return sum(span.seconds for span in self.spans if stream in span.streams)

@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "footprint": [*DATA, "collecting", "standing"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],
+    "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
     # running a program
     "workers": ["errors"],
     "crew": ["workers"],
@@ -94,6 +95,8 @@ MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "tes
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
     ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
+    ("graph", "drawing"): "Graph.draw, and what a notebook shows of it, are doors to it, opened when called",
+    ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
     ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",
     ("machine", "torch"): "Machine.local asks torch what is in this computer",
 }

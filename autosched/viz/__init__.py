@@ -14,6 +14,7 @@ text       what ran when                                 plain text
 courses    memory of devices, use of links, over time    SVG
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
+picture    any of these that are SVG                     PNG, PDF
 =========  ============================================  ==========
 """
 
@@ -24,6 +25,7 @@ from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.lines import Line, lines_svg
 from autosched.viz.mermaid import graph_mermaid
+from autosched.viz.picture import picture
 from autosched.viz.text import gantt_text
 
 __all__ = [
@@ -38,4 +40,5 @@ __all__ = [
     "lines_svg",
     "links_svg",
     "memory_svg",
+    "picture",
 ]

@@ -15,7 +15,11 @@ from autosched.program import Stream
 from autosched.timeline import Timeline
 
 __all__ = [
+    "FONT_SIZE",
+    "HEADS",
+    "LABEL",
     "SERIES",
+    "TITLE",
     "columns",
     "document",
     "duration",
@@ -24,6 +28,7 @@ __all__ = [
     "legal",
     "legend",
     "legend_width",
+    "light",
     "natural",
     "number",
     "shorten",
@@ -100,11 +105,30 @@ _STYLES: Sequence[tuple[str, str, str]] = (
 _FONT = f"font:{FONT_SIZE:g}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;pointer-events:none"
 
 
+# The heads of arrows: class, and size in pixels.
+HEADS = {"head": ("head", 6.0), "move": ("head-move", 9.0), "along": ("head-along", 8.0)}
+
+
+def light(classes: str) -> dict[str, str]:
+    """Return how an element of these classes looks in light: as CSS says, later rules count more, longer ones most.
+
+    >>> light("line wait")["stroke-width"], light("copy critical thin")["stroke-width"]
+    ('1', '.6')
+    """
+    mine = set(classes.split())
+    rules = [(len(style[0].split(".")), style[1]) for style in _STYLES if mine.issuperset(style[0].split("."))]
+    found: dict[str, str] = {}
+    for _, look in sorted(rules, key=lambda rule: rule[0]):
+        found.update((name, value) for name, _, value in (item.partition(":") for item in look.split(";")))
+    return found
+
+
 def _rules(column: int) -> str:
     return "\n".join(f".autosched .{style[0]}{{{style[column]}}}" for style in _STYLES if style[column])
 
 
-def _head(name: str, cls: str, size: float) -> str:
+def _head(name: str) -> str:
+    cls, size = HEADS[name]
     return (
         f'<marker id="autosched-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="{size:g}" '
         f'markerHeight="{size:g}" markerUnits="userSpaceOnUse" orient="auto">'
@@ -112,6 +136,7 @@ def _head(name: str, cls: str, size: float) -> str:
     )
 
 
+_HEADS = "\n".join(map(_head, HEADS))
 _PREAMBLE = f"""<style>
 .autosched{{max-width:100%;height:auto}}
 .autosched text{{{_FONT}}}
@@ -123,9 +148,7 @@ _PREAMBLE = f"""<style>
 <defs>
 <pattern id="autosched-hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">\
 <rect class="ground" width="6" height="6"/><rect class="stripe" width="2.5" height="6"/></pattern>
-{_head("head", "head", 6)}
-{_head("move", "head-move", 9)}
-{_head("along", "head-along", 8)}
+{_HEADS}
 </defs>"""
 
 
