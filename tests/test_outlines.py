@@ -227,6 +227,16 @@ def test_a_copy_marks_who_made_its_value():
     assert [box.label for box in drawn.boxes if box.critical] == ["x", "split", "use"]
 
 
+def test_a_copy_of_what_a_task_wrote_marks_that_task():
+    graph = Graph()
+    w = graph.input("w")
+    graph.add(first, w, writes=[w], name="update", outputs=())
+    graph.add(first, w, name="use")
+    drawn = outline(graph, critical=["update", "w", "use"])
+    assert [box.label for box in drawn.boxes if box.critical] == ["update", "use"]
+    assert [arrow.critical for edge, arrow in drawn.arrows.items() if edge == (1, 2)] == [True]
+
+
 def test_what_cannot_be_drawn_is_named():
     graph = network()
     with pytest.raises(ChartError, match="critical names 'nobody'"):

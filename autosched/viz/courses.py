@@ -72,7 +72,8 @@ def memory_svg(
         peaks = [_Row(name, [course], ()).peak for course in mine]
         notes = [f"peak {_amount(peaks[0], 'B')}", *(f"measured {_amount(peak, 'B')}" for peak in peaks[1:])]
         if 0 < limit < math.inf:
-            notes.append(f"{max(peaks) / limit:.0%} of {_amount(limit, 'B')}")
+            share = f"{max(peaks) / limit:.0%}" if max(peaks) >= limit / 100 else "under 1%"
+            notes.append(f"{share} of {_amount(limit, 'B')}")
         rows.append(_Row(name, mine, notes, limit))
     return _chart(rows, title, "memory", "memory that the device has")
 
@@ -98,7 +99,7 @@ def links_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
         shares = [
             f"{_busy(found) / mine.makespan:.0%}" for found, mine in zip(spans, both, strict=True) if mine.makespan
         ]
-        notes = [f"busy {', '.join(shares)}"] * bool(shares)
+        notes = [f"busy {', measured '.join(shares)}"] * bool(shares)
         peak = _Row(name, courses, ()).peak
         if known:
             moved = sum(span.nbytes for span in spans[0])

@@ -97,7 +97,7 @@ def outline(
     )
     boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in together(part)]
     arrows = _arrows(before, part, sources)
-    said = f"{len(graph.tasks):,} tasks and {sources:,} inputs in {len(boxes):,} boxes"
+    said = f"{len(graph.tasks):,} tasks and {sources:,} input{'s' * (sources != 1)} in {len(boxes):,} boxes"
     return _marked(Outline(boxes, arrows, said * (len(boxes) < len(nodes))), graph, critical)
 
 
@@ -221,8 +221,10 @@ def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
     """Mark the boxes of these names, and the arrows from one to the next. A copy has the name of its value."""
     box = {name: i for i, found in enumerate(drawn.boxes) for name in found.names}
     path: list[int] = []
+    before = ""
     for name in critical:
-        called = name if name in box else _maker(graph, name)
+        called = _maker(graph, name, before) or name
+        before = called
         if called not in box:
             raise ChartError(f"critical names {shown(name)}, which is no task and no value of graph {graph.name!r}")
         path.append(box[called])
@@ -232,7 +234,13 @@ def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
     return replace(drawn, boxes=boxes, arrows=arrows)
 
 
-def _maker(graph: Graph, name: str) -> str | None:
-    """Return the task that makes a value."""
+def _maker(graph: Graph, name: str, before: str) -> str | None:
+    """Return the task that makes a value, or the one before in a path if that writes it."""
     value = graph.names.get(name)
-    return graph.tasks[value.producer].name if isinstance(value, Value) and value.producer is not None else None
+    if not isinstance(value, Value):
+        return None
+    writer = graph.names.get(before)
+    index = writer.index if isinstance(writer, Task) else writer.producer if writer is not None else None
+    if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
+        return before
+    return graph.tasks[value.producer].name if value.producer is not None else None

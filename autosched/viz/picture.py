@@ -95,7 +95,7 @@ def _texts(axes: Axes, words: Words, z: int) -> list[Any]:
     x = words.x
     drawn = []
     for run in words.runs:
-        font = FontProperties(family=[FONT], weight=600 if run.bold else 400, size=run.size * POINT)
+        font = FontProperties(family=[FONT], weight="bold" if run.bold else "normal", size=run.size * POINT)
         text = axes.text(
             x, words.y, run.text, color=run.fill, fontproperties=font, parse_math=False, zorder=z,
             ha={"start": "left", "middle": "center", "end": "right"}[words.anchor], va="baseline",
