@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import autosched as asc
@@ -354,6 +354,15 @@ def test_any_name_can_be_written_in_dot(graph, title):
     assert bare.count("->") == len(outline(graph).arrows)
 
 
+def named(*names):
+    """A graph of tasks of these names."""
+    graph = Graph()
+    for name in names:
+        graph.add(first, 1, name=name)
+    return graph
+
+
+@example(named("#35;", '"];', "1.", "-", "`x`", "style:#a;", "<b>", "&lt;"), "")
 @given(graphs(), st.text())
 def test_any_name_can_be_written_for_mermaid(graph, title):
     text = graph_mermaid(graph, title=title)
