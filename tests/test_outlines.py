@@ -186,6 +186,11 @@ def test_data_from_afar_is_faint_only_where_tasks_are_folded():
     assert not any(arrow.faint for arrow in outline(graph).arrows.values())
 
 
+def test_a_small_graph_has_room_for_its_title():
+    title = "The smallest of all graphs, with a title that says so"
+    assert title in texts(graph_svg(named("a"), title=title))
+
+
 def test_thousands_of_tasks_are_drawn_in_a_second():
     graph = network(blocks=40, layers=25)
     assert len(graph) == 4_000

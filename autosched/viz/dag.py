@@ -18,6 +18,7 @@ MARGIN = 20.0
 HEADER = 40.0  # above the first rank, for the names of devices
 FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
+TITLED = 700.0  # how wide a title makes the drawing, at most
 WIDER = 230.0  # how wide those may be that stand for several
 
 
@@ -57,7 +58,8 @@ def _drawing(drawn: Outline, frames: Sequence[Frame], title: str, name: str) -> 
     bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
     found = layout([devices.index(box.place) for box in boxes], widths, list(drawn.arrows), free, bands)
     entries = list(_entries(drawn))
-    whole = max(found.width, legend_width(entries) + 2 * MARGIN)
+    named = min(max(text_width(title, TITLE), text_width(drawn.said)), TITLED)
+    whole = max(found.width, legend_width(entries) + 2 * MARGIN, named + 2 * MARGIN + 1)
     head, top = _head(title, drawn.said, whole)
     top += HEADER * _headed(devices) + FRAME[0] * bool(frames) + BOX / 2
     bottom = top + max(found.rank, default=0) * PITCH + BOX / 2 + 16
