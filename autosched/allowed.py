@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["is_device", "is_name", "is_number", "no_seconds"]
+__all__ = ["WORDS", "is_device", "is_name", "is_number", "no_seconds"]
+
+WORDS = ("repeat", "timeout", "warmup")  # which runs of a schedule take beside its inputs, so no input has these names
 
 _MISFIT = re.compile(r"[\s@]")
 

@@ -14,7 +14,7 @@ from autosched.costs import Costs
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph
 
-__all__ = ["check_kinds", "checked_timeout"]
+__all__ = ["check_kinds", "checked_count", "checked_timeout"]
 
 
 def check_kinds(
@@ -64,3 +64,10 @@ def checked_timeout(timeout: Any) -> float | None:
             f"timeout must be a number of seconds, 0 or more, or None for no limit; got {shown(timeout)}"
         )
     return float(timeout)
+
+
+def checked_count(count: Any, name: str, least: int) -> int:
+    """Return how often to run. Raises ScheduleError, with the argument's name, for what is no number, or too few."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ScheduleError(f"{name} must be a whole number, {least} or more, got {shown(count)}")
+    return count

@@ -20,6 +20,7 @@ __all__ = [
     "RunTimeoutError",
     "ScheduleError",
     "TaskError",
+    "TimelineError",
     "listed",
     "shown",
 ]
@@ -67,6 +68,10 @@ class RunTimeoutError(AutoschedError, TimeoutError):
 
 class TaskError(AutoschedError, RuntimeError):
     """A task raised while running; the original error is its ``__cause__``."""
+
+
+class TimelineError(AutoschedError, ValueError):
+    """A text is no trace of a schedule, or a timeline is asked for what it cannot know."""
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -24,9 +24,10 @@ from autosched.graph import Graph, no_grad
 from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
+from autosched.profile import Notes, annotated, annotation, is_traced
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.progress import report
-from autosched.timeline import Span, Timeline, what
+from autosched.timeline import Timeline
 from autosched.workers import Fault, Late, Stretch, Tape, Team
 
 __all__ = ["Executor"]
@@ -78,31 +79,36 @@ class Executor:
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
         deadline = None if timeout is None else time.perf_counter() + timeout
-        if self.checked and not self.check:
+        watched, traced = self.check or not self.checked, is_traced()
+        if not watched and not traced:
             if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
                 return self._run_inline(self.inline, inputs)
-            return self._run(self.tape, inputs, self.memory.outputs, deadline)
-        outputs = self._run(self._compile(call=self._watch), inputs, self.memory.outputs, deadline)
+            return self._run(lambda: self.tape, inputs, self.memory.outputs, deadline)
+        wraps = self._watch if watched else None, self._named if traced else None
+        outputs = self._run(lambda: self._compile(*wraps), inputs, self.memory.outputs, deadline)
         self.checked = True
         return outputs
 
-    def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> tuple[dict[str, Any], Timeline]:
-        """Run once; return the outputs, and when what happened."""
+    def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> Timeline:
+        """Run once, and return when what happened."""
         deadline = None if timeout is None else time.perf_counter() + timeout
-        stamps: dict[int, tuple[Any, Any]] = {}
+        notes = Notes(self.program, self.backend, self.memory.results)
+        timed = notes.timed
+        launched = (lambda i, step: self._named(i, timed(i, step))) if is_traced() else timed
+        try:
+            notes.open()
+            return self._run(lambda: self._compile(launched=launched), inputs, notes.timeline, deadline)
+        finally:
+            notes.close()
 
-        def read() -> tuple[dict[str, Any], Timeline]:
-            spans = [self._span(i, *pair) for i, pair in sorted(stamps.items())]
-            return self.memory.outputs(), Timeline.of(spans, self.program.arrows)
-
-        tape = self._compile(launched=lambda i, step: self._timed(i, step, stamps))
-        return self._run(tape, inputs, read, deadline)
-
-    def _run(self, tape: Tape, inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None) -> Read:
+    def _run(
+        self, make: Callable[[], Tape], inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None
+    ) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
         crew = self.crew
         with self._turn(deadline):
             try:
+                tape = make()
                 self.memory.fill(inputs)
                 self.backend.begin(lambda: crew.stopped)
                 self._raise(crew.run(tape, deadline), "end in time")
@@ -238,21 +244,10 @@ class Executor:
         task, memory = self.graph.task(instruction.task), self.memory
         return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
 
-    def _timed(self, i: int, step: Step, stamps: dict[int, tuple[Any, Any]]) -> Step:
-        stamp = self.backend.stamp(occupied(self.program.instructions[i]))
-
-        def timed() -> None:
-            start = stamp()
-            step()
-            stamps[i] = (start, stamp())
-
-        return timed
-
-    def _span(self, i: int, start: Any, end: Any) -> Span:
+    def _named(self, i: int, step: Step) -> Step:
         instruction = self.program.instructions[i]
         assert isinstance(instruction, (Run, Copy))
-        streams = occupied(instruction)
-        return Span(*what(instruction), streams, self.backend.seconds(start), self.backend.seconds(end), i)
+        return annotated(annotation(i, instruction), step)
 
 
 class _Handshakes:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autosched.allowed import WORDS
 from autosched.arguments import check_kinds
 from autosched.backends import Backend, suited
 from autosched.check import Check
@@ -75,8 +76,11 @@ def schedule(
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    if "timeout" in pinned.input_names:
-        raise ScheduleError("an input cannot be named 'timeout': a schedule's call takes that word; rename the input")
+    for word in WORDS:
+        if word in pinned.input_names:
+            raise ScheduleError(
+                f"an input cannot be named {word!r}: a schedule's runs take that word; rename the input"
+            )
     for value in pinned.sources:
         machine.device(value.home or machine.host)
     if costs is None:

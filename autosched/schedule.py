@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autosched.arguments import check_kinds, checked_timeout
+from autosched.arguments import check_kinds, checked_count, checked_timeout
 from autosched.backends import Backend, make
 from autosched.bounds import bounds
 from autosched.check import Check
@@ -26,6 +26,7 @@ from autosched.execute import Executor
 from autosched.files import write
 from autosched.footprint import footprint, memory_over_time
 from autosched.graph import Graph
+from autosched.learning import learn
 from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement
@@ -97,9 +98,19 @@ class Schedule:
         """
         return self._executor(inputs, checked_timeout(timeout))
 
-    def profile(self, /, *, timeout: Any = None, **inputs: Any) -> Timeline:
-        """Run once and return what happened when. ``timeout`` as for a call."""
-        return self._executor.profile(inputs, checked_timeout(timeout))[1]
+    def profile(self, /, *, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
+        """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
+
+        All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if there are several,
+        ``timeline.pauses`` when Python's garbage collector was at work, and ``timeline.costs()`` what was learnt, for
+        the next ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks write are
+        written by each. ``timeout`` as for a call, for each run.
+        """
+        runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
+        seconds = checked_timeout(timeout)
+        timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
+        measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
+        return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
     def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""

@@ -7,6 +7,7 @@ Reads costs and the machine, decides nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from autosched.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
@@ -50,7 +51,7 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
                     free[stream] = end
                 nbytes = _nbytes(instruction, graph, costs)
                 spans.append(Span(*what(instruction), streams, start, end, i, nbytes))
-    return Timeline.of(spans, program.arrows)
+    return replace(Timeline.of(spans, program.arrows), learn=lambda _: costs)
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:

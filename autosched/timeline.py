@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import bisect
 import operator
-from collections.abc import Iterable
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
-from autosched.program import Copy, Run, Stream
+from autosched.errors import TimelineError
+from autosched.program import Copy, Program, Run, Stream
+
+if TYPE_CHECKING:
+    from autosched.costs import Costs
 
 __all__ = ["Overlap", "Span", "Timeline", "what"]
 
@@ -51,7 +58,8 @@ class Timeline:
     """Spans by start, as predicted by ``simulate`` or measured by ``profile``.
 
     ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
-    end) are when Python's garbage collector held up the thread that it ran in.
+    end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those that it is the median
+    of, if it is one. ``learn`` knows what it was predicted from, or measured of, for ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
     >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
@@ -62,6 +70,8 @@ class Timeline:
     spans: tuple[Span, ...]
     arrows: tuple[tuple[int, int], ...] = ()
     pauses: tuple[tuple[float, float], ...] = ()
+    runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
+    learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
@@ -70,6 +80,72 @@ class Timeline:
         position = {span.instruction: i for i, span in enumerate(ordered)}
         kept = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
         return cls(ordered, tuple(kept))
+
+    @classmethod
+    def median(cls, timelines: Iterable[Timeline]) -> Timeline:
+        """Return the middle of several runs of one program: for each instruction, the medians of its starts and ends.
+
+        What comes first in every run comes first in it. For let each a be at most the b of the same run: then at least
+        k numbers of a are at most the k-th smallest b, and so is the k-th smallest a; medians are such, or means of
+        two such. It pauses where most runs do. Raises TimelineError for runs of different programs, and for none.
+
+        >>> stream = Stream("cpu", "compute")
+        >>> runs = [Timeline((Span("run", "h", (stream,), 0, end, 0),)) for end in (5, 1, 2)]
+        >>> Timeline.median(runs).makespan
+        2
+        """
+        runs = tuple(timelines)
+        if not runs:
+            raise TimelineError("the median of no timelines is asked for; give one at least")
+        if len(runs) == 1:
+            return runs[0]
+        lines = [sorted(run.spans, key=lambda span: span.instruction) for run in runs]
+        kinds = {tuple((span.instruction, span.kind, span.name, span.streams) for span in line) for line in lines}
+        if len(kinds) > 1:
+            raise TimelineError("the timelines are of different programs, and only runs of one have a median")
+        arrows = [(runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows]
+        middle = cls.of(map(_median, zip(*lines, strict=True)), arrows)
+        return cls(middle.spans, middle.arrows, _common([run.pauses for run in runs]), runs, runs[0].learn)
+
+    @classmethod
+    def from_chrome_trace(
+        cls, trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any], program: Program | None = None
+    ) -> Timeline:
+        """Read a Chrome trace: of ``viz.perfetto_json``, or of torch.profiler around calls of a schedule.
+
+        ``trace`` is its text, what ``json.loads`` made of that, or a path, also of a ``.json.gz``. ``program`` is the
+        schedule's: with it, spans of torch.profiler lie on the program's streams and have its arrows, and slices of
+        other programs are left out; else they lie on threads. Several calls give their median. Of a trace that holds a
+        prediction beside what was measured, the latter is read. Raises TimelineError for what is no such trace.
+
+        >>> from autosched.viz import perfetto_json
+        >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
+        >>> Timeline.from_chrome_trace(perfetto_json(timeline)) == timeline
+        True
+        """
+        from autosched.traces import read
+
+        return read(trace, program)
+
+    def costs(self) -> Costs:
+        """Return the costs that it was predicted from, or those learnt where it was measured.
+
+        For ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError where neither is known, as
+        for a trace that was read; ``autosched.learning.learn`` takes what is to be known.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
+        >>> schedule.profile(x=1).costs().seconds["add"] >= 2.0, schedule.simulate().costs() == schedule.costs
+        (True, True)
+        """
+        if self.learn is None:
+            raise TimelineError(
+                "the timeline does not know what it was measured of, so it has no costs; those of Schedule.profile and "
+                "simulate do, and autosched.learning.learn(timeline, graph, machine, costs) is for others"
+            )
+        return self.learn(self)
 
     @cached_property
     def makespan(self) -> float:
@@ -133,6 +209,26 @@ class Timeline:
 def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
     """Return the kind and the name that the span of an instruction has."""
     return ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
+
+
+def _median(spans: Sequence[Span]) -> Span:
+    """Return the middle of the spans that one instruction had in several runs."""
+    first = spans[0]
+    start, end = statistics.median(span.start for span in spans), statistics.median(span.end for span in spans)
+    nbytes = statistics.median(span.nbytes for span in spans)
+    return Span(first.kind, first.name, first.streams, start, end, first.instruction, nbytes)
+
+
+def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
+    """Return when more than half of the runs paused."""
+    steps = sorted(chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses)))
+    found: list[tuple[float, float]] = []
+    paused = 0
+    for (moment, change), (later, _) in pairwise(steps):
+        paused += change
+        if 2 * paused > len(pauses) and moment < later:
+            found.append((moment, later))
+    return tuple(_union(found))
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

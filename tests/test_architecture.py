@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "readers": ["errors"],  # of JSON, which a machine, too, is kept as
     "machine": ["allowed", "errors", "readers"],
     "program": ["errors"],
-    "timeline": ["errors", "program"],  # its spans lie on the program's streams
+    "timeline": ["costs", "errors", "program"],  # spans lie on the program's streams; of costs it names the type
     "task": ["composite", "parts", "tree"],
     "composite": ["task", "tree", "value"],  # what merged tasks call; a task may be one
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
@@ -57,6 +57,8 @@ MAY_IMPORT = {
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
     "footprint": [*DATA, "collecting", "standing"],
+    "learning": DATA,
+    "traces": [*DATA, "allowed"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
@@ -68,15 +70,15 @@ MAY_IMPORT = {
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "inline": ["codegen", "workers"],
-    "execute": [*DATA, "backends", "check", "codegen", "inline", "memory", "progress", "workers"],
-    "profile": [*DATA, "backends", "execute"],
+    "execute": [*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
+    "profile": [*DATA, "backends"],  # wraps steps for execute
     # keeping a schedule as text
     "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
-    "frontends": [*"effects errors graph costs task tree".split(), *"grouping machine marked merging".split()],
+    "frontends": [*"allowed effects errors graph costs task tree".split(), *"grouping machine marked merging".split()],
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together
@@ -98,6 +100,7 @@ EXCEPTIONS = {
     ("graph", "drawing"): "Graph.draw, and what a notebook shows of it, are doors to it, opened when called",
     ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
     ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",
+    ("timeline", "traces"): "Timeline.from_chrome_trace is a door to it, opened when called",
     ("machine", "torch"): "Machine.local asks torch what is in this computer",
 }
 

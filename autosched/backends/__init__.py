@@ -64,7 +64,7 @@ class Backend(Protocol):
         """Return what to do with memory that goes back, before its last reference is dropped."""
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Return a function that marks a moment on streams that meet."""
+        """Return a function that marks a moment on streams that meet; on none, for the thread that calls it."""
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Start a run; ``stopped()`` says whether it has been given up meanwhile."""

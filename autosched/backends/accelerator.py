@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy as copying
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,7 +59,7 @@ class Accelerator(Host):
         self.caller_device = 0
         self.timing = False
         self.stopped: Callable[[], bool] = bool
-        self.zero: dict[torch.device, torch.Event] = {}
+        self.zero: dict[torch.device, _Tick] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
@@ -157,7 +157,7 @@ class Accelerator(Host):
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Record a timing event, or read the host's clock."""
         self.timing = True
-        if streams[0] not in self.streams:
+        if not streams or streams[0] not in self.streams:
             return time.perf_counter
         on = self.streams[streams[0]]
 
@@ -186,14 +186,15 @@ class Accelerator(Host):
         self.begun = time.perf_counter()
 
     def _zero(self) -> None:
-        """Set the zero of each device's clock beside the host's."""
-        for device, caller in self.callers.items():
+        """Tell each device's clock by the host's, when all have come to rest: the tick that was seen best counts."""
+        for device in self.callers:
             torch.accelerator.synchronize(device)
-            self.zero[device] = torch.Event(device, enable_timing=True)
-            self.zero[device].record(caller)
+        for device, caller in self.callers.items():
+            self.zero[device] = min((_tick(caller) for _ in range(3)), key=lambda tick: tick.doubt)
 
     def join(self) -> None:
         """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
+        self.timing = False  # only runs with stamps have to begin with all devices at rest
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
@@ -205,11 +206,29 @@ class Accelerator(Host):
             torch.accelerator.set_device_index(self.caller_device)
 
     def seconds(self, stamp: Any) -> float:
-        """Return seconds since ``begin``, by the clock of host or device."""
+        """Return seconds since ``begin``, by the host's clock."""
         if isinstance(stamp, float):
             return stamp - self.begun
         stamp.synchronize()
-        return float(self.zero[stamp.device].elapsed_time(stamp)) / 1e3
+        zero = self.zero[stamp.device]
+        return zero.seconds - self.begun + float(zero.event.elapsed_time(stamp)) / 1e3
+
+
+class _Tick(NamedTuple):
+    """A moment on a device, and when that was by the host's clock, in seconds, which may be off by ``doubt``."""
+
+    event: torch.Event
+    seconds: float
+    doubt: float
+
+
+def _tick(stream: torch.Stream) -> _Tick:
+    event = torch.Event(stream.device, enable_timing=True)
+    before = time.perf_counter()
+    event.record(stream)
+    event.synchronize()
+    after = time.perf_counter()
+    return _Tick(event, (before + after) / 2, (after - before) / 2)
 
 
 def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:

@@ -56,8 +56,8 @@ class Virtual(Emulated):
         return step
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Read the modelled clock."""
-        return lambda: max(self.clock[stream] for stream in streams)
+        """Read the modelled clock, which no thread moves on by itself."""
+        return lambda: max((self.clock[stream] for stream in streams), default=0.0)
 
     def _behind(self, ready: list[str]) -> str:
         return min(ready, key=lambda name: self.clock[self.named[name]])

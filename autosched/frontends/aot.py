@@ -20,6 +20,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autosched.allowed import WORDS
 from autosched.errors import CaptureError
 from autosched.frontends.described import called, named, origin_of, where_of
 from autosched.frontends.operators import Operators, storages, usual_device
@@ -128,7 +129,7 @@ class _Builder:
         if not isinstance(node.meta["val"], torch.Tensor):
             return node.meta["val"]
         name = named(node.meta.get("desc"), self.names) or node.name
-        name = self.graph.fresh(name if name != "timeout" else "timeout_")  # a word that a schedule's call takes
+        name = self.graph.fresh(f"{name}_" if name in WORDS else name)
         self.graph.given[name] = position
         with self._at(node, node.meta["val"].device.type != "cpu"):
             return self.graph.input(name)

@@ -12,6 +12,7 @@ dot        the same                                      Graphviz DOT
 mermaid    the same                                      Mermaid
 text       what ran when                                 plain text
 courses    memory of devices, use of links, over time    SVG
+perfetto   what ran when, for Perfetto                   trace JSON
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
 picture    any of these that are SVG                     PNG, PDF
@@ -25,6 +26,7 @@ from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.lines import Line, lines_svg
 from autosched.viz.mermaid import graph_mermaid
+from autosched.viz.perfetto import perfetto_json
 from autosched.viz.picture import picture
 from autosched.viz.text import gantt_text
 
@@ -40,5 +42,6 @@ __all__ = [
     "lines_svg",
     "links_svg",
     "memory_svg",
+    "perfetto_json",
     "picture",
 ]

@@ -1,0 +1,110 @@
+"""Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
+
+Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one thing: to write the
+names of runs and copies into the trace of a torch.profiler that is active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autosched.backends import Backend, Step
+from autosched.program import Copy, Program, Run, occupied
+from autosched.timeline import Span, Timeline, what
+from autosched.tree import flatten
+
+__all__ = ["Notes", "annotated", "annotation", "is_traced"]
+
+
+class Notes:
+    """What one run of a program notes. Call ``close`` in any case, or Python goes on telling it of its pauses."""
+
+    def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
+        self.program, self.backend, self.made = program, backend, made
+        self.stamps: dict[int, tuple[Any, Any]] = {}
+        self.nbytes: dict[int, float] = {}
+        self.pauses: list[tuple[Any, Any]] = []
+        self._now = backend.stamp(())
+        self._began: Any = None
+
+    def timed(self, i: int, step: Step) -> Step:
+        """Return a run or a copy that notes when it began and ended, and what it moved."""
+        instruction = self.program.instructions[i]
+        stamp, stamps = self.backend.stamp(occupied(instruction)), self.stamps
+        moves = isinstance(instruction, Copy)
+
+        def timed() -> None:
+            start = stamp()
+            step()
+            stamps[i] = (start, stamp())
+            if moves:
+                self.nbytes[i] = sum(map(_nbytes, flatten(self.made(i))))
+
+        return timed
+
+    def open(self) -> None:
+        """Have Python tell of its garbage collector's pauses."""
+        gc.callbacks.append(self._collecting)
+
+    def close(self) -> None:
+        """Have it tell no longer."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = self._now()
+        elif self._began is not None:
+            self.pauses.append((self._began, self._now()))
+            self._began = None
+
+    def timeline(self) -> Timeline:
+        """Return what was noted, on the backend's clock; valid after its ``join``."""
+        seconds = self.backend.seconds
+        spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
+        made = Timeline.of(spans, self.program.arrows)
+        told = [(max(0.0, seconds(start)), min(seconds(end), made.makespan)) for start, end in self.pauses]
+        return Timeline(made.spans, made.arrows, tuple((start, end) for start, end in told if start < end))
+
+    def _span(self, i: int, start: float, end: float) -> Span:
+        instruction = self.program.instructions[i]
+        assert isinstance(instruction, (Run, Copy))
+        return Span(*what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0))
+
+
+def is_traced() -> bool:
+    """Whether torch.profiler is active in this process; it costs a look-up where it is not."""
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
+
+
+def annotation(i: int, instruction: Run | Copy) -> str:
+    """Return the name of a run or a copy in a trace of torch.profiler.
+
+    >>> from autosched.program import Stream
+    >>> annotation(7, Run(Stream("cpu", "compute"), "h"))
+    'autosched::run h#7'
+    """
+    return f"autosched::{instruction}#{i}"
+
+
+def annotated(name: str, step: Step) -> Step:
+    """Return a step under a name in a trace of torch.profiler."""
+    from torch.profiler import record_function
+
+    def named() -> None:
+        with record_function(name):
+            step()
+
+    return named
+
+
+def _nbytes(leaf: Any) -> float:
+    """Return the bytes of a tensor or an array, as far as it says."""
+    with contextlib.suppress(Exception):  # a sparse tensor has none of its own
+        return float(leaf.nbytes)
+    return 0.0
