@@ -572,10 +572,11 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(seconds):
                 call(x=1, timeout=seconds)
 
 
-def test_an_input_cannot_be_named_timeout():
+@pytest.mark.parametrize("word", ["repeat", "timeout", "warmup"])
+def test_an_input_cannot_be_named_by_a_word_that_runs_take(word):
     graph = asc.Graph()
-    graph.output(y=graph.input("timeout") + 1)
-    with pytest.raises(asc.ScheduleError, match=r"an input cannot be named 'timeout': .*; rename the input"):
+    graph.output(y=graph.input(word) + 1)
+    with pytest.raises(asc.ScheduleError, match=f"an input cannot be named '{word}': .*; rename it"):
         asc.schedule(graph, TWO_GPUS)
 
 
