@@ -149,12 +149,12 @@ def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> li
     by_thread: dict[_Thread, list[_Slice]] = {}
     for found in slices:
         by_thread.setdefault(found.thread, []).append(found)
-    ends: dict[Any, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
     for event in events:
         thread, moment = by_thread.get(_thread(event), []), _ns(event.get("ts"))
         if event.get("ph") in ("s", "f") and thread and moment is not None:
             at = bisect.bisect([found.start for found in thread], moment / 1e9) - 1
-            ends.setdefault(event.get("id"), {})[event["ph"]] = thread[max(at, 0)].args["instruction"]
+            ends.setdefault(str(event.get("id")), {})[event["ph"]] = thread[max(at, 0)].args["instruction"]
     return [(pair["s"], pair["f"]) for pair in ends.values() if len(pair) == 2]
 
 
@@ -197,5 +197,9 @@ def _annotated(found: _Slice, program: Program | None) -> Span | None:
 
 def _from_zero(spans: Sequence[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
     zero = min(span.start for span in spans)
-    moved = [replace(span, start=span.start - zero, end=span.end - zero) for span in spans]
+
+    def since(moment: float) -> float:
+        return round((moment - zero) * 1e9) / 1e9
+
+    moved = [replace(span, start=since(span.start), end=since(span.end)) for span in spans]
     return Timeline.of(moved, arrows)

@@ -52,8 +52,7 @@ def perfetto_json(
     events = [event for group in groups for event in group.events(graph, tids, arrows)]
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
-        for key in event.keys() & {"ts", "dur"}:
-            event[key] = _microseconds(event[key])
+        event.update({key: _microseconds(event[key]) for key in ("ts", "dur") if key in event})
     document = {"displayTimeUnit": "ms", "otherData": {"title": title}, "traceEvents": events}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
@@ -82,7 +81,7 @@ class _Group:
         yield from self._arrows(threads, arrows)
         yield from self._bytes_in_flight()
         for device, course in self.memory.items():
-            yield from _counter(self.pids[device], "memory", ((_ns(moment), held) for moment, held in course))
+            yield from _counter(self.pids[device], "memory", "bytes", [(_ns(moment), held) for moment, held in course])
         if self.python:
             yield from self._pauses(next(tids))
 
@@ -111,7 +110,7 @@ class _Group:
             if span.kind == "copy" and span.nbytes:
                 steps.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
         for stream, course in steps.items():
-            yield from _counter(self.pids[stream.device], f"{stream.name} in flight", course)
+            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", course)
 
     def _pauses(self, tid: int) -> Iterator[_Event]:
         thread = _thread(self.python, tid)
@@ -150,9 +149,9 @@ def _args(span: Span, graph: Graph | None) -> _Event:
     return args
 
 
-def _counter(pid: int, name: str, course: Any) -> Iterator[_Event]:
+def _counter(pid: int, name: str, unit: str, course: Sequence[tuple[int, float]]) -> Iterator[_Event]:
     for moment, number in dict(course).items():  # of several at one moment the last counts
-        yield {"ph": "C", "name": name, "pid": pid, "ts": max(0, moment), "args": {"bytes": _finite(number)}}
+        yield {"ph": "C", "name": name, "pid": pid, "ts": max(0, moment), "args": {unit: _finite(number)}}
 
 
 def _thread(pid: int, tid: int) -> _Event:
