@@ -76,11 +76,8 @@ def schedule(
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    for word in WORDS:
-        if word in pinned.input_names:
-            raise ScheduleError(
-                f"an input cannot be named {word!r}: a schedule's runs take that word; rename the input"
-            )
+    if taken := [word for word in WORDS if word in pinned.input_names]:
+        raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
     for value in pinned.sources:
         machine.device(value.home or machine.host)
     if costs is None:

@@ -6,6 +6,7 @@ Reads costs and the machine, decides nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
                     free[stream] = end
                 nbytes = _nbytes(instruction, graph, costs)
                 spans.append(Span(*what(instruction), streams, start, end, i, nbytes))
-    return replace(Timeline.of(spans, program.arrows), learn=lambda _: costs)
+    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
@@ -75,3 +76,7 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
 def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:
     """Return how many bytes an instruction moves."""
     return costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0
+
+
+def _known(costs: Costs, _: Timeline) -> Costs:
+    return costs

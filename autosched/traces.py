@@ -23,7 +23,8 @@ from autosched.timeline import Span, Timeline, what
 
 __all__ = ["read"]
 
-_ANNOTATION = re.compile(r"autosched::((run|copy) ([^\s@]+).*)#(\d+)")
+_ANNOTATION = re.compile(r"autosched::((run|copy) ([^\s@]+).*)#(\d{1,9})")
+_MOST = 1e15  # microseconds: 30 years
 _Thread = tuple[Any, Any]  # pid, tid
 
 
@@ -91,7 +92,7 @@ def _slice(event: Mapping[str, Any]) -> _Slice | None:
 
 
 def _ns(microseconds: Any) -> int | None:
-    return round(microseconds * 1000) if is_number(microseconds) else None
+    return round(microseconds * 1000) if is_number(microseconds) and microseconds < _MOST else None
 
 
 def _thread(event: Mapping[str, Any]) -> _Thread:
@@ -146,15 +147,18 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
 
 def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> list[tuple[int, int]]:
     """Return the instructions that arrows join."""
-    by_thread: dict[_Thread, list[_Slice]] = {}
+    by_thread: dict[_Thread, tuple[list[float], list[int]]] = {}
     for found in slices:
-        by_thread.setdefault(found.thread, []).append(found)
+        starts, instructions = by_thread.setdefault(found.thread, ([], []))
+        starts.append(found.start)
+        instructions.append(found.args["instruction"])
     ends: dict[str, dict[str, int]] = {}
     for event in events:
-        thread, moment = by_thread.get(_thread(event), []), _ns(event.get("ts"))
-        if event.get("ph") in ("s", "f") and thread and moment is not None:
-            at = bisect.bisect([found.start for found in thread], moment / 1e9) - 1
-            ends.setdefault(str(event.get("id")), {})[event["ph"]] = thread[max(at, 0)].args["instruction"]
+        moment = _ns(event.get("ts")) if event.get("ph") in ("s", "f") else None
+        if moment is not None and _thread(event) in by_thread:
+            starts, instructions = by_thread[_thread(event)]
+            at = bisect.bisect(starts, moment / 1e9) - 1
+            ends.setdefault(str(event.get("id")), {})[event["ph"]] = instructions[max(at, 0)]
     return [(pair["s"], pair["f"]) for pair in ends.values() if len(pair) == 2]
 
 
