@@ -24,7 +24,7 @@ from autosched.viz import perfetto_json
 ROOT = Path(__file__).parent.parent
 A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
 OUT, IN = Stream("cuda:0", "copy-out"), Stream("cuda:1", "copy-in")
-STREAMS = [(A,), (B,), (OUT,), (IN,), (OUT, IN)]
+STREAMS = [(A,), (B,), (OUT,), (IN,), (OUT, IN), (Stream("cuda:1", "copy-out"), Stream("cuda:0", "copy-in"))]
 
 
 def span(i: int, streams: tuple[Stream, ...], start: float, end: float) -> Span:
@@ -48,7 +48,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
 @st.composite
 def sound_timelines(draw: st.DrawFn) -> Timeline:
     """Spans in whole nanoseconds, one behind the other on each stream, with arrows from earlier to later ones."""
-    free = dict.fromkeys((A, B, OUT, IN), 0)
+    free = dict.fromkeys(itertools.chain(*STREAMS), 0)
     spans = []
     for i, streams in enumerate(draw(st.lists(st.sampled_from(STREAMS), min_size=1, max_size=12))):
         start = max(free[stream] for stream in streams) + draw(st.integers(0, 5000))
@@ -137,6 +137,19 @@ def test_any_timeline_reads_back_with_the_same_instructions(timeline: Timeline) 
     if timeline.spans:
         back = Timeline.from_chrome_trace(perfetto_json(timeline))
         assert sorted(s.instruction for s in back.spans) == sorted(s.instruction for s in timeline.spans)
+
+
+def test_times_are_the_same_nanoseconds_to_a_reader_that_cuts_off():
+    ends = [0, *range(1, 4_000, 7), *range(10**12, 10**12 + 4_000, 7)]
+    spans = [span(i, (A,), a / 1e9, b / 1e9) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+    read = slices_by_thread(events_of(perfetto_json(Timeline(tuple(spans)))))
+    assert list(itertools.chain(*read.values())) == list(itertools.pairwise(ends))
+
+
+def test_an_arrow_between_clocks_that_disagree_is_drawn_unless_it_points_into_the_past():
+    spans = [span(0, (A,), 5e-6, 9e-6), span(1, (B,), 6e-6, 7e-6), span(2, (B,), 1e-6, 2e-6)]
+    arrows = of("s", events_of(perfetto_json(Timeline.of(spans, [(0, 1), (0, 2)]))))
+    assert [event["ts"] for event in arrows] == [6000]
 
 
 def test_a_copy_between_two_devices_is_a_slice_on_each():
