@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.backends import accelerator
+from autosched.backends.accelerator import Accelerator
 from autosched.backends.virtual import Virtual
 from autosched.errors import TimelineError
 from autosched.learning import learn
@@ -140,6 +143,44 @@ def test_threads_share_a_clock():
     assert len(timeline.streams) == 2
     assert timeline.arrows
     assert all(run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows)
+
+
+def test_a_device_s_clock_is_told_by_the_tick_that_the_host_saw_best(monkeypatch):
+    host = iter([0, 9, 10, 20, 20.5, 21, 30, 38, 40, 50])  # before, at and after each tick; then the beginning
+
+    class Event:
+        def __init__(self, device, enable_timing):
+            assert enable_timing
+            self.device = device
+
+        def record(self, stream):
+            self.at = 1000 + next(host)
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e3
+
+    monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=lambda: next(host)))
+    monkeypatch.setattr(accelerator.torch, "Event", Event)
+    monkeypatch.setattr(accelerator.torch.accelerator, "synchronize", lambda device: None)
+    backend = Accelerator()
+    backend.callers = {"gpu": SimpleNamespace(device="gpu")}
+    backend._zero()
+    backend.begun = next(host)
+    stamp = Event("gpu", enable_timing=True)
+    stamp.at = 1000 + 52.5  # by the device's clock, which is ahead
+    assert backend.seconds(stamp) == 2.5
+
+
+def test_only_measured_runs_have_devices_come_to_rest():
+    backend = Accelerator()
+    backend.stamp(())
+    assert backend.timing
+    backend.begin(bool)
+    backend.join()
+    assert not backend.timing
 
 
 @pytest.mark.cuda
