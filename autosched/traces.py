@@ -176,7 +176,8 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
     lines = [_best(by_category) for by_category in seen.values()]
     arrows = program.arrows if program is not None else ()
     runs = min(map(len, lines), default=0)
-    return [_from_zero([line[k] for line in lines], arrows) for k in range(runs)]
+    # A later call may come from another thread, and is no other program for that.
+    return [_from_zero([replace(line[k], streams=line[0].streams) for line in lines], arrows) for k in range(runs)]
 
 
 def _best(by_category: Mapping[str, list[Span]]) -> list[Span]:

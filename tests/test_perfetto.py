@@ -290,6 +290,12 @@ def test_of_torch_profilers_slices_those_of_the_device_count():
     assert found.streams == (Stream("cpu", "compute"),)
 
 
+def test_calls_from_different_threads_are_runs_of_one_program():
+    trace = [annotation("run add#0", 100, 1, tid=7), annotation("run add#0", 200, 3, tid=8)]
+    found = Timeline.from_chrome_trace(trace)
+    assert [(span.streams, span.end) for span in found.spans] == [((Stream("process 1", "thread 7"),), 2e-6)]
+
+
 @pytest.mark.parametrize("backend", ["host", "threads"])
 @pytest.mark.parametrize("profiled", [False, True])
 def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(backend, profiled, tmp_path):
