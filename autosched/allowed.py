@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["WORDS", "is_device", "is_name", "is_number", "no_seconds"]
+__all__ = ["WORDS", "is_device", "is_name", "is_number", "is_whole", "no_seconds"]
 
 WORDS = ("repeat", "timeout", "warmup")  # which runs of a schedule take beside its inputs, so no input has these names
 
@@ -50,6 +50,15 @@ def is_number(item: Any, infinite: bool = False) -> bool:
         except OverflowError:
             return False
     return 0 <= item < math.inf or (infinite and item == math.inf)
+
+
+def is_whole(item: Any) -> bool:
+    """Whether this is a whole number.
+
+    >>> [is_whole(item) for item in (-1, 10**400, 1.0, True)]
+    [True, True, False, False]
+    """
+    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def no_seconds(item: Any) -> Iterator[Any]:

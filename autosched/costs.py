@@ -57,6 +57,7 @@ class Costs:
     6. ``default_seconds`` and ``default_nbytes``.
 
     Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
+    ``pageable`` names inputs and constants in host memory that is not page-locked: see ``Link``.
 
     >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
     >>> costs.override(seconds={"a": 0.5}).seconds["a"]
@@ -68,6 +69,7 @@ class Costs:
     work: Mapping[str, Work] = field(default_factory=dict)
     default_seconds: float = 1e-5
     default_nbytes: float = 0.0
+    pageable: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for kind in ("seconds", "nbytes", "work"):
@@ -82,6 +84,8 @@ class Costs:
         if not is_number(self.default_seconds, infinite=True):
             raise ScheduleError(f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}")
         _check_finite(self.default_nbytes, "default_nbytes")
+        if not isinstance(self.pageable, frozenset) or not all(isinstance(name, str) for name in self.pageable):
+            raise ScheduleError(f"pageable must be a frozenset of names of inputs, got {shown(self.pageable)}")
 
     @classmethod
     def table(cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None) -> Costs:
@@ -138,6 +142,8 @@ class Costs:
             for name in getattr(self, kind):
                 if name not in known:
                     raise ScheduleError(f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have")
+        for name in sorted(self.pageable.difference(value.name for value in graph.sources)):
+            raise ScheduleError(f"costs call {name!r} pageable, which is no input of graph {graph.name!r}")
 
 
 def _with_parts(task: Task) -> Iterator[Task]:

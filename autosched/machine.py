@@ -9,11 +9,12 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autosched.allowed import is_device, is_number
+from autosched.allowed import is_device, is_number, is_whole
+from autosched.device import Device, Link, check_device, check_link, device_line, link_line, plain
 from autosched.errors import MachineError, ScheduleError, shown
 from autosched.readers import each, number, one, parse, record
 
@@ -27,49 +28,7 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink3": (240e9, 1e-5),
     "nvlink4": (360e9, 1e-5),
 }
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``.
-
-    ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
-    reaches. ``nbytes`` of memory is for the reader: it limits nothing yet.
-    ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
-
-    >>> Device("cuda:1").kind
-    'cuda'
-    """
-
-    name: str
-    streams: int = 1
-    flops_per_second: float = 10e12
-    bytes_per_second: float = 1e12
-    launch_seconds: float = 5e-6
-    nbytes: float = math.inf  # of memory
-    physical: str | None = None
-
-    @property
-    def kind(self) -> str:
-        """What comes before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
-        return self.name.partition(":")[0]
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects two devices, with the same rate in both directions, which do not disturb each other.
-
-    ``bytes_per_second=inf, latency=0`` is free.
-
-    >>> link = Link("cpu:0", "cpu:1", bytes_per_second=1e9, latency=1e-5)
-    >>> Machine([Device("cpu:0"), Device("cpu:1")], [link]).copy_seconds("cpu:1", "cpu:0", 1e9)
-    1.00001
-    """
-
-    source: str
-    destination: str
-    bytes_per_second: float
-    latency: float = 0.0
+_PAGEABLE = 0.5  # of the rate, since the driver first moves all bytes to page-locked memory; 0.3 to 0.7 are reported
 
 
 @dataclass(frozen=True)
@@ -170,7 +129,13 @@ class Machine:
             for d in self.devices
         ]
         links = [
-            replace(k, bytes_per_second=k.bytes_per_second / factor, latency=k.latency * factor) for k in self.links
+            replace(
+                k,
+                bytes_per_second=k.bytes_per_second / factor,
+                latency=k.latency * factor,
+                pageable_bytes_per_second=k.pageable_bytes_per_second and k.pageable_bytes_per_second / factor,
+            )
+            for k in self.links
         ]
         return Machine(devices, links, contention=self.contention, imagined=self.imagined)
 
@@ -202,12 +167,16 @@ class Machine:
         """Return what connects two devices, or None."""
         return self._by_ends.get((source, destination))
 
-    def copy_seconds(self, source: str, destination: str, nbytes: float) -> float:
-        """Return how long a copy takes: 0 on one device, infinity where no link is."""
+    def copy_seconds(self, source: str, destination: str, nbytes: float, pageable: bool = False) -> float:
+        """Return how long a copy takes, of ``pageable`` host memory perhaps: 0 on one device, infinity without a link.
+
+        >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
+        0.00201
+        """
         if source == destination:
             return 0.0
         link = self._by_ends.get((source, destination))
-        return math.inf if link is None else link.latency + nbytes / link.bytes_per_second
+        return math.inf if link is None else link.seconds(nbytes, pageable)
 
     @cached_property
     def _by_name(self) -> dict[str, Device]:
@@ -219,34 +188,20 @@ class Machine:
         return ends | {(link.source, link.destination): link for link in self.links}
 
     def __str__(self) -> str:
-        lines = []
-        for device in self.devices:
-            memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
-            lines.append(
-                f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
-                f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
-                f"{_figure(device.launch_seconds * 1e6)} us to launch, {device.streams} compute stream"
-                f"{'s' if device.streams != 1 else ''}{memory}"
-                + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
-            )
-        lines += [
-            f"{link.source} <-> {link.destination}: "
-            f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
-            for link in self.links
-        ]
+        lines = [*map(device_line, self.devices), *map(link_line, self.links)]
         return "\n".join(lines)
 
     # ---- JSON
 
     def to_json(self) -> str:
         """Return the machine as JSON; infinite rates and memory stand as the string "inf"."""
-        plain = {
-            "devices": [_plain(device) for device in self.devices],
-            "links": [_plain(link) for link in self.links],
+        document = {
+            "devices": [plain(device) for device in self.devices],
+            "links": [plain(link) for link in self.links],
             "contention": self.contention,
             "imagined": self.imagined,
         }
-        return json.dumps(plain, indent=2)
+        return json.dumps(document, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Machine:
@@ -273,7 +228,7 @@ class Machine:
                 raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
             if self.names.count(device.name) > 1:
                 raise MachineError(f"device {device.name!r} is there twice")
-            _check_device(device)
+            check_device(device)
         for link in self.links:
             if not isinstance(link, Link):
                 raise MachineError(f"a machine's links must be Link, got {link!r}")
@@ -281,8 +236,7 @@ class Machine:
                 self.device(end)
             if link.source == link.destination:
                 raise MachineError(f"a link joins two devices, got {link.source!r} twice")
-            _positive(link, "bytes_per_second")
-            _not_negative(link, "latency")
+            check_link(link)
         if len(self._by_ends) != 2 * len(self.links):
             ends = [frozenset((link.source, link.destination)) for link in self.links]
             twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
@@ -292,18 +246,8 @@ class Machine:
                 raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
 
 
-_STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
 _CPU_RATES = (50e9, 10e9, 5e-6)
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
-
-
-def _figure(number: float) -> str:
-    """Return a number for readers: four digits, or all that stand before the point.
-
-    >>> _figure(20_000.0), _figure(0.25)
-    ('20,000', '0.25')
-    """
-    return f"{number:,.4g}" if number < 1000 or math.isinf(number) else f"{number:,.0f}"
 
 
 def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:
@@ -313,52 +257,21 @@ def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: 
 
     def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
         rate = rates[0] if bytes_per_second is None else bytes_per_second
-        return Link(source, destination, rate, rates[1] if latency is None else latency)
+        slow = rate * _PAGEABLE if source == "cpu" else None
+        return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
 
     pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
     return [make("cpu", gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
 
 
-def _plain(item: Device | Link) -> dict[str, Any]:
-    return {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
-
-
-def _check_device(device: Device) -> None:
-    most = 1024 if device.kind == "cpu" else _STREAMS
-    if not _is_whole(device.streams) or not 1 <= device.streams <= most:
-        raise MachineError(f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible")
-    _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
-    _not_negative(device, "launch_seconds")
-    if device.physical is not None and not is_device(device.physical):
-        raise MachineError(f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}")
-
-
 def _check_count(gpus: Any) -> None:
-    if not _is_whole(gpus) or gpus < 0:
+    if not is_whole(gpus) or gpus < 0:
         raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
-
-
-def _is_whole(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-def _positive(item: Device | Link, *names: str) -> None:
-    for name in names:
-        value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not is_number(value, infinite=True) or value == 0:
-            raise MachineError(f"{name} of {shown(item)} must be a number above 0")
-
-
-def _not_negative(item: Device | Link, *names: str) -> None:
-    for name in names:
-        value = getattr(item, name)
-        if not isinstance(value, (int, float)) or not is_number(value):
-            raise MachineError(f"{name} of {shown(item)} must be a number, 0 or more")
 
 
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 _name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
-_streams = one("a whole number, 1 to 1024", lambda item: _is_whole(item) and 1 <= item <= 1024)
+_streams = one("a whole number, 1 to 1024", lambda item: is_whole(item) and 1 <= item <= 1024)
 _flag = one("true or false", lambda item: isinstance(item, bool))
 _rate = number("a number above 0", lambda n: n > 0)
 _delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
@@ -371,10 +284,22 @@ _DEVICE = {
     "nbytes": _rate,
     "physical": _name_or_null,
 }
-_LINK = {"source": _name, "destination": _name, "bytes_per_second": _rate, "latency": _delay}
+
+
+def _perhaps_rate(item: Any, place: str) -> Any:
+    return None if item is None else _rate(item, place)
+
+
+_LINK = {
+    "source": _name,
+    "destination": _name,
+    "bytes_per_second": _rate,
+    "latency": _delay,
+    "pageable_bytes_per_second": _perhaps_rate,
+}
 _MACHINE = {
     "devices": each(record(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
-    "links": each(record(Link, _LINK, optional=["latency"])),
+    "links": each(record(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
     "contention": _flag,
     "imagined": _flag,
 }

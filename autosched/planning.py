@@ -20,15 +20,13 @@ from autosched.costs import Costs
 from autosched.errors import MachineError, ScheduleError, listed
 from autosched.graph import Graph
 from autosched.lowering import lower
-from autosched.machine import Device, Machine
+from autosched.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import POLICIES, Policy, single_on
+from autosched.policies import POLICIES, Policy, candidates
 from autosched.schedule import Schedule
+from autosched.tree import flatten
 
 __all__ = ["schedule"]
-
-_SMALL = 2_000  # tasks, up to which "auto" takes the time to lower and simulate what rarely wins
-_WORTH_A_TRY_WHEN_SMALL = ("round_robin",)
 
 
 def schedule(
@@ -49,7 +47,8 @@ def schedule(
     * ``machine``: default ``Machine.local()``.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
       alone among them, and takes what is predicted to end first.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same. On a
+      real machine examples also say which inputs are page-locked.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
@@ -82,6 +81,7 @@ def schedule(
         machine.device(value.home or machine.host)
     if costs is None:
         costs = _estimated(pinned, examples) if examples is not None else Costs()
+        costs = dataclasses.replace(costs, pageable=_pageable(pinned, machine, examples or {}))
     costs.check(pinned)
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
@@ -120,18 +120,11 @@ def _plan(
 
 
 def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs) -> Schedule:
-    """Plan with each policy, one device alone among them; return the first of those predicted to end first."""
-    pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
-    like: dict[Device, str] = {}  # of equal devices that nothing is pinned to, one is tried
-    for device in machine.devices:
-        anonymous = dataclasses.replace(device, name=device.kind, physical=None)
-        like.setdefault(device if device.name in pinned else anonymous, device.name)
+    """Plan with each candidate; return the first of those predicted to end first."""
     tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
-    small = len(graph) <= _SMALL
-    named = [policy for name, policy in POLICIES.items() if small or name not in _WORTH_A_TRY_WHEN_SMALL]
-    for policy in (*map(single_on, like.values()), *named):
+    for policy in candidates(graph, machine):
         try:
             placement = policy(graph, machine, costs)
             if placement not in tried:
@@ -142,6 +135,19 @@ def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, co
     if not plans:
         raise refusal
     return min(plans, key=lambda made: made.makespan)
+
+
+def _pageable(graph: Graph, machine: Machine, examples: Mapping[str, Any]) -> frozenset[str]:
+    """Return which inputs and constants of a real machine with accelerators lie in memory that is not page-locked."""
+    if machine.imagined or not machine.accelerators:
+        return frozenset()
+    given = {value.name: examples.get(value.name) if value.tensor is None else value.tensor for value in graph.sources}
+    return frozenset(name for name, example in given.items() if any(map(_is_pageable, flatten(example))))
+
+
+def _is_pageable(leaf: Any) -> bool:
+    """Whether this is a tensor in host memory that is not page-locked."""
+    return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
 def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:

@@ -30,6 +30,7 @@ from autosched.readers import each, number, one, parse, record, refuse, table
 __all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
 
 _FORMAT = 1
+_NEWER = ("pageable", "pageable_bytes_per_second")  # written only where they say something, as files had none at first
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,14 @@ def to_text(saved: Saved) -> str:
 def _plain(item: Any) -> Any:
     """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
     if dataclasses.is_dataclass(item):
-        return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        plain = {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        return {name: part for name, part in plain.items() if part or name not in _NEWER}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:
             raise ScheduleError(f"a table has the key {odd[0]!r}, and only strings can be saved as keys")
         return {key: _plain(part) for key, part in item.items()}
-    if isinstance(item, tuple):
-        return [_plain(part) for part in item]
+    if isinstance(item, (tuple, frozenset)):
+        return [_plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
     if item is None or isinstance(item, (str, bool)):
         return item
     if isinstance(item, Integral):
@@ -188,6 +190,10 @@ _amount = number("a number, 0 or more", lambda n: n >= 0)
 _finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 
 
+def _names(item: Any, place: str) -> frozenset[str]:
+    return frozenset(each(_text)(item, place))
+
+
 def _seconds(item: Any, place: str) -> Any:
     return (table(_amount) if isinstance(item, dict) else _amount)(item, place)
 
@@ -198,6 +204,7 @@ _COSTS = {
     "work": table(record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
     "default_seconds": _amount,
     "default_nbytes": _finite,
+    "pageable": _names,
 }
 _DOCUMENT = {
     "format": one(f"{_FORMAT}, the version that this autosched reads", lambda v: type(v) is int and v == _FORMAT),
@@ -208,6 +215,6 @@ _DOCUMENT = {
     "placement": table(_name),
     "program": each(_instruction),
     "machine": READER,
-    "costs": record(Costs, _COSTS),
+    "costs": record(Costs, _COSTS, optional=["pageable"]),
     "graph": each(_text),
 }

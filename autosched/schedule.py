@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from autosched.arguments import check_kinds, checked_count, checked_timeout
 from autosched.backends import Backend, make
@@ -23,6 +23,7 @@ from autosched.costs import Costs
 from autosched.drawing import draw_timeline, show_timeline
 from autosched.errors import AutoschedError, ScheduleError
 from autosched.execute import Executor
+from autosched.explaining import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.files import write
 from autosched.footprint import footprint, memory_over_time
 from autosched.graph import Graph
@@ -253,6 +254,28 @@ class Schedule:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return show_timeline(self._predicted, self.graph.name, repr(self))
+
+    @overload
+    def explain(self, task: None = None, measured: Timeline | None = None) -> Explanation: ...
+
+    @overload
+    def explain(self, task: str, measured: Timeline | None = None) -> TaskExplanation: ...
+
+    def explain(self, task: str | None = None, measured: Timeline | None = None) -> Explanation | TaskExplanation:
+        """Say why it takes as long as it does, and what would help; or why a task runs where and when it does.
+
+        ``print`` it, or use its fields. ``measured``: what ``profile`` returned, to explain that run instead of the
+        predicted one; gains are predicted all the same. Raises GraphError for an unknown task, ScheduleError for a
+        timeline of another program.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().advice
+        ()
+        """
+        case = Case(self.graph, self.machine, self.costs, self.placement, self.program)
+        return explain(case, measured) if task is None else explain_task(case, task, measured)
 
     def __str__(self) -> str:
         return str(self.program)

@@ -9,19 +9,25 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import replace
+from collections.abc import Sequence
 
 from autosched.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
+from autosched.placement import home
 from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline import Span, Timeline, what
 
-__all__ = ["durations", "simulate"]
+__all__ = ["durations", "is_pageable", "simulate"]
 
 
-def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
+def simulate(
+    program: Program, graph: Graph, machine: Machine, costs: Costs, seconds: Sequence[float] | None = None
+) -> Timeline:
     """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
+
+    ``seconds`` of each instruction stand for those that costs and machine give.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -30,7 +36,8 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
     >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
     2.0
     """
-    seconds = durations(program, graph, machine, costs)
+    if seconds is None:
+        seconds = durations(program, graph, machine, costs)
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
     spans: list[Span] = []
@@ -63,7 +70,8 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
             time = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
         elif isinstance(instruction, Copy):
             nbytes = _nbytes(instruction, graph, costs)
-            time = machine.copy_seconds(instruction.source, instruction.destination, nbytes)
+            slow = is_pageable(instruction, graph, machine, costs)
+            time = machine.copy_seconds(instruction.source, instruction.destination, nbytes, slow)
         else:
             return 0.0
         if math.isinf(time):
@@ -71,6 +79,18 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
         return time
 
     return tuple([seconds(instruction) for instruction in program.instructions])
+
+
+def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether one end of a copy is host memory that is not page-locked: a caller's, or a view of it."""
+    value = graph.value(copy.value)
+    root = graph.values[value.root]
+    if root.name not in costs.pageable or {machine.device(end).kind for end in (copy.source, copy.destination)} == {
+        "cpu"
+    }:
+        return False
+    where = home(graph, machine, root)
+    return machine.device(where).kind == "cpu" and (copy.source == where or copy.overwrite)
 
 
 def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:

@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "effects": ["parts", "tree"],
     "layout": ["tree"],
     "readers": ["errors"],  # of JSON, which a machine, too, is kept as
-    "machine": ["allowed", "errors", "readers"],
+    "device": ["allowed", "errors"],
+    "machine": ["allowed", "device", "errors", "readers"],
     "program": ["errors"],
     "timeline": ["costs", "errors", "program"],  # spans lie on the program's streams; of costs it names the type
     "task": ["composite", "parts", "tree"],
@@ -59,6 +60,8 @@ MAY_IMPORT = {
     "footprint": [*DATA, "collecting", "standing"],
     "learning": DATA,
     "traces": [*DATA, "allowed"],
+    # reads a schedule's parts, and what others would be: so it places, lowers and simulates; writes times as pictures do
+    "explaining": [*DATA, "bounds", "lowering", "policies", "simulate", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks

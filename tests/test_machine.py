@@ -41,7 +41,7 @@ def test_nvlink_joins_gpus_and_pcie_joins_them_to_the_cpu():
 
 def test_given_rates_replace_those_of_the_link():
     machine = Machine.emulated(gpus=1, bytes_per_second=1e6, latency=0.5, contention=False, cpu_streams=3)
-    assert machine.links == (Link("cpu", "cuda:0", 1e6, 0.5),)
+    assert machine.links == (Link("cpu", "cuda:0", 1e6, 0.5, 5e5),)
     assert Machine.emulated(gpus=1, latency=0).links[0].bytes_per_second == LINKS["pcie4"][0]
     assert (machine.contention, machine.device("cpu").streams) == (False, 3)
 

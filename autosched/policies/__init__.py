@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autosched.policies.candidates import candidates
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
 from autosched.policies.problem import Policy
 from autosched.policies.round_robin import round_robin
 from autosched.policies.single import single, single_on
 
-__all__ = ["POLICIES", "Policy", "heft", "in_order", "round_robin", "single", "single_on"]
+__all__ = ["POLICIES", "Policy", "candidates", "heft", "in_order", "round_robin", "single", "single_on"]
 
 POLICIES: Mapping[str, Policy] = {"single": single, "round_robin": round_robin, "heft": heft}

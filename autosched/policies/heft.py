@@ -52,7 +52,7 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     return problem.placement(plan.device, sorted(priority, key=plan.start.__getitem__))
 
 
-# Something to read: since when it exists, datum, device where it does, bytes, and its arrival elsewhere.
+# Something to read: since when it exists, datum, row of paths by which it travels, bytes, and its arrival elsewhere.
 _Source = tuple[float, int, int, float, dict[int, float]]
 
 
@@ -133,7 +133,7 @@ class _Plan:
         data, sources = self.problem.data, []
         for datum in self.problem.reads[task]:
             maker = data.maker[datum]
-            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.row[datum])
             sources.append((since, datum, device, data.nbytes[datum], self.arrival[datum]))
         sources.sort()
         return sources

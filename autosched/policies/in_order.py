@@ -151,10 +151,10 @@ class _Plan:
 
     def _send(self, maker: int, source: int, since: float) -> None:
         """Copy what a task made to the devices where it is needed."""
-        for nbytes, p, readers in self.copies.get(maker, ()):
+        for seconds, p, readers in self.copies.get(maker, ()):
             path = self.path(source, p)
             out, into = self.out_free[source] if path.holds_out else 0.0, self.in_free[p] if path.holds_in else 0.0
-            end = max(since, out, into) + path.seconds(nbytes)
+            end = max(since, out, into) + seconds
             if path.holds_out:
                 self.out_free[source] = end
             if path.holds_in:
@@ -186,9 +186,9 @@ class _Plan:
 
 
 class _Copy(NamedTuple):
-    """A datum that travels: its bytes, the device where it is needed, and the tasks that read it there."""
+    """A datum that travels: for how long, the device where it is needed, and the tasks that read it there."""
 
-    nbytes: float
+    seconds: float
     device: int
     readers: list[int]
 
@@ -205,7 +205,9 @@ def _copies(graph: Graph, machine: Machine, costs: Costs, device: Sequence[int])
             if source == here:
                 continue
             if (use, here) not in found:
-                found[use, here] = copy = _Copy(costs.value_nbytes(value), here, [])
+                ends = machine.devices[source], machine.devices[here]
+                path = Path.between(machine, *ends, pageable=maker is None and value.name in costs.pageable)
+                found[use, here] = copy = _Copy(path.seconds(costs.value_nbytes(value)), here, [])
                 copies.setdefault(~source if maker is None else maker, []).append(copy)
             found[use, here].readers.append(task.index)
     return copies

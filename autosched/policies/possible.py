@@ -31,7 +31,10 @@ class Possible:
     def __init__(self, problem: Problem):
         self.problem = problem
         everywhere = (1 << len(problem.devices)) - 1
-        self._linked = [sum(1 << p for p, path in enumerate(row) if path.latency < math.inf) for row in problem.paths]
+        self._linked = [
+            sum(1 << p for p, path in enumerate(row) if path.latency < math.inf)
+            for row in problem.paths[: len(problem.devices)]
+        ]
         self._partial = any(mask != everywhere for mask in self._linked)
         self._listed: dict[int, tuple[int, ...]] = {}
         self._reach: dict[int, int] = {}

@@ -24,13 +24,15 @@ Policy = Callable[[Graph, Machine, Costs], Placement]
 class Data:
     """What tasks read. A datum is a value in one version: ``maker`` is the task that leaves it, on its own device.
 
-    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning.
+    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning, and travels by
+    the paths of row ``row``.
     """
 
     names: Sequence[str]
     nbytes: Sequence[float]
     maker: Sequence[int]
     home: Sequence[int]
+    row: Sequence[int]
 
 
 class Path(NamedTuple):
@@ -45,14 +47,16 @@ class Path(NamedTuple):
     holds_in: bool
 
     @classmethod
-    def between(cls, machine: Machine, source: Device, destination: Device) -> Path:
-        """Return the path from one device to another, or to itself, which takes nothing."""
+    def between(cls, machine: Machine, source: Device, destination: Device, pageable: bool = False) -> Path:
+        """Return the path from one device, or its pageable memory, to another, or to itself, which takes nothing."""
         if source.name == destination.name:
             return cls(0.0, math.inf, False, False)
         link = machine.link(source.name, destination.name)
         latency, rate = (link.latency, link.bytes_per_second) if link is not None else (math.inf, math.inf)
         # A copy between a CPU and an accelerator is the work of the accelerator alone.
         out, into = (source.kind != "cpu", destination.kind != "cpu")
+        if link is not None and pageable and into and not out:
+            rate = link.pageable_bytes_per_second or rate
         return cls(latency, rate, machine.contention and (out or not into), machine.contention and (into or not out))
 
     def seconds(self, nbytes: float) -> float:
@@ -74,7 +78,7 @@ class Problem:
     tasks: Sequence[str]
     devices: Sequence[str]
     streams: Sequence[int]  # compute streams, by device
-    paths: Sequence[Sequence[Path]]  # [source][destination]
+    paths: Sequence[Sequence[Path]]  # [source][destination]; below them those from pageable memory of each source
     data: Data
     seconds: Sequence[Sequence[float]]  # [task][device]
     allowed: Sequence[Sequence[str]]  # devices, by task
@@ -92,7 +96,11 @@ class Problem:
             tasks=[task.name for task in graph.tasks],
             devices=machine.names,
             streams=[device.streams for device in machine.devices],
-            paths=[[Path.between(machine, q, p) for p in machine.devices] for q in machine.devices],
+            paths=[
+                [Path.between(machine, q, p, pageable) for p in machine.devices]
+                for pageable in ((False, True) if costs.pageable else (False,))
+                for q in machine.devices
+            ],
             data=data,
             seconds=[[costs.task_seconds(task, device) for device in machine.devices] for task in graph.tasks],
             allowed=allowed.devices,
@@ -116,6 +124,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     nbytes: list[float] = []
     makers: list[int] = []
     homes: list[int] = []
+    rows: list[int] = []
 
     def datum(index: int, version: int) -> int:
         found = known.get((index, version))
@@ -127,6 +136,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
             nbytes.append(costs.value_nbytes(value))
             makers.append(-1 if maker is None else maker)
             homes.append(number[home(graph, machine, value)] if maker is None else -1)
+            rows.append(homes[-1] + (len(number) if maker is None and value.name in costs.pageable else 0))
         return found
 
     reads = [[datum(index, version) for index, version in graph.needs(task)] for task in graph.tasks]
@@ -135,4 +145,4 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         for value in graph.sources
         if graph.last_version(value.index)
     ]
-    return Data(names, nbytes, makers, homes), reads, returns
+    return Data(names, nbytes, makers, homes, rows), reads, returns

@@ -68,6 +68,6 @@ def _total(problem: Problem, placed: Sequence[int]) -> float:
     copies |= dict.fromkeys(problem.returns)
     total = sum(seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True))
     for datum, device in copies:
-        source = data.home[datum] if data.maker[datum] < 0 else placed[data.maker[datum]]
+        source = data.row[datum] if data.maker[datum] < 0 else placed[data.maker[datum]]
         total += problem.paths[source][device].seconds(data.nbytes[datum])
     return total

@@ -1,0 +1,70 @@
+"""Advice: something to change, and the makespan that is predicted with it. No gain is guessed, and none is combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+__all__ = ["Advice", "Remedy", "fewest", "worthwhile"]
+
+_LEAST = 0.02  # of the makespan, below which no change is worth its trouble
+_MOST = 0.9  # of what all of several changes gain, with which the first few are enough
+
+T = TypeVar("T")
+
+
+class Remedy(NamedTuple):
+    """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
+
+    ``kind`` is ``pin``, ``launch``, ``host read``, ``copy streams``, ``bound``, ``policy`` or ``fewer devices``.
+    """
+
+    kind: str
+    words: str
+    tasks: tuple[str, ...]
+    values: tuple[str, ...]
+    makespan: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A remedy that pays: ``gain`` is the seconds it saves, ``share`` what part of the makespan they are."""
+
+    kind: str
+    words: str
+    tasks: tuple[str, ...]
+    values: tuple[str, ...]
+    makespan: float
+    gain: float
+    share: float
+
+
+def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
+    """Return what pays, what gains most first.
+
+    >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
+    >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]
+    [('pin', 1.0, 0.25)]
+    """
+    gains = [(makespan - remedy.makespan, remedy) for remedy in remedies]
+    paying = sorted((pair for pair in gains if pair[0] > _LEAST * makespan), key=lambda pair: -pair[0])
+    return tuple(Advice(*remedy, gain, gain / makespan) for gain, remedy in paying)
+
+
+def fewest(items: Sequence[T], makespan: float, without: Callable[[Sequence[T]], float]) -> tuple[Sequence[T], float]:
+    """Return the first few items that do nearly as much as all, and the makespan ``without`` what they cause.
+
+    >>> fewest([5, 1, 4], 12.0, lambda removed: 12.0 - sum(removed))
+    ([5, 1, 4], 2.0)
+    >>> fewest([9, 1, 0], 12.0, lambda removed: 12.0 - sum(removed))
+    ([9], 3.0)
+    """
+    least = without(items)
+    count = 1
+    while count < len(items):
+        few = without(items[:count])
+        if makespan - few >= _MOST * (makespan - least):
+            return items[:count], few
+        count *= 2
+    return items, least

@@ -1,0 +1,188 @@
+"""Why a task runs where it does, and when it does: TaskExplanation.
+
+Other devices are compared by moving the task there, with all that must go along, and predicting the whole again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from autosched.errors import ScheduleError
+from autosched.explaining.case import Case
+from autosched.explaining.causes import Behind, all_before, gates
+from autosched.explaining.facts import slack
+from autosched.explaining.words import duration, names, place
+from autosched.placement import Placement, choices, constraint
+from autosched.timeline import Span, Timeline
+
+__all__ = ["Option", "TaskExplanation", "explain_task"]
+
+_SMALL, _FEW = 2_000, 3  # tasks up to which all devices are compared, and how many are for more
+
+
+@dataclass(frozen=True)
+class Option:
+    """A task on a device: when it is predicted to end there, and the whole run; or why it cannot be there."""
+
+    device: str
+    end: float
+    makespan: float
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class TaskExplanation:
+    """Why a task runs where and when it does. Times are seconds since the run began; ``print`` it to read it.
+
+    It could start at ``ready``, when all it needs was there: ``needed`` was last. Then the stream was busy with
+    ``ahead``, if that is not empty. It could end ``slack`` seconds later, and the run would take no longer. To another
+    device ``together`` go along. ``options`` are its devices, its own first, as predicted, also where the rest is
+    measured.
+    """
+
+    name: str
+    source: str
+    device: str
+    reason: str
+    measured: bool
+    seconds: float
+    start: float
+    end: float
+    makespan: float
+    ready: float
+    needed: str
+    ahead: str
+    slack: float
+    together: tuple[str, ...]
+    options: tuple[Option, ...]
+
+    def to_json(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        how = "measured" if self.measured else "predicted"
+        lines = [
+            f"{self.name} on {self.device}: {how} from {duration(self.start)} to {duration(self.end)} "
+            f"of {duration(self.makespan)} ({self.source})",
+            f"  where  {self.reason}",
+            *_compared(self),
+            f"  when   {_when(self)}",
+            f"  slack  {_slack(self)}",
+        ]
+        return "\n".join(lines)
+
+
+def explain_task(case: Case, name: str, measured: Timeline | None = None) -> TaskExplanation:
+    """Explain a task. Raises GraphError if there is none of that name."""
+    task = case.graph.task(name)
+    timeline = case.predicted if measured is None else measured
+    before = all_before(case, timeline)
+    at = next(i for i, span in enumerate(timeline.spans) if span.kind == "run" and span.name == name)
+    spans, span = timeline.spans, timeline.spans[at]
+    needed = max((b for b in before[at] if b.needed), key=lambda b: spans[b.span].end, default=None)
+    gate = gates(timeline, before)[at]
+    group = choices(case.graph, case.machine).group
+    together = tuple(t.name for t in case.graph.tasks if group[t.index] == group[task.index] and t is not task)
+    return TaskExplanation(
+        name=name,
+        source=place(task),
+        device=case.placement.device[name],
+        reason=_reason(case, name),
+        measured=measured is not None,
+        seconds=span.seconds,
+        start=span.start,
+        end=span.end,
+        makespan=timeline.makespan,
+        ready=spans[needed.span].end if needed is not None else 0.0,
+        needed=_called(case, needed, spans),
+        ahead=_called(case, gate, spans) if gate is not None and not gate.needed else "",
+        slack=slack(timeline, before)[at],
+        together=together,
+        options=_options(case, name, together),
+    )
+
+
+def _called(case: Case, behind: Behind | None, spans: tuple[Span, ...]) -> str:
+    """Say what a task or a copy is."""
+    if behind is None:
+        return ""
+    span = spans[behind.span]
+    if span.kind == "run":
+        return f"{span.name!r} on {span.streams[0].device}"
+    copy = case.program.instructions[span.instruction]
+    return f"the copy of {span.name!r} from {getattr(copy, 'source', '')}"
+
+
+def _reason(case: Case, name: str) -> str:
+    """Say who chose the device."""
+    task, device = case.graph.task(name), case.placement.device[name]
+    if constraint(task, case.machine):
+        return f"bound to {device} where it was added, or by place="
+    allowed = choices(case.graph, case.machine)
+    possible, group = allowed.devices[task.index], allowed.group
+    if len(possible) > 1:
+        return "chosen by the policy"
+    for other in case.graph.tasks:
+        if group[other.index] == group[task.index] and constraint(other, case.machine):
+            return f"shares memory, or is kept together, with {other.name!r}, which is bound to {device}"
+    return f"shares memory with what lives on {device}" if len(case.machine.devices) > 1 else "there is no other"
+
+
+def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, ...]:
+    """Return what would be on each device that is allowed, beginning with its own."""
+    here = case.placement.device[name]
+    allowed = choices(case.graph, case.machine).devices[case.graph.task(name).index]
+    others = [device for device in allowed if device != here][: None if len(case.graph) <= _SMALL else _FEW]
+    return (_ended(here, name, case.predicted), *(_moved(case, (name, *together), device) for device in others))
+
+
+def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
+    """Return what would be if tasks, which share a device, were on another."""
+    placement = Placement({**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order)
+    try:
+        return _ended(device, tasks[0], case.placed(placement).simulate())
+    except ScheduleError as error:
+        return Option(device, 0.0, 0.0, str(error))
+
+
+def _ended(device: str, name: str, timeline: Timeline) -> Option:
+    end = next(span.end for span in timeline.spans if span.kind == "run" and span.name == name)
+    return Option(device, end, timeline.makespan)
+
+
+# ---- words
+
+
+def _compared(found: TaskExplanation) -> list[str]:
+    """Return a line for each device, if there are several."""
+    if len(found.options) < 2:
+        return []
+    width = max(len(option.device) for option in found.options)
+    lines = [f"{'':9}{option.device:<{width}}  {_ends(option)}" for option in found.options]
+    if found.together:
+        along = "goes" if len(found.together) == 1 else "go"
+        lines.append(f"{'':9}to another device {names(found.together)} {along} along")
+    return lines
+
+
+def _ends(option: Option) -> str:
+    if option.refusal:
+        return f"impossible: {option.refusal}"
+    return f"ends at {duration(option.end)}, the run at {duration(option.makespan)}"
+
+
+def _when(found: TaskExplanation) -> str:
+    needed = f"all it needs is there at {duration(found.ready)}" + (f" ({found.needed})" if found.needed else "")
+    waited = found.start - found.ready
+    if waited <= 1e-9 * found.end:
+        return f"{needed}; it starts at once and takes {duration(found.seconds)}"
+    behind = f"behind {found.ahead}" if found.ahead else "though nothing was ahead of it"
+    return f"{needed}; it starts {duration(waited)} later, {behind}, and takes {duration(found.seconds)}"
+
+
+def _slack(found: TaskExplanation) -> str:
+    if found.slack <= 1e-9 * found.makespan:
+        return "none: whatever makes it later makes the run longer"
+    return f"it could end {duration(found.slack)} later at no cost"

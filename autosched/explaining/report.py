@@ -1,0 +1,181 @@
+"""Explanation: what ``explain`` returns for a whole schedule; ``print`` it to read it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from autosched.bounds import bounds
+from autosched.errors import ScheduleError
+from autosched.explaining.advice import Advice, Remedy, worthwhile
+from autosched.explaining.case import Case
+from autosched.explaining.causes import Behind, all_before, gates
+from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
+from autosched.explaining.places import Plans, note, places
+from autosched.explaining.transfers import copy_streams, pin
+from autosched.explaining.work import host_reads, launches
+from autosched.explaining.writing import written
+from autosched.program import Copy, Run
+from autosched.timeline import Timeline, what
+
+__all__ = ["Efficiency", "Explanation", "Late", "explain"]
+
+_MOST_LATE = 3
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The lower bound over the makespan, and which bound that is: a name of ``autosched.bounds``."""
+
+    share: float
+    bound: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Late:
+    """What took longer than predicted: a task, a copy, gaps on the critical path, or pauses of the garbage collector."""
+
+    kind: str
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a schedule takes as long as it does, and what would help. Times are seconds.
+
+    ``path_seconds`` says what the makespan goes to (see ``facts.path_seconds``), ``idle`` has the accelerators, or all
+    devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or accelerators, twice as
+    fast would save. ``advice`` is as predicted, what gains most first; ``late`` is of a measured run.
+    """
+
+    name: str
+    measured: bool
+    makespan: float
+    predicted: float
+    tasks: int
+    copies: int
+    devices: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    efficiency: Efficiency
+    critical_path: tuple[Step, ...]
+    path_seconds: Mapping[str, float]
+    idle: tuple[Idle, ...]
+    copied_bytes: float
+    copies_hidden: float
+    twice_as_fast: Mapping[str, float]
+    late: tuple[Late, ...]
+
+    def to_json(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        return written(self)
+
+
+def explain(case: Case, measured: Timeline | None = None) -> Explanation:
+    """Explain a schedule, as predicted or as ``measured``.
+
+    Raises ScheduleError for a timeline of another program.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph("one")
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds=1.0))
+    >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().efficiency
+    Efficiency(share=1.0, bound='critical_path', seconds=1.0)
+    """
+    timeline = case.predicted if measured is None else _checked(case, measured)
+    before = all_before(case, timeline)
+    gate = gates(timeline, before)
+    path = critical_path(case.program, timeline, gate)
+    plans = Plans.of(case)
+    if measured is None:
+        predicted_before, predicted_gate = before, gate
+    else:
+        predicted_before = all_before(case, case.predicted)
+        predicted_gate = gates(case.predicted, predicted_before)
+    return Explanation(
+        name=case.graph.name,
+        measured=measured is not None,
+        makespan=timeline.makespan,
+        predicted=case.makespan,
+        tasks=len(case.graph),
+        copies=sum(isinstance(i, Copy) for i in case.program),
+        devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
+        advice=worthwhile(_remedies(case, plans, predicted_before, predicted_gate), case.makespan),
+        notes=note(case, plans),
+        efficiency=_efficiency(case, timeline.makespan),
+        critical_path=path,
+        path_seconds=path_seconds(path),
+        idle=tuple(idle(name, timeline, gate) for name in case.machine.accelerators or case.machine.names),
+        copied_bytes=sum(span.nbytes for span in timeline.spans),
+        copies_hidden=timeline.overlap().copies_hidden,
+        twice_as_fast=_twice_as_fast(case),
+        late=_late(case, timeline, path) if measured is not None else (),
+    )
+
+
+def _remedies(
+    case: Case, plans: Plans, before: Sequence[Sequence[Behind]], gate: Sequence[Behind | None]
+) -> Iterator[Remedy]:
+    """Yield all that could be changed."""
+    waited: Counter[int] = Counter()
+    for device in case.used:
+        waited.update(held_up(device, case.predicted, gate))  # adds
+    yield from pin(case)
+    yield from host_reads(case, waited)
+    yield from launches(case)
+    yield from places(case, plans)
+    yield from copy_streams(case, before)
+
+
+def _checked(case: Case, timeline: Timeline) -> Timeline:
+    """Return a timeline of this program. Raises ScheduleError for any other."""
+    here = {i: what(instruction) for i, instruction in enumerate(case.program) if isinstance(instruction, (Run, Copy))}
+    there = {span.instruction: (span.kind, span.name) for span in timeline.spans}
+    if here != there:
+        raise ScheduleError("measured= is a timeline of another program; schedule.profile(...) makes one of this")
+    return timeline
+
+
+def _efficiency(case: Case, makespan: float) -> Efficiency:
+    found = bounds(case.graph, case.machine, case.costs)
+    name = max(found, key=lambda bound: found[bound])
+    return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
+
+
+def _twice_as_fast(case: Case) -> dict[str, float]:
+    """Return what links, and accelerators, that take half as long would save."""
+    kinds = {device.name: device.kind for device in case.machine.devices}
+    copies = [isinstance(i, Copy) for i in case.program]
+    halves = {
+        "links": copies,
+        "accelerators": [
+            not copy and kinds[i.stream.device] != "cpu" for i, copy in zip(case.program, copies, strict=True)
+        ],
+    }
+    found = {}
+    for what_is, half in halves.items():
+        if any(half) and case.makespan:
+            seconds = [s / 2 if fast else s for s, fast in zip(case.seconds, half, strict=True)]
+            found[what_is] = 1 - case.timed(seconds) / case.makespan
+    return found
+
+
+def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, ...]:
+    """Return what took longer than predicted, the longest first."""
+    seconds = case.seconds
+    found = [Late(s.kind, s.name, seconds[s.instruction], s.seconds) for s in timeline.spans]
+    found.append(Late("gaps", "", 0.0, sum(step.gap for step in path)))
+    found.append(Late("pauses", "", 0.0, sum(end - start for start, end in timeline.pauses)))
+    least = 0.01 * timeline.makespan
+    worst = sorted(
+        (late for late in found if late.measured - late.predicted > least), key=lambda x: x.predicted - x.measured
+    )
+    return tuple(worst[:_MOST_LATE])
