@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "learning": DATA,
     "traces": [*DATA, "allowed"],
     # reads a schedule's parts, and what others would be: so it places, lowers and simulates; writes times as pictures do
-    "explaining": [*DATA, "bounds", "lowering", "policies", "simulate", "task", "viz"],
+    "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks

@@ -11,13 +11,17 @@ __all__ = ["Advice", "Remedy", "fewest", "worthwhile"]
 _LEAST = 0.02  # of the makespan, below which no change is worth its trouble
 _MOST = 0.9  # of what all of several changes gain, with which the first few are enough
 
+_LAST = ("bound", "fewer bound")
+
 T = TypeVar("T")
 
 
 class Remedy(NamedTuple):
     """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
 
-    ``kind`` is ``pin``, ``launch``, ``host read``, ``copy streams``, ``bound``, ``policy`` or ``fewer devices``.
+    ``kind`` is ``pin``, ``keep``, ``launch``, ``host read``, ``copy streams``; ``policy`` for a better placement, or
+    ``bound`` for one that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...``
+    where that uses more devices, or fewer.
     """
 
     kind: str
@@ -41,14 +45,14 @@ class Advice:
 
 
 def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
-    """Return what pays, what gains most first.
+    """Return what pays, what gains most first; but what spreads otherwise what the user spread comes last.
 
     >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
     >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]
     [('pin', 1.0, 0.25)]
     """
     gains = [(makespan - remedy.makespan, remedy) for remedy in remedies]
-    paying = sorted((pair for pair in gains if pair[0] > _LEAST * makespan), key=lambda pair: -pair[0])
+    paying = sorted((pair for pair in gains if pair[0] > _LEAST * makespan), key=lambda p: (p[1].kind in _LAST, -p[0]))
     return tuple(Advice(*remedy, gain, gain / makespan) for gain, remedy in paying)
 
 

@@ -6,7 +6,7 @@ A what-if is a case with another part, and is predicted by the same ``simulate``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from autosched.graph import HOST, Graph, Task, Use
 from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement, home
-from autosched.program import Program
+from autosched.program import Copy, Program
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 
@@ -57,14 +57,32 @@ class Case:
         return durations(self.program, self.graph, self.machine, self.costs)
 
     @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The accelerators, or all devices where there are none."""
+        return self.machine.accelerators or self.machine.names
+
+    @cached_property
     def used(self) -> tuple[str, ...]:
-        """The accelerators with tasks that take time, in the machine's order."""
+        """The workers with tasks that take time, in the machine's order."""
         busy = {
             device
             for task, device in self.placement.device.items()
             if self.costs.task_seconds(self.graph.task(task), self.machine.device(device)) > 0
         }
-        return tuple(name for name in self.machine.accelerators if name in busy)
+        return tuple(name for name in self.workers if name in busy)
+
+    def readers(self, copy: Copy) -> frozenset[int]:
+        """Return the tasks that read a value where a copy takes it."""
+        return self._readers.get((copy.value, copy.destination), frozenset())
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, str], frozenset[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for task in self.graph.tasks:
+            for use in self.graph.needs(task):
+                key = self.graph.values[use.value].name, self.placement.device[task.name]
+                found.setdefault(key, []).append(task.index)
+        return {key: frozenset(tasks) for key, tasks in found.items()}
 
     # ---- what if
 
@@ -80,11 +98,15 @@ class Case:
         """Return the case at other costs, in which nothing moves."""
         return dataclasses.replace(self, costs=costs)
 
-    def placed(self, placement: Placement, graph: Graph | None = None, machine: Machine | None = None) -> Case:
-        """Return the case as placed otherwise. Raises ScheduleError for what cannot be."""
-        graph, machine = graph or self.graph, machine or self.machine
-        program = lower(graph, machine, placement, self._wanted)
-        return dataclasses.replace(self, graph=graph, machine=machine, placement=placement, program=program)
+    def housed(self, homes: Mapping[str, str]) -> Case:
+        """Return the case with inputs, and constants, on other devices."""
+        return dataclasses.replace(self, graph=self.graph.pinned(homes)).placed(self.placement)
+
+    def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
+        """Return the case as placed otherwise, on another machine perhaps. Raises ScheduleError for what cannot be."""
+        machine = machine or self.machine
+        program = lower(self.graph, machine, placement, self._wanted)
+        return dataclasses.replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property
     def _wanted(self) -> dict[str, str]:
@@ -100,17 +122,22 @@ class Case:
 
     @cached_property
     def bound(self) -> tuple[Task, ...]:
-        """The tasks that the user has bound to an accelerator."""
-        accelerators = set(self.machine.accelerators)
-        return tuple(task for task in self.graph.tasks if task.device != HOST and task.device in accelerators)
+        """The tasks that the user has bound to a worker."""
+        return tuple(task for task in self.graph.tasks if task.device != HOST and task.device in self.workers)
 
     @cached_property
-    def freed(self) -> Graph:
-        """The graph without what binds tasks to accelerators; what must be on a CPU still must."""
+    def freed(self) -> Case:
+        """The case with tasks free to go to any worker, if they are bound to one; placed as it was."""
         twin = self.graph.pinned()
         for task in self.bound:
             free = dataclasses.replace(task, device=None)
             twin.tasks[task.index] = free
             if twin.names[task.name] is task:
                 twin.names[task.name] = free
-        return twin
+        workers = [self.machine.device(name) for name in self.workers]
+        seconds = {
+            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers}
+            for task in self.bound
+            if not task.view
+        }
+        return dataclasses.replace(self, graph=twin, costs=self.costs.override(seconds))

@@ -15,9 +15,9 @@ from autosched.timeline import Timeline
 
 __all__ = ["Behind", "Cause", "all_before", "gates"]
 
-Cause = Literal["data", "copy", "order", "device", "link"]
+Cause = Literal["data", "copy", "order", "device", "link", "batch"]
 """The other left what is needed here; brought it; must end before for another reason, such as reuse of memory; or was
-only ahead on the stream: a task on that of a device, a copy on that of a link."""
+only ahead on the stream: a task on that of a device, a copy on that of a link, or one that the same task needs."""
 
 _NEEDED = ("data", "copy", "order")
 
@@ -71,7 +71,9 @@ def _cause(case: Case, timeline: Timeline, here: int, other: int) -> Cause:
         return "data" if any(use.value == value for use in (*task.outputs, *task.changes)) else "order"
     if isinstance(ours, Copy) and isinstance(theirs, Copy):
         relayed = (theirs.value, theirs.version, theirs.destination) == (ours.value, ours.version, ours.source)
-        return "copy" if relayed else "link" if shared else "order"
+        if relayed or not shared:
+            return "copy" if relayed else "order"
+        return "batch" if case.readers(ours) & case.readers(theirs) else "link"
     return "order"
 
 

@@ -6,6 +6,8 @@ Other devices are compared by moving the task there, with all that must go along
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from autosched.errors import ScheduleError
@@ -14,6 +16,7 @@ from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import slack
 from autosched.explaining.words import duration, names, place
 from autosched.placement import Placement, choices, constraint
+from autosched.program import Copy
 from autosched.timeline import Span, Timeline
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
@@ -37,8 +40,8 @@ class TaskExplanation:
 
     It could start at ``ready``, when all it needs was there: ``needed`` was last. Then the stream was busy with
     ``ahead``, if that is not empty. It could end ``slack`` seconds later, and the run would take no longer. To another
-    device ``together`` go along. ``options`` are its devices, its own first, as predicted, also where the rest is
-    measured.
+    device ``together`` go along. ``options`` are its devices, its own first, or what they were if it were not
+    ``bound``: as predicted, also where the rest is measured.
     """
 
     name: str
@@ -54,6 +57,7 @@ class TaskExplanation:
     needed: str
     ahead: str
     slack: float
+    bound: bool
     together: tuple[str, ...]
     options: tuple[Option, ...]
 
@@ -81,7 +85,7 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
     before = all_before(case, timeline)
     at = next(i for i, span in enumerate(timeline.spans) if span.kind == "run" and span.name == name)
     spans, span = timeline.spans, timeline.spans[at]
-    needed = max((b for b in before[at] if b.needed), key=lambda b: spans[b.span].end, default=None)
+    needed = max(_needed(case, name, timeline, before[at]), key=lambda i: spans[i].end, default=None)
     gate = gates(timeline, before)[at]
     group = choices(case.graph, case.machine).group
     together = tuple(t.name for t in case.graph.tasks if group[t.index] == group[task.index] and t is not task)
@@ -95,20 +99,41 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
         start=span.start,
         end=span.end,
         makespan=timeline.makespan,
-        ready=spans[needed.span].end if needed is not None else 0.0,
+        ready=spans[needed].end if needed is not None else 0.0,
         needed=_called(case, needed, spans),
-        ahead=_called(case, gate, spans) if gate is not None and not gate.needed else "",
+        ahead=_called(case, gate.span, spans) if gate is not None and not gate.needed else "",
         slack=slack(timeline, before)[at],
+        bound=len(choices(case.graph, case.machine).devices[task.index]) == 1,
         together=together,
         options=_options(case, name, together),
     )
 
 
-def _called(case: Case, behind: Behind | None, spans: tuple[Span, ...]) -> str:
+def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind]) -> list[int]:
+    """Return the spans without which a task cannot start: those behind which the program puts it, and older ones.
+
+    What an earlier task of its stream waited for needs no wait of its own.
+    """
+    task, here = case.graph.task(name), case.placement.device[name]
+    makers = {dependency.task for dependency in task.dependencies if dependency.kind == "data"}
+    made = {case.graph.tasks[maker].name for maker in makers}
+    brought = {(case.graph.values[value].name, version, here) for value, version in case.graph.needs(task)}
+    found = [behind.span for behind in before if behind.needed]
+    for i, span in enumerate(timeline.spans):
+        instruction = case.program.instructions[span.instruction]
+        if isinstance(instruction, Copy):
+            if (instruction.value, instruction.version, instruction.destination) in brought:
+                found.append(i)
+        elif span.name in made and case.placement.device[span.name] == here:
+            found.append(i)
+    return found
+
+
+def _called(case: Case, at: int | None, spans: Sequence[Span]) -> str:
     """Say what a task or a copy is."""
-    if behind is None:
+    if at is None:
         return ""
-    span = spans[behind.span]
+    span = spans[at]
     if span.kind == "run":
         return f"{span.name!r} on {span.streams[0].device}"
     copy = case.program.instructions[span.instruction]
@@ -119,7 +144,7 @@ def _reason(case: Case, name: str) -> str:
     """Say who chose the device."""
     task, device = case.graph.task(name), case.placement.device[name]
     if constraint(task, case.machine):
-        return f"bound to {device} where it was added, or by place="
+        return f"bound to {device}, where it was added or by place="
     allowed = choices(case.graph, case.machine)
     possible, group = allowed.devices[task.index], allowed.group
     if len(possible) > 1:
@@ -131,10 +156,13 @@ def _reason(case: Case, name: str) -> str:
 
 
 def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, ...]:
-    """Return what would be on each device that is allowed, beginning with its own."""
-    here = case.placement.device[name]
-    allowed = choices(case.graph, case.machine).devices[case.graph.task(name).index]
-    others = [device for device in allowed if device != here][: None if len(case.graph) <= _SMALL else _FEW]
+    """Return what would be on each device that is allowed, or would be if it were free, beginning with its own."""
+    here, task = case.placement.device[name], case.graph.task(name)
+    if len(choices(case.graph, case.machine).devices[task.index]) == 1:
+        case = case.freed
+    allowed = choices(case.graph, case.machine).devices[task.index]
+    able = [device for device in allowed if case.costs.task_seconds(task, case.machine.device(device)) < math.inf]
+    others = [device for device in able if device != here][: None if len(case.graph) <= _SMALL else _FEW]
     return (_ended(here, name, case.predicted), *(_moved(case, (name, *together), device) for device in others))
 
 
@@ -160,17 +188,27 @@ def _compared(found: TaskExplanation) -> list[str]:
     if len(found.options) < 2:
         return []
     width = max(len(option.device) for option in found.options)
-    lines = [f"{'':9}{option.device:<{width}}  {_ends(option)}" for option in found.options]
+    lines = ["         if it were free:"] if found.bound else []
+    lines += [f"{'':9}{option.device:<{width}}  {_ends(option, found.options[0])}" for option in found.options]
     if found.together:
         along = "goes" if len(found.together) == 1 else "go"
         lines.append(f"{'':9}to another device {names(found.together)} {along} along")
     return lines
 
 
-def _ends(option: Option) -> str:
+def _ends(option: Option, here: Option) -> str:
+    """Say when a task and the run end, and how much later that is than here."""
     if option.refusal:
         return f"impossible: {option.refusal}"
-    return f"ends at {duration(option.end)}, the run at {duration(option.makespan)}"
+    task = f"ends at {duration(option.end)}{_later(option.end, here.end)}"
+    return f"{task}, the run at {duration(option.makespan)}{_later(option.makespan, here.makespan)}"
+
+
+def _later(there: float, here: float) -> str:
+    more = there - here
+    if abs(more) <= 1e-9 * here:
+        return ""
+    return f" ({'+' if more > 0 else '-'}{duration(abs(more))})"
 
 
 def _when(found: TaskExplanation) -> str:

@@ -73,7 +73,7 @@ def path_seconds(path: Sequence[Step]) -> dict[str, float]:
         cause = "data" if following is None else following.cause
         if cause == "data":
             cause = "compute" if step.kind == "run" else "copy"
-        total[cause] += ended - step.start
+        total["copy" if cause == "batch" else cause] += ended - step.start
         total["gap"] += step.gap
     return {cause: seconds for cause, seconds in total.items() if seconds > 0}
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
 from autosched.explaining.case import Case
-from autosched.explaining.words import duration, place, share, spelled
-from autosched.graph import Graph
+from autosched.explaining.words import duration, joined, place, share, spelled
 from autosched.placement import Placement
 from autosched.policies import candidates, heft, single
 from autosched.program import Copy
@@ -30,10 +29,11 @@ class Plans:
     @classmethod
     def of(cls, case: Case) -> Plans:
         """Plan anew. Of large graphs by few policies, or by none."""
-        return cls(_plans(case, case.graph), _plans(case, case.freed) if case.bound else ())
+        return cls(_plans(case), _plans(case.freed) if case.bound else ())
 
 
-def _plans(case: Case, graph: Graph) -> tuple[Case, ...]:
+def _plans(case: Case) -> tuple[Case, ...]:
+    graph = case.graph
     if len(graph) > _MOST:
         return ()
     made: list[Case] = []
@@ -44,7 +44,7 @@ def _plans(case: Case, graph: Graph) -> tuple[Case, ...]:
             if placement in tried:
                 continue
             tried.append(placement)
-            plan = case.placed(placement, graph)
+            plan = case.placed(placement)
             plan.simulate()
         except ScheduleError:  # another policy may find a way
             continue
@@ -66,20 +66,24 @@ def places(case: Case, plans: Plans) -> Iterator[Remedy]:
 def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
     """Say what is wrong with where tasks are."""
     bound = case.bound if kind == "bound" else ()
-    where = _alone(plan)
     unused = [name for name in plan.used if name not in case.used]
     who = ""
     if bound:
         what = "all tasks are" if len(bound) == len(case.graph.tasks) else f"{len(bound):,} tasks are"
-        devices = " and ".join(dict.fromkeys(str(task.device) for task in bound))
+        devices = joined(list(dict.fromkeys(str(task.device) for task in bound)))
         who = f"{what} bound to {devices} ({place(bound[0])})"
     auto = "policy='auto'" + (" without that" if bound else "")
     if len(plan.used) < len(case.used):
-        kind = "fewer devices"
-        words = f"{_nothing(case, case, plan.makespan)}; {where} takes less" + (f", but {who}" if who else "")
+        kind = f"fewer {kind}"
+        less = f"{_nothing(case, plan.makespan)}; {_alone(plan)} takes less"
+        if len(plan.used) > 1:
+            less = f"{joined(plan.used)} do better than {spelled(len(case.used))}"
+        words = less + (f", but {who}" if who else "")
     elif unused:
-        idle = f"{' and '.join(unused)} could help and {'stand' if len(unused) > 1 else 'stands'} idle"
-        words = f"{idle}: {f'{who}; ' if who else ''}{auto} uses {'them' if len(unused) > 1 else 'it'}"
+        kind = f"idle {kind}"
+        several = len(unused) > 1
+        idle = f"{joined(unused)} could help and {'stand' if several else 'stands'} idle"
+        words = f"{idle}: {f'{who}; ' if who else ''}{auto} uses {'them' if several else 'it'}"
     else:
         words = f"{f'{who}; ' if who else 'tasks could be placed better: '}{auto} finds a faster plan"
     return Remedy(kind, words, tuple(task.name for task in bound), (), plan.makespan)
@@ -92,17 +96,18 @@ def note(case: Case, plans: Plans) -> tuple[str, ...]:
     if more and more[0].makespan >= case.makespan:
         slower = more[0].makespan / case.makespan - 1 if case.makespan else 0.0
         longer = f"take {share(slower)} longer" if slower > 0.005 else "take as long"
-        return (f"{_nothing(case, more[0], case.makespan)} ({' and '.join(more[0].used)} {longer})",)
+        return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer})",)
     if fewer and case.makespan < fewer[0].makespan <= case.makespan * (1 + _SAME):
         return (f"{_alone(fewer[0])} takes {duration(fewer[0].makespan)}, hardly longer",)
     return ()
 
 
-def _nothing(case: Case, plan: Case, other: float) -> str:
-    """Say that a plan on several devices gives nothing, and why, if copies that took no time would change that."""
+def _nothing(plan: Case, other: float) -> str:
+    """Say that the devices of a plan give nothing, and why; copies are to blame if it wins when they take no time."""
     free = plan.timed(_without_copies(plan))
     why = "copies take longer than the compute they save" if free < other else "there is too little to do at once"
-    return f"{spelled(len(plan.used))} devices give nothing here: {why}"
+    gives = f"{joined(plan.used)} gives" if len(plan.used) == 1 else f"{spelled(len(plan.used))} devices give"
+    return f"{gives} nothing here: {why}"
 
 
 def _without_copies(case: Case) -> Sequence[float]:
@@ -110,4 +115,4 @@ def _without_copies(case: Case) -> Sequence[float]:
 
 
 def _alone(case: Case) -> str:
-    return f"{' and '.join(case.used) or case.machine.host} alone"
+    return f"{joined(case.used) or case.machine.host} alone"

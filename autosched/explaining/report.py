@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from autosched.bounds import bounds
+from autosched.collecting import without_collecting
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Advice, Remedy, worthwhile
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
 from autosched.explaining.places import Plans, note, places
-from autosched.explaining.transfers import copy_streams, pin
+from autosched.explaining.transfers import copy_streams, keep, pin
 from autosched.explaining.work import host_reads, launches
 from autosched.explaining.writing import written
 from autosched.program import Copy, Run
@@ -36,7 +37,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Late:
-    """What took longer than predicted: a task, a copy, gaps on the critical path, or pauses of the garbage collector."""
+    """What took longer than predicted: a task, a copy, gaps on the critical path, pauses of the garbage collector."""
 
     kind: str
     name: str
@@ -48,6 +49,7 @@ class Late:
 class Explanation:
     """Why a schedule takes as long as it does, and what would help. Times are seconds.
 
+    ``bound`` is how many of the tasks must run on a certain accelerator, and ``efficiency`` takes that as given.
     ``path_seconds`` says what the makespan goes to (see ``facts.path_seconds``), ``idle`` has the accelerators, or all
     devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or accelerators, twice as
     fast would save. ``advice`` is as predicted, what gains most first; ``late`` is of a measured run.
@@ -58,6 +60,7 @@ class Explanation:
     makespan: float
     predicted: float
     tasks: int
+    bound: int
     copies: int
     devices: tuple[str, ...]
     advice: tuple[Advice, ...]
@@ -79,6 +82,7 @@ class Explanation:
         return written(self)
 
 
+@without_collecting()
 def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     """Explain a schedule, as predicted or as ``measured``.
 
@@ -106,6 +110,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         makespan=timeline.makespan,
         predicted=case.makespan,
         tasks=len(case.graph),
+        bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
         advice=worthwhile(_remedies(case, plans, predicted_before, predicted_gate), case.makespan),
@@ -113,7 +118,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
         path_seconds=path_seconds(path),
-        idle=tuple(idle(name, timeline, gate) for name in case.machine.accelerators or case.machine.names),
+        idle=tuple(idle(name, timeline, gate) for name in case.workers),
         copied_bytes=sum(span.nbytes for span in timeline.spans),
         copies_hidden=timeline.overlap().copies_hidden,
         twice_as_fast=_twice_as_fast(case),
@@ -129,6 +134,7 @@ def _remedies(
     for device in case.used:
         waited.update(held_up(device, case.predicted, gate))  # adds
     yield from pin(case)
+    yield from keep(case)
     yield from host_reads(case, waited)
     yield from launches(case)
     yield from places(case, plans)

@@ -1,19 +1,22 @@
-"""Remedies for copies: page-locked memory, and more streams for them."""
+"""Remedies for copies: page-locked memory, values that stay where they are used, more streams."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
+from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
-from autosched.explaining.words import amount, duration, names
+from autosched.explaining.words import amount, count, duration, joined, names
 from autosched.machine import Machine
+from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, simulate
 
-__all__ = ["copy_streams", "pin"]
+__all__ = ["copy_streams", "keep", "pin"]
 
 
 def pin(case: Case) -> Iterator[Remedy]:
@@ -37,16 +40,47 @@ def pin(case: Case) -> Iterator[Remedy]:
     yield Remedy("pin", words, (), tuple(pinned), makespan)
 
 
+def keep(case: Case) -> Iterator[Remedy]:
+    """Say which state of a step, and which constants, to leave on the accelerators that use them."""
+    homes: dict[str, str] = {}
+    for copy in case.program:
+        value = case.graph.value(copy.value) if isinstance(copy, Copy) else None
+        if value is None or value.producer is not None or not isinstance(copy, Copy) or copy.overwrite:
+            continue
+        stays = case.graph.last_version(value.index) > 0 or value.tensor is not None
+        kinds = case.machine.device(copy.source).kind, case.machine.device(copy.destination).kind
+        if stays and kinds[0] == "cpu" != kinds[1] and copy.source == home(case.graph, case.machine, value):
+            homes.setdefault(value.name, copy.destination)
+    if not homes:
+        return
+    size = {name: case.costs.value_nbytes(case.graph.value(name)) for name in homes}
+    largest = sorted(homes, key=lambda name: -size[name])
+
+    def without(moved: Sequence[str]) -> float:
+        try:
+            return case.housed({name: homes[name] for name in moved}).makespan
+        except ScheduleError:  # other tasks need them elsewhere, and no link leads there
+            return math.inf
+
+    kept, makespan = fewest(largest, case.makespan, without)
+    moved, where = names(kept), joined(list(dict.fromkeys(homes[name] for name in kept)))
+    travels = "it travels" if len(kept) == 1 else "they travel"
+    words = f"keep {moved} ({amount(sum(size[name] for name in kept))}) on {where}: {travels} from the host in each run"
+    yield Remedy("keep", words, (), tuple(kept), makespan)
+
+
 def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Remedy]:
     """Say what copies stand in line for, and what streams of their own would give."""
     lines = _lines(case, before)
     if not lines or not case.machine.contention:
         return
-    (stream, waited), *_ = sorted(lines.items(), key=lambda item: -item[1][0])
-    seconds, values = waited
+    stream, waits = max(lines.items(), key=lambda item: sum(item[1].values()))
+    values = tuple(sorted(waits, key=lambda name: -waits[name]))
     free = Machine(case.machine.devices, case.machine.links, contention=False, imagined=case.machine.imagined)
-    apart = case.placed(case.placement, machine=free)
-    line = f"copies queue on {stream} for {duration(seconds)} ({names(values)})"
+    apart = case.placed(case.placement, free)
+    stand = "stands" if len(values) == 1 else "stand"
+    longest = duration(waits[values[0]])
+    line = f"{count(len(values), 'copy')} {stand} in line on {stream}, for up to {longest} ({names(values)})"
     by_link = simulate(_by_link(apart.program), case.graph, free, case.costs).makespan
     if by_link <= (case.makespan + apart.makespan) / 2:
         yield Remedy("copy streams", f"{line}: give each link a copy stream", (), values, by_link)
@@ -55,8 +89,8 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
         yield Remedy("copy streams", words, (), values, apart.makespan)
 
 
-def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, tuple[float, tuple[str, ...]]]:
-    """Return for each copy stream how long copies stood in line, and those that did, the longest wait first."""
+def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[str, float]]:
+    """Return for each copy stream the copies that stood in line there, and how long."""
     spans = case.predicted.spans
     waits: dict[Stream, dict[str, float]] = {}
     for span, some in zip(spans, before, strict=True):
@@ -66,11 +100,8 @@ def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, tuple
             if ahead[0] > ready:
                 stream = next(s for s in span.streams if s in spans[ahead[1]].streams)
                 line = waits.setdefault(stream, {})
-                line[span.name] = line.get(span.name, 0.0) + ahead[0] - ready
-    return {
-        stream: (sum(line.values()), tuple(sorted(line, key=lambda name: -line[name])))
-        for stream, line in waits.items()
-    }
+                line[span.name] = max(line.get(span.name, 0.0), ahead[0] - ready)
+    return waits
 
 
 def _by_link(program: Program) -> Program:

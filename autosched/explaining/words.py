@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autosched.task import Task
-from autosched.viz.paint import duration
+from autosched.viz import paint
 
-__all__ = ["amount", "count", "duration", "names", "place", "share", "spelled"]
+__all__ = ["amount", "count", "duration", "joined", "names", "place", "share", "spelled"]
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def duration(seconds: float) -> str:
+    """Return a time for readers, free of what floating point adds to it.
+
+    >>> duration(0.0009999999), duration(0)
+    ('1 ms', '0 us')
+    """
+    return paint.duration(float(f"{seconds:.3g}"))
 
 
 def amount(nbytes: float) -> str:
@@ -25,15 +34,27 @@ def amount(nbytes: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return how many there are.
 
-    >>> count(1, "task"), count(1200, "task")
-    ('1 task', '1,200 tasks')
+    >>> count(1, "task"), count(1200, "copy")
+    ('1 task', '1,200 copies')
     """
-    return f"{number:,} {noun}" + ("s" if number != 1 else "")
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else several}"
 
 
 def spelled(number: int) -> str:
     """Return a small number as a word."""
     return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
+
+
+def joined(items: Sequence[str], most: int = 3) -> str:
+    """Return devices, or how many there are.
+
+    >>> joined(["cuda:0"]), joined(["cuda:0", "cuda:1"]), joined(list("abcde"))
+    ('cuda:0', 'cuda:0 and cuda:1', 'five devices')
+    """
+    if len(items) > most:
+        return f"{spelled(len(items))} devices"
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
 def names(items: Sequence[str], most: int = 3) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
-from autosched.explaining.words import duration, names, place
+from autosched.explaining.words import duration, joined, names, place
 from autosched.graph import Task
 from autosched.machine import Device
 from autosched.placement import Placement
@@ -84,7 +84,7 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
 def _remedy(case: Case, tasks: Sequence[Task], blamed: Mapping[str, float], cure: str, makespan: float) -> Remedy:
     values = tuple(dict.fromkeys(name for task in tasks for name in _reads(case, task)))
     waited = duration(sum(blamed[task.name] for task in tasks))
-    called, devices = [task.name for task in tasks], " and ".join(case.used)
+    called, devices = [task.name for task in tasks], joined(case.used)
     where = f" ({place(tasks[0])})"
     reads = f"{'reads' if len(called) == 1 else 'read'} {names(values)} on the host, and {devices}"
     words = f"{names(called)}{where} {reads} {'waits' if len(case.used) == 1 else 'wait'} {waited} for that: {cure}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["written"]
 
 _WIDTH = 100
-_MOST_STEPS = 8
+_MOST_STEPS, _MOST_CAUSES = 8, 4
 
 _BOUNDS = {
     "critical_path": "the longest chain of tasks and copies takes that long",
@@ -59,9 +59,9 @@ def _advised(found: Explanation) -> Iterator[str]:
 
 def _facts(found: Explanation) -> Iterator[str]:
     """Yield how it is."""
-    best = found.efficiency
+    best, bound = found.efficiency, f", {count(found.bound, 'task')} bound as they are," if found.bound else ""
     yield from _filled(
-        f"{share(best.share)}: no schedule takes less than {duration(best.seconds)}, for {_BOUNDS[best.bound]}",
+        f"{share(best.share)}: no schedule{bound} takes less than {duration(best.seconds)}: {_BOUNDS[best.bound]}",
         "Efficiency     ",
         " " * 15,
     )
@@ -71,8 +71,8 @@ def _facts(found: Explanation) -> Iterator[str]:
     for where in found.idle:
         yield from _idle(where, found.makespan)
     if found.twice_as_fast:
-        saves = [f"{name} {share(max(0.0, part))}" for name, part in found.twice_as_fast.items()]
-        yield f"{'Twice as fast':<15}{', '.join(saves)} less time"
+        saves = [f"{name} -{max(0.0, part):.0%}" for name, part in found.twice_as_fast.items()]
+        yield f"{'Twice as fast':<15}{', '.join(saves)}"
     if found.late:
         yield from _filled("; ".join(map(_late, found.late)), f"{'Late':<15}", " " * 15)
     if found.critical_path:
@@ -83,7 +83,12 @@ def _idle(found: Idle, makespan: float) -> Iterator[str]:
     """Yield for what a device was idle."""
     part = share(found.seconds / makespan if makespan else 0.0)
     causes = sorted(found.causes.items(), key=lambda item: -item[1])
-    listed = [f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}" for cause, seconds in causes if seconds > 0]
+    listed = [f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}" for cause, seconds in causes[:_MOST_CAUSES]]
+    if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
+        listed.append(f"{duration(rest)} else")
+    if found.causes.keys() == {"end"} and found.seconds >= makespan:
+        yield f"{found.device:<15}not used"
+        return
     text = f"idle {part}: {', '.join(listed)}" if found.seconds > 1e-9 * makespan else "never idle"
     yield from _filled(text, f"{found.device:<15}", " " * 15)
 
@@ -103,7 +108,7 @@ def _path(found: Explanation) -> Iterator[str]:
     parts = [f"{share(seconds / found.makespan)} {_PATH[cause]}" for cause, seconds in _sorted(found.path_seconds)]
     yield from _filled(", ".join(parts), f"{'Critical path':<15}", " " * 15)
     steps = found.critical_path
-    longest = sorted(range(len(steps)), key=lambda i: steps[i].start - steps[i].end)[:_MOST_STEPS]
+    longest = sorted(range(len(steps)), key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))[:_MOST_STEPS]
     kept, skipped = set(longest if len(steps) > _MOST_STEPS else range(len(steps))), list[Step]()
     width = max((len(_step(steps[i])) for i in kept), default=0)
     for i, step in enumerate(steps):
