@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "footprint": [*DATA, "collecting", "standing"],
     "learning": DATA,
     "traces": [*DATA, "allowed"],
-    # reads a schedule's parts, and what others would be: so it places, lowers and simulates; writes times as pictures do
+    # what would be otherwise it places, lowers and simulates; times are written as in pictures
     "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed"],

@@ -9,8 +9,7 @@ from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
 from autosched.explaining.case import Case
 from autosched.explaining.words import duration, joined, place, share, spelled
-from autosched.placement import Placement
-from autosched.policies import candidates, heft, single
+from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
 
 __all__ = ["Plans", "note", "places"]
@@ -29,16 +28,17 @@ class Plans:
     @classmethod
     def of(cls, case: Case) -> Plans:
         """Plan anew. Of large graphs by few policies, or by none."""
-        return cls(_plans(case), _plans(case.freed) if case.bound else ())
+        return cls(_plans(case, (single, heft)), _plans(case.freed, (heft,)) if case.bound else ())
 
 
-def _plans(case: Case) -> tuple[Case, ...]:
+def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
+    """Plan by all policies, or by a few."""
     graph = case.graph
     if len(graph) > _MOST:
         return ()
     made: list[Case] = []
-    tried: list[Placement] = []
-    for policy in candidates(graph, case.machine) if len(graph) <= _SMALL else (single, heft):
+    tried = [case.placement]
+    for policy in candidates(graph, case.machine) if len(graph) <= _SMALL else few:
         try:
             placement = policy(graph, case.machine, case.costs)
             if placement in tried:

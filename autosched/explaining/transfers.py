@@ -11,12 +11,15 @@ from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
 from autosched.explaining.words import amount, count, duration, joined, names
+from autosched.graph import Use
 from autosched.machine import Machine
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, simulate
 
 __all__ = ["copy_streams", "keep", "pin"]
+
+_MOST = 4_000  # copies, each of which gets a stream of its own to begin with: lowering takes long for more
 
 
 def pin(case: Case) -> Iterator[Remedy]:
@@ -72,7 +75,7 @@ def keep(case: Case) -> Iterator[Remedy]:
 def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Remedy]:
     """Say what copies stand in line for, and what streams of their own would give."""
     lines = _lines(case, before)
-    if not lines or not case.machine.contention:
+    if not lines or not case.machine.contention or sum(isinstance(i, Copy) for i in case.program) > _MOST:
         return
     stream, waits = max(lines.items(), key=lambda item: sum(item[1].values()))
     values = tuple(sorted(waits, key=lambda name: -waits[name]))
@@ -92,16 +95,27 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
 def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[str, float]]:
     """Return for each copy stream the copies that stood in line there, and how long."""
     spans = case.predicted.spans
+    ended = {span.name: span.end for span in spans if span.kind == "run"}
     waits: dict[Stream, dict[str, float]] = {}
     for span, some in zip(spans, before, strict=True):
         if span.kind == "copy":
-            ready = max((spans[b.span].end for b in some if b.needed), default=0.0)
+            # An earlier copy may have waited for its maker already, so that no arrow leads to this one.
+            made = ended.get(_maker(case, span.instruction), 0.0)
+            ready = max([made, *(spans[b.span].end for b in some if b.needed)])
             ahead = max(((spans[b.span].end, b.span) for b in some if not b.needed), default=(0.0, -1))
             if ahead[0] > ready:
                 stream = next(s for s in span.streams if s in spans[ahead[1]].streams)
                 line = waits.setdefault(stream, {})
                 line[span.name] = max(line.get(span.name, 0.0), ahead[0] - ready)
     return waits
+
+
+def _maker(case: Case, instruction: int) -> str:
+    """Return the task that makes what is copied; nothing for what was there from the start."""
+    copy = case.program.instructions[instruction]
+    assert isinstance(copy, Copy)
+    maker = case.graph.maker(Use(case.graph.value(copy.value).index, copy.version))
+    return "" if maker is None else case.graph.tasks[maker].name
 
 
 def _by_link(program: Program) -> Program:

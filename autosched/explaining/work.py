@@ -11,10 +11,12 @@ from autosched.explaining.case import Case
 from autosched.explaining.words import duration, joined, names, place
 from autosched.graph import Task
 from autosched.machine import Device
-from autosched.placement import Placement
+from autosched.placement import Placement, choices
 from autosched.program import Copy, Run, Stream, Wait
 
 __all__ = ["host_reads", "launches"]
+
+_MOST_LATER = 16  # tasks, each of which may take a program of its own to try
 
 
 def launches(case: Case) -> Iterator[Remedy]:
@@ -66,10 +68,14 @@ def _launch_seconds(case: Case, task: Task, device: Device) -> float:
 
 
 def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
-    """Say which host tasks read what accelerators made and hold accelerators up; ``held_up`` is by span."""
-    blamed = _blamed(case, held_up)
+    """Say which host tasks read what accelerators made and hold accelerators up; ``held_up`` is by span.
+
+    What a policy put on the host is another matter.
+    """
+    blamed, allowed = _blamed(case, held_up), choices(case.graph, case.machine).devices
     readers = sorted(
-        (t for t in case.graph.tasks if blamed.get(t.name) and _reads(case, t)), key=lambda t: -blamed[t.name]
+        (t for t in case.graph.tasks if blamed.get(t.name) and len(allowed[t.index]) == 1 and _reads(case, t)),
+        key=lambda t: -blamed[t.name],
     )
     middle = [task for task in readers if _leads_back(case, task)]
     last = [task for task in readers if task not in middle]
@@ -77,7 +83,7 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
         tasks, makespan = fewest(middle, case.makespan, lambda some: case.timed(_at_once(case, some)))
         yield _remedy(case, tasks, blamed, "keep it on the device (no .item(), float() or .cpu())", makespan)
     if last:
-        tasks, makespan = fewest(last, case.makespan, lambda some: _later(case, some))
+        tasks, makespan = fewest(last[:_MOST_LATER], case.makespan, lambda some: _later(case, some))
         yield _remedy(case, tasks, blamed, "read it after all else", makespan)
 
 

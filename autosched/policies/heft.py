@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from autosched.costs import Costs
@@ -20,7 +21,7 @@ from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.possible import Possible
-from autosched.policies.problem import Problem
+from autosched.policies.problem import Path, Problem
 from autosched.policies.ranks import upward_ranks
 
 __all__ = ["heft"]
@@ -52,8 +53,8 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     return problem.placement(plan.device, sorted(priority, key=plan.start.__getitem__))
 
 
-# Something to read: since when it exists, datum, row of paths by which it travels, bytes, and its arrival elsewhere.
-_Source = tuple[float, int, int, float, dict[int, float]]
+# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its arrival elsewhere.
+_Source = tuple[float, int, int, Sequence[Path], float, dict[int, float]]
 
 
 _Copy = tuple[int, int, float]  # datum, source, when it ends
@@ -130,11 +131,12 @@ class _Plan:
 
     def _sources(self, task: int) -> list[_Source]:
         """Return what a task reads, the earliest first."""
-        data, sources = self.problem.data, []
+        data, paths, sources = self.problem.data, self.problem.paths, []
         for datum in self.problem.reads[task]:
             maker = data.maker[datum]
-            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.row[datum])
-            sources.append((since, datum, device, data.nbytes[datum], self.arrival[datum]))
+            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            row = paths[device if maker >= 0 else data.row[datum]]
+            sources.append((since, datum, device, row, data.nbytes[datum], self.arrival[datum]))
         sources.sort()
         return sources
 
@@ -143,12 +145,12 @@ class _Plan:
 
         Infinity if that is not below ``limit``, which spares looking further.
         """
-        paths, in_free = self.problem.paths, self.in_free[device]
+        in_free = self.in_free[device]
         out_free: dict[int, float] = {}  # after the copies so far
-        for since, datum, source, nbytes, arrival in sources:
+        for since, datum, source, paths, nbytes, arrival in sources:
             end = since if source == device else arrival.get(device)
             if end is None:
-                latency, rate, holds_out, holds_in = paths[source][device]
+                latency, rate, holds_out, holds_in = paths[device]
                 start = since
                 if holds_out and (free := out_free.get(source, self.out_free[source])) > start:
                     start = free

@@ -24,8 +24,8 @@ Policy = Callable[[Graph, Machine, Costs], Placement]
 class Data:
     """What tasks read. A datum is a value in one version: ``maker`` is the task that leaves it, on its own device.
 
-    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning, and travels by
-    the paths of row ``row``.
+    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning, and travels by the
+    paths of row ``row``, which is its device's, or that of pageable memory there.
     """
 
     names: Sequence[str]
