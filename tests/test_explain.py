@@ -195,6 +195,26 @@ def fork() -> asc.Graph:
     return graph
 
 
+def test_copies_for_one_task_by_one_link_gain_nothing_side_by_side():
+    graph = asc.Graph()
+    values = graph.inputs("a", "b")
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(call, *values, name="y", seconds=1e-3))
+    found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6)).explain()
+    assert found.advice == ()
+    assert found.path_seconds.keys() == {"compute", "copy"}
+
+
+def test_copies_for_one_task_by_several_links_gain_by_streams():
+    graph = asc.Graph()
+    made = [graph.add(call, name=f"h{i}", on=f"cuda:{i}", seconds=1e-3, nbytes=25e6) for i in (1, 2)]
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(call, *made, name="y", seconds=1e-3))
+    first = asc.schedule(graph, asc.Machine.emulated(gpus=3)).explain().advice[0]
+    assert first.kind == "copy streams"
+    assert first.gain == pytest.approx(1e-5 + 25e6 / 25e9)
+
+
 def test_only_as_many_values_are_named_as_matter():
     graph = asc.Graph()
     values = graph.inputs("a", "b", "c")
@@ -248,7 +268,7 @@ def test_what_a_task_waited_for_is_named():
     assert (found.needed, found.ahead) == ("the copy of 'x' from cpu", "'tower2' on cuda:0")
     assert found.ready == pytest.approx(1e-5)
     assert found.start - found.ready == pytest.approx(3e-3)
-    assert "starts 3 ms later, behind 'tower2' on cuda:0" in str(found)
+    assert "starts 3 ms later, behind 'tower2' on cuda:0" in " ".join(str(found).split())
 
 
 def test_a_bound_task_says_so_and_what_would_be_elsewhere():

@@ -11,7 +11,7 @@ __all__ = ["Advice", "Remedy", "fewest", "worthwhile"]
 _LEAST = 0.02  # of the makespan, below which no change is worth its trouble
 _MOST = 0.9  # of what all of several changes gain, with which the first few are enough
 
-_LAST = ("bound", "fewer bound")
+_LAST = ("bound", "fewer bound", "copies at once")
 
 T = TypeVar("T")
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Remedy(NamedTuple):
     """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
 
-    ``kind`` is ``pin``, ``keep``, ``launch``, ``host read``, ``copy streams``; ``policy`` for a better placement, or
-    ``bound`` for one that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...``
-    where that uses more devices, or fewer.
+    ``kind`` is ``pin``, ``keep``, ``launch``, ``host read``, ``copy streams`` or, on one link, ``copies at once``;
+    ``policy`` for a better placement, or ``bound`` for one that the user's binding of tasks forbids; and each of these
+    two as ``idle ...`` or ``fewer ...`` where that uses more devices, or fewer.
     """
 
     kind: str
@@ -45,7 +45,9 @@ class Advice:
 
 
 def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
-    """Return what pays, what gains most first; but what spreads otherwise what the user spread comes last.
+    """Return what pays, what gains most first.
+
+    But what spreads otherwise what the user spread comes last, and so does what links may be unable to do.
 
     >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
     >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]
@@ -56,8 +58,12 @@ def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...
     return tuple(Advice(*remedy, gain, gain / makespan) for gain, remedy in paying)
 
 
-def fewest(items: Sequence[T], makespan: float, without: Callable[[Sequence[T]], float]) -> tuple[Sequence[T], float]:
+def fewest(
+    items: Sequence[T], makespan: float, without: Callable[[Sequence[T]], float], tries: int = 16
+) -> tuple[Sequence[T], float]:
     """Return the first few items that do nearly as much as all, and the makespan ``without`` what they cause.
+
+    In more than ``tries`` it gives up, and returns all.
 
     >>> fewest([5, 1, 4], 12.0, lambda removed: 12.0 - sum(removed))
     ([5, 1, 4], 2.0)
@@ -66,7 +72,7 @@ def fewest(items: Sequence[T], makespan: float, without: Callable[[Sequence[T]],
     """
     least = without(items)
     count = 1
-    while count < len(items):
+    while count < len(items) and count < 1 << tries:
         few = without(items[:count])
         if makespan - few >= _MOST * (makespan - least):
             return items[:count], few

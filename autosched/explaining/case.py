@@ -19,7 +19,9 @@ from autosched.program import Copy, Program
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 
-__all__ = ["Case"]
+__all__ = ["SMALL", "Case"]
+
+SMALL = 2_000  # tasks, up to which there is time to lower many other programs
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Case:
     def workers(self) -> tuple[str, ...]:
         """The accelerators, or all devices where there are none."""
         return self.machine.accelerators or self.machine.names
+
+    @property
+    def tries(self) -> int:
+        """How many programs there is time to lower for one remedy."""
+        return 16 if len(self.graph) <= SMALL else 1
 
     @cached_property
     def used(self) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from autosched.errors import ScheduleError
-from autosched.explaining.case import Case
+from autosched.explaining.case import SMALL, Case
 from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import slack
 from autosched.explaining.words import duration, names, place
@@ -21,7 +22,7 @@ from autosched.timeline import Span, Timeline
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
 
-_SMALL, _FEW = 2_000, 3  # tasks up to which all devices are compared, and how many are for more
+_FEW = 3  # other devices to compare in a large graph
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TaskExplanation:
             f"of {duration(self.makespan)} ({self.source})",
             f"  where  {self.reason}",
             *_compared(self),
-            f"  when   {_when(self)}",
+            *textwrap.wrap(_when(self), 100, initial_indent="  when   ", subsequent_indent=" " * 9),
             f"  slack  {_slack(self)}",
         ]
         return "\n".join(lines)
@@ -162,7 +163,7 @@ def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, 
         case = case.freed
     allowed = choices(case.graph, case.machine).devices[task.index]
     able = [device for device in allowed if case.costs.task_seconds(task, case.machine.device(device)) < math.inf]
-    others = [device for device in able if device != here][: None if len(case.graph) <= _SMALL else _FEW]
+    others = [device for device in able if device != here][: None if len(case.graph) <= SMALL else _FEW]
     return (_ended(here, name, case.predicted), *(_moved(case, (name, *together), device) for device in others))
 
 

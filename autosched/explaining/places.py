@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
-from autosched.explaining.case import Case
+from autosched.explaining.case import SMALL, Case
 from autosched.explaining.words import duration, joined, place, share, spelled
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
 
 __all__ = ["Plans", "note", "places"]
 
-_SMALL, _MOST = 2_000, 20_000  # tasks up to which there is time for all policies, and for two of them
+_MOST = 20_000  # tasks, up to which there is time for some policies
 _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are worth a word
 
 
@@ -38,7 +38,7 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
         return ()
     made: list[Case] = []
     tried = [case.placement]
-    for policy in candidates(graph, case.machine) if len(graph) <= _SMALL else few:
+    for policy in candidates(graph, case.machine) if len(graph) <= SMALL else few:
         try:
             placement = policy(graph, case.machine, case.costs)
             if placement in tried:

@@ -158,19 +158,17 @@ def _efficiency(case: Case, makespan: float) -> Efficiency:
 
 def _twice_as_fast(case: Case) -> dict[str, float]:
     """Return what links, and accelerators, that take half as long would save."""
-    kinds = {device.name: device.kind for device in case.machine.devices}
+    workers = "accelerators" if case.machine.accelerators else "devices"
     copies = [isinstance(i, Copy) for i in case.program]
     halves = {
         "links": copies,
-        "accelerators": [
-            not copy and kinds[i.stream.device] != "cpu" for i, copy in zip(case.program, copies, strict=True)
-        ],
+        workers: [not copy and i.stream.device in case.workers for i, copy in zip(case.program, copies, strict=True)],
     }
     found = {}
-    for what_is, half in halves.items():
+    for name, half in halves.items():
         if any(half) and case.makespan:
             seconds = [s / 2 if fast else s for s, fast in zip(case.seconds, half, strict=True)]
-            found[what_is] = 1 - case.timed(seconds) / case.makespan
+            found[name] = 1 - case.timed(seconds) / case.makespan
     return found
 
 

@@ -12,10 +12,11 @@ from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
 from autosched.explaining.words import amount, count, duration, joined, names
 from autosched.graph import Use
-from autosched.machine import Machine
+from autosched.machine import Link, Machine
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, simulate
+from autosched.timeline import Span
 
 __all__ = ["copy_streams", "keep", "pin"]
 
@@ -24,23 +25,32 @@ _MOST = 4_000  # copies, each of which gets a stream of its own to begin with: l
 
 def pin(case: Case) -> Iterator[Remedy]:
     """Say which inputs and constants to put into page-locked memory."""
-    slow: dict[str, float] = {}
+    slow: dict[str, tuple[float, Link | None]] = {}
     for copy in case.program:
         if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, case.costs):
             value = case.graph.values[case.graph.value(copy.value).root]
-            slow[value.name] = max(slow.get(value.name, 0.0), case.costs.value_nbytes(value))
+            slow.setdefault(
+                value.name, (case.costs.value_nbytes(value), case.machine.link(copy.source, copy.destination))
+            )
     if not slow:
         return
-    largest = sorted(slow, key=lambda name: -slow[name])
+    largest = sorted(slow, key=lambda name: -slow[name][0])
 
     def without(pinned: Sequence[str]) -> float:
         return case.priced(dataclasses.replace(case.costs, pageable=case.costs.pageable.difference(pinned))).makespan
 
     pinned, makespan = fewest(largest, case.makespan, without)
-    one, size = len(pinned) == 1, amount(sum(slow[name] for name in pinned))
-    lies, copies = ("lies", "its copies are") if one else ("lie", "their copies are")
-    words = f"pin {names(pinned)} ({size}): {'it' if one else 'they'} {lies} in pageable host memory, so {copies} slow"
+    one, size, link = len(pinned) == 1, amount(sum(slow[name][0] for name in pinned)), slow[pinned[0]][1]
+    lies = "it lies in pageable host memory and is" if one else "they lie in pageable host memory and are"
+    words = f"pin {names(pinned)} ({size}), by .pin_memory(): {lies} copied {_rates(link)}"
     yield Remedy("pin", words, (), tuple(pinned), makespan)
+
+
+def _rates(link: Link | None) -> str:
+    """Say how fast a link is for pageable memory, and how fast it could be."""
+    if link is None or link.pageable_bytes_per_second is None:
+        return "as fast as any other"
+    return f"at {amount(link.pageable_bytes_per_second)}/s instead of {amount(link.bytes_per_second)}/s"
 
 
 def keep(case: Case) -> Iterator[Remedy]:
@@ -65,10 +75,10 @@ def keep(case: Case) -> Iterator[Remedy]:
         except ScheduleError:  # other tasks need them elsewhere, and no link leads there
             return math.inf
 
-    kept, makespan = fewest(largest, case.makespan, without)
+    kept, makespan = fewest(largest, case.makespan, without, case.tries)
     moved, where = names(kept), joined(list(dict.fromkeys(homes[name] for name in kept)))
     travels = "it travels" if len(kept) == 1 else "they travel"
-    words = f"keep {moved} ({amount(sum(size[name] for name in kept))}) on {where}: {travels} from the host in each run"
+    words = f"keep {moved} ({amount(sum(size[name] for name in kept))}) on {where}, by inputs=: {travels} from the host in each run"
     yield Remedy("keep", words, (), tuple(kept), makespan)
 
 
@@ -89,7 +99,7 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
         yield Remedy("copy streams", f"{line}: give each link a copy stream", (), values, by_link)
     else:
         words = f"{line}: a copy stream for each, if the link carries them side by side, or smaller copies"
-        yield Remedy("copy streams", words, (), values, apart.makespan)
+        yield Remedy("copies at once", words, (), values, apart.makespan)
 
 
 def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[str, float]]:
@@ -102,12 +112,22 @@ def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[
             # An earlier copy may have waited for its maker already, so that no arrow leads to this one.
             made = ended.get(_maker(case, span.instruction), 0.0)
             ready = max([made, *(spans[b.span].end for b in some if b.needed)])
-            ahead = max(((spans[b.span].end, b.span) for b in some if not b.needed), default=(0.0, -1))
+            others = [
+                b.span for b in some if b.cause == "link" or (b.cause == "batch" and not _one_link(case, span, b))
+            ]
+            ahead = max(((spans[other].end, other) for other in others), default=(0.0, -1))
             if ahead[0] > ready:
                 stream = next(s for s in span.streams if s in spans[ahead[1]].streams)
                 line = waits.setdefault(stream, {})
                 line[span.name] = max(line.get(span.name, 0.0), ahead[0] - ready)
     return waits
+
+
+def _one_link(case: Case, span: Span, behind: Behind) -> bool:
+    """Whether a copy and the one it is behind come from one device: then it takes as long if they go at once."""
+    ours = case.program.instructions[span.instruction]
+    theirs = case.program.instructions[case.predicted.spans[behind.span].instruction]
+    return isinstance(ours, Copy) and isinstance(theirs, Copy) and ours.source == theirs.source
 
 
 def _maker(case: Case, instruction: int) -> str:

@@ -16,8 +16,6 @@ from autosched.program import Copy, Run, Stream, Wait
 
 __all__ = ["host_reads", "launches"]
 
-_MOST_LATER = 16  # tasks, each of which may take a program of its own to try
-
 
 def launches(case: Case) -> Iterator[Remedy]:
     """Say which tasks take longer to launch than to run; those in a row, launched as one, would pay for it once."""
@@ -83,7 +81,7 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
         tasks, makespan = fewest(middle, case.makespan, lambda some: case.timed(_at_once(case, some)))
         yield _remedy(case, tasks, blamed, "keep it on the device (no .item(), float() or .cpu())", makespan)
     if last:
-        tasks, makespan = fewest(last[:_MOST_LATER], case.makespan, lambda some: _later(case, some))
+        tasks, makespan = fewest(last, case.makespan, lambda some: _later(case, some), case.tries)
         yield _remedy(case, tasks, blamed, "read it after all else", makespan)
 
 

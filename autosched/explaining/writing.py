@@ -133,9 +133,9 @@ def _step(step: Step) -> str:
 
 def _why(step: Step) -> str:
     """Say what a step was waiting for, where that is not what the step before it made."""
-    late = f", {duration(step.gap)} late" if step.gap > 0.05 * (step.end - step.start) and step.gap > 0 else ""
+    late = f"{duration(step.gap)} late" if step.gap > 0.05 * (step.end - step.start) and step.gap > 0 else ""
     why = {"device": "device busy with", "link": "in line behind", "order": "after"}.get(step.cause, "")
-    return (f"{why} {step.behind!r}" if why else "") + late
+    return ", ".join(filter(None, (f"{why} {step.behind!r}" if why else "", late)))
 
 
 def _sorted(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
