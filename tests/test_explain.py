@@ -215,6 +215,31 @@ def test_copies_for_one_task_by_several_links_gain_by_streams():
     assert first.gain == pytest.approx(1e-5 + 25e6 / 25e9)
 
 
+def test_a_stream_for_each_link_still_has_a_line_of_its_own():
+    """b waits for a, which goes the same way, but c does not: ready after 0.3 ms, it is there 1.01 ms later."""
+    graph = asc.Graph()
+    made = [graph.add(call, name=name, on="cuda:0", seconds=1e-4, nbytes=25e6) for name in "abc"]
+    for value, device, seconds in zip(made, ("cuda:1", "cuda:1", "cuda:2"), (1e-5, 3e-3, 3e-3), strict=True):
+        name = f"use_{value.name}"
+        graph.output(**{name: graph.add(call, value, name=name, on=device, seconds=seconds)})
+    devices = {task.name: str(task.device) for task in graph.tasks}
+    as_added = asc.Placement(devices, tuple(devices))
+    first = asc.schedule(graph, asc.Machine.emulated(gpus=3), policy=lambda *_: as_added).explain().advice[0]
+    assert first.kind == "copy streams"
+    assert first.makespan == pytest.approx(1e-4 + 2 * 1.01e-3 + 3e-3)
+
+
+def test_tiny_tasks_between_large_ones_are_no_row():
+    graph = asc.Graph()
+    value = graph.input("x")
+    with graph.on("cuda:0"):
+        for i in range(10):
+            tiny_one = graph.add(call, value, name=f"tiny{i}", seconds=6e-6)
+            value = graph.add(call, tiny_one, name=f"large{i}", seconds=2e-5)
+        graph.output(y=value)
+    assert asc.schedule(graph, ONE).explain().advice == ()
+
+
 def test_only_as_many_values_are_named_as_matter():
     graph = asc.Graph()
     values = graph.inputs("a", "b", "c")
@@ -269,6 +294,19 @@ def test_what_a_task_waited_for_is_named():
     assert found.ready == pytest.approx(1e-5)
     assert found.start - found.ready == pytest.approx(3e-3)
     assert "starts 3 ms later, behind 'tower2' on cuda:0" in " ".join(str(found).split())
+
+
+def test_slack_is_what_the_longer_branch_takes_more():
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        short = graph.add(call, name="short", seconds=1.0, nbytes=8)
+        end = graph.add(call, short, name="short_end", seconds=0.5, nbytes=8)
+    with graph.on("cuda:1"):
+        long = graph.add(call, name="long", seconds=4.0)
+        graph.output(y=graph.add(call, end, long, name="y", seconds=1.0))
+    schedule = asc.schedule(graph, TWO)
+    found = [schedule.explain(name).slack for name in ("short", "short_end", "long", "y")]
+    assert found == pytest.approx([2.5, 2.5, 0, 0], abs=1e-4)
 
 
 def test_a_bound_task_says_so_and_what_would_be_elsewhere():

@@ -143,8 +143,6 @@ class Case:
                 twin.names[task.name] = free
         workers = [self.machine.device(name) for name in self.workers]
         seconds = {
-            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers}
-            for task in self.bound
-            if not task.view
+            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers} for task in self.bound
         }
         return dataclasses.replace(self, graph=twin, costs=self.costs.override(seconds))

@@ -78,7 +78,8 @@ def keep(case: Case) -> Iterator[Remedy]:
     kept, makespan = fewest(largest, case.makespan, without, case.tries)
     moved, where = names(kept), joined(list(dict.fromkeys(homes[name] for name in kept)))
     travels = "it travels" if len(kept) == 1 else "they travel"
-    words = f"keep {moved} ({amount(sum(size[name] for name in kept))}) on {where}, by inputs=: {travels} from the host in each run"
+    total = amount(sum(size[name] for name in kept))
+    words = f"keep {moved} ({total}) on {where}, by inputs=: {travels} from the host in each run"
     yield Remedy("keep", words, (), tuple(kept), makespan)
 
 
