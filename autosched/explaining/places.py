@@ -84,6 +84,8 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
         several = len(unused) > 1
         idle = f"{joined(unused)} could help and {'stand' if several else 'stands'} idle"
         words = f"{idle}: {f'{who}; ' if who else ''}{auto} uses {'them' if several else 'it'}"
+    elif plan.placement.device == case.placement.device:
+        words = f"tasks could be issued in a better order: {auto} finds one"
     else:
         words = f"{f'{who}; ' if who else 'tasks could be placed better: '}{auto} finds a faster plan"
     return Remedy(kind, words, tuple(task.name for task in bound), (), plan.makespan)

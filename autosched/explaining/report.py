@@ -12,7 +12,7 @@ from autosched.collecting import without_collecting
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Advice, Remedy, worthwhile
 from autosched.explaining.case import Case
-from autosched.explaining.causes import Behind, all_before, gates
+from autosched.explaining.causes import all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
 from autosched.explaining.places import Plans, note, places
 from autosched.explaining.transfers import copy_streams, keep, pin
@@ -99,11 +99,6 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     gate = gates(timeline, before)
     path = critical_path(case.program, timeline, gate)
     plans = Plans.of(case)
-    if measured is None:
-        predicted_before, predicted_gate = before, gate
-    else:
-        predicted_before = all_before(case, case.predicted)
-        predicted_gate = gates(case.predicted, predicted_before)
     return Explanation(
         name=case.graph.name,
         measured=measured is not None,
@@ -113,7 +108,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
-        advice=worthwhile(_remedies(case, plans, predicted_before, predicted_gate), case.makespan),
+        advice=worthwhile(_remedies(case, plans), case.makespan),
         notes=note(case, plans),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
@@ -126,10 +121,10 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     )
 
 
-def _remedies(
-    case: Case, plans: Plans, before: Sequence[Sequence[Behind]], gate: Sequence[Behind | None]
-) -> Iterator[Remedy]:
-    """Yield all that could be changed."""
+def _remedies(case: Case, plans: Plans) -> Iterator[Remedy]:
+    """Yield all that could be changed, as predicted."""
+    before = all_before(case, case.predicted)
+    gate = gates(case.predicted, before)
     waited: Counter[int] = Counter()
     for device in case.used:
         waited.update(held_up(device, case.predicted, gate))  # adds
