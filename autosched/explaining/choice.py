@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from autosched.collecting import without_collecting
 from autosched.errors import ScheduleError
 from autosched.explaining.case import SMALL, Case
 from autosched.explaining.causes import Behind, all_before, gates
@@ -79,6 +80,7 @@ class TaskExplanation:
         return "\n".join(lines)
 
 
+@without_collecting()
 def explain_task(case: Case, name: str, measured: Timeline | None = None) -> TaskExplanation:
     """Explain a task. Raises GraphError if there is none of that name."""
     task = case.graph.task(name)
