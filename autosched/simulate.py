@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autosched.costs import Costs
 from autosched.errors import ProgramError, ScheduleError
