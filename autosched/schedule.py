@@ -21,7 +21,7 @@ from autosched.check import Check
 from autosched.codegen import Code, generate
 from autosched.costs import Costs
 from autosched.drawing import draw_timeline, show_timeline
-from autosched.errors import AutoschedError, ScheduleError
+from autosched.errors import AutoschedError, MachineError, ScheduleError
 from autosched.execute import Executor
 from autosched.explaining import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.files import write
@@ -37,6 +37,7 @@ from autosched.saved import Saved, check_graph, describe, from_text, to_text
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
+from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
 
@@ -193,6 +194,27 @@ class Schedule:
         write(path, self.code)
 
     # ---- looking
+
+    def report(self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = "") -> None:
+        """Write one page of HTML to a file, for any browser, that shows all of it: chart, graph, program and code.
+
+        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile`` returned, to stand
+        beside what was predicted. The file is there whole or not at all; raises OSError.
+
+        >>> import autosched as asc, pathlib, tempfile
+        >>> (graph := asc.Graph("one sum")).output(y=graph.input("x") + 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).report(f"{folder}/sum.html")
+        ...     "<title>one sum" in pathlib.Path(f"{folder}/sum.html").read_text()
+        True
+        """
+        try:
+            code = str(self.code)
+        except (MachineError, ScheduleError):  # for a graph without functions there is none
+            code = ""
+        explanation = ""
+        texts = {"title": title, "explanation": explanation, "code": code}
+        write(path, page_html(self.graph, self.program, self.simulate(), measured, **texts))
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""

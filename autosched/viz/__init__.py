@@ -16,6 +16,7 @@ perfetto   what ran when, for Perfetto                   trace JSON
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
 picture    any of these that are SVG                     PNG, PDF
+page       all of a schedule, to look around in          HTML
 =========  ============================================  ==========
 """
 
@@ -26,6 +27,7 @@ from autosched.viz.dot import graph_dot
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.lines import Line, lines_svg
 from autosched.viz.mermaid import graph_mermaid
+from autosched.viz.page import page_html
 from autosched.viz.perfetto import perfetto_json
 from autosched.viz.picture import picture
 from autosched.viz.text import gantt_text
@@ -42,6 +44,7 @@ __all__ = [
     "lines_svg",
     "links_svg",
     "memory_svg",
+    "page_html",
     "perfetto_json",
     "picture",
 ]

@@ -1,0 +1,76 @@
+"""The schedule as one page of HTML that opens from the file system: chart, graph and texts, linked, in any browser.
+
+What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into the page whole, so that
+it asks nobody for anything, which its own policy forbids. Decides nothing about schedules.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from importlib.resources import files
+from string import Template
+
+from autosched.graph import Graph
+from autosched.program import Program
+from autosched.timeline import Timeline
+from autosched.viz.columns import Steps, columns
+from autosched.viz.paint import escape, summary
+
+__all__ = ["page_html"]
+
+SCRIPTS = ("model.js", "gantt.js", "layers.js", "graph.js", "panel.js", "main.js")
+
+
+def page_html(
+    graph: Graph,
+    program: Program,
+    predicted: Timeline,
+    measured: Timeline | None = None,
+    *,
+    title: str = "",
+    explanation: str = "",
+    code: str = "",
+    memory: Mapping[str, Steps] | None = None,
+) -> str:
+    """Return a page that shows a schedule: zoom, pan, search, select, follow what waits for what.
+
+    ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
+    where they are empty; ``memory`` has steps (seconds, bytes) for each device.
+
+    >>> from autosched.program import Stream
+    >>> from autosched.timeline import Span
+    >>> graph, program = Graph("one sum"), Program.parse("cpu/compute run add")
+    >>> y = graph.input("x") + 1
+    >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 0.002, 0),))
+    >>> "makespan 2 ms" in page_html(graph, program, timeline)
+    True
+    """
+    timelines = {"predicted": predicted} | ({"measured": measured} if measured is not None else {})
+    data = columns(graph, program, timelines, memory or {})
+    data["texts"] = {
+        name: _packed(text)
+        for name, text in {"explanation": explanation, "program": str(program), "code": code}.items()
+        if text
+    }
+    folder = files("autosched.viz") / "web"
+    parts = {
+        "title": escape(title or graph.name),
+        "summary": escape("; ".join(f"{name} {summary(timeline)}" for name, timeline in timelines.items())),
+        "style": (folder / "page.css").read_text(encoding="utf-8"),
+        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "data": _json(data),
+    }
+    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(parts)
+
+
+def _packed(text: str) -> str:
+    """Compress a text, which may be longer than all else; browsers can undo it."""
+    return base64.b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode()
+
+
+def _json(data: object) -> str:
+    """Return JSON that can stand in a script element: no name in it can end that."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,415 @@
+// The chart: a row per stream, one canvas, drawn anew whenever something changes. Only what can be seen is drawn.
+
+const PITCH = 28, BOTH = 40, GAP = 9, AXIS = 26, CLOSE = 0.4, NARROW = 36, MEMORY = 30;
+const FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
+const SMALL = FONT.replace("12px", "10.5px");
+
+const palette = {};
+let hatch = null;
+function readPalette() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["paper", "ink", "muted", "track", "grid", "task", "backward", "optimizer", "ground", "stripe",
+    "on-task", "before", "behind", "found"]) palette[name] = style.getPropertyValue(`--${name}`).trim();
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const ink = tile.getContext("2d");
+  ink.fillStyle = palette.ground;
+  ink.fillRect(0, 0, 8, 8);
+  ink.strokeStyle = palette.stripe;
+  ink.lineWidth = 2.6;
+  ink.beginPath();
+  for (const x of [-8, 0, 8]) { ink.moveTo(x - 1, 9); ink.lineTo(x + 9, -1); }
+  ink.stroke();
+  hatch = ink.createPattern(tile, "repeat");
+}
+const fill = name => (name === "copy" ? hatch : palette[name]);
+
+// Cut a text to a width, measured once per text and font.
+const widths = new Map();
+function width(ink, words) {
+  const key = ink.font + words;
+  if (!widths.has(key)) widths.set(key, ink.measureText(words).width);
+  return widths.get(key);
+}
+function shorten(ink, words, room) {
+  const full = width(ink, words);
+  if (full <= room) return words;
+  const kept = Math.floor(words.length * (room - 8) / full);
+  return kept < 3 ? "" : `${words.slice(0, kept)}…`;
+}
+
+function sized(canvas) {
+  const box = canvas.getBoundingClientRect(), ratio = printing ? 3 : window.devicePixelRatio || 1;
+  const wide = Math.round(box.width * ratio), high = Math.round(box.height * ratio);
+  if (canvas.width !== wide || canvas.height !== high) { canvas.width = wide; canvas.height = high; }
+  const ink = canvas.getContext("2d");
+  ink.setTransform(ratio, 0, 0, ratio, 0, 0);
+  ink.clearRect(0, 0, box.width, box.height);
+  return [ink, box.width, box.height];
+}
+
+let printing = false;
+const gantt = document.getElementById("gantt"), strip = document.getElementById("strip");
+const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0 };
+const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
+const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
+
+// Rows from top to bottom: streams, and the bytes of their device behind them.
+const rows = [];
+data.streams.forEach(([name], row) => {
+  const last = row + 1 === data.streams.length || data.streams[row + 1][0] !== name;
+  rows.push({ stream: row, device: name, first: row === 0 || data.streams[row - 1][0] !== name });
+  if (last && data.memory[name]) rows.push({ memory: data.memory[name], device: name });
+});
+function arrange() {
+  let y = AXIS + 8;
+  rows.forEach((row, i) => {
+    if (i && row.device !== rows[i - 1].device) y += GAP;
+    row.y = y;
+    row.high = row.memory ? MEMORY - 6 : state.mode === "both" ? BOTH - 6 : PITCH - 6;
+    y += row.high + 6;
+  });
+  view.full = y + 6;
+}
+const ofStream = new Map(rows.filter(row => !row.memory).map(row => [row.stream, row]));
+
+// Where the boxes of each shown timeline lie in a row: both at once means predicted above measured.
+function lanes(row) {
+  if (state.mode !== "both") return [{ times: times[state.mode], y: row.y, high: row.high, hollow: false }];
+  const half = Math.round(row.high * 0.36);
+  return [
+    { times: times.predicted, y: row.y, high: half, hollow: true },
+    { times: times.measured, y: row.y + half + 2, high: row.high - half - 2, hollow: false },
+  ];
+}
+
+function zoom(factor, at = (view.start + view.end) / 2) {
+  const least = 20, span = Math.min(Math.max((view.end - view.start) * factor, least), makespan * 1.5);
+  const share = (at - view.start) / (view.end - view.start);
+  show(at - share * span, at - share * span + span);
+}
+function show(start, end) {
+  const span = end - start, room = span * 0.5;
+  view.start = Math.min(Math.max(start, -room), makespan + room - span * 0.1);
+  view.end = view.start + span;
+  redraw();
+}
+const fit = () => { view.top = 0; show(0, makespan * 1.02); };
+const pan = (share, down = 0) => {
+  view.top = Math.max(0, Math.min(view.top + down, view.full - view.high));
+  const by = (view.end - view.start) * share;
+  show(view.start + by, view.end + by);
+};
+
+// Bring items into view, zooming only if they would be too small or too large to see.
+function reveal(items, closely = false) {
+  const t = items.some(item => shown().ran(item)) ? shown() : times[names[0]];
+  const there = items.filter(item => t.ran(item));
+  if (!there.length) return;
+  const start = there.reduce((least, item) => Math.min(least, t.start[item]), Infinity);
+  const end = there.reduce((most, item) => Math.max(most, t.end(item)), -Infinity);
+  const span = view.end - view.start;
+  const row = ofStream.get(data.on[there[0]][0]);
+  if (row.y + row.high > view.top + view.high || row.y < view.top + AXIS) {
+    view.top = Math.max(0, Math.min(row.y - view.high / 2, view.full - view.high));
+  }
+  const tiny = (end - start) / span < 0.004, huge = end - start > span;
+  if (closely || tiny || huge) {
+    const wide = Math.max((end - start) * (closely ? 2 : tiny ? 30 : 1.4), 20);
+    show((start + end - wide) / 2, (start + end + wide) / 2);
+  } else if (start < view.start || end > view.end) {
+    show((start + end - span) / 2, (start + end + span) / 2);
+  } else redraw();
+}
+
+function ticks(from, to, most) {
+  const least = ((to - from) * data.click) / most, power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map(digit => digit * power).find(s => s >= least * 0.999);
+  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => to * data.click >= s) ?? [1e-9, "ns"];
+  const found = [];
+  for (let i = Math.max(0, Math.ceil((from * data.click) / step)); i * step <= to * data.click; i++) {
+    found.push([(i * step) / data.click, i ? `${Number(((i * step) / scale).toPrecision(9))} ${unit}` : "0"]);
+  }
+  return found;
+}
+
+let asked = false;
+function redraw() {
+  if (asked) return;
+  asked = true;
+  requestAnimationFrame(() => { asked = false; draw(); });
+}
+
+function draw() {
+  const began = performance.now();
+  const [ink, wide, high] = sized(gantt);
+  Object.assign(view, { wide, high });
+  arrange();
+  ink.font = FONT;
+  view.gutter = Math.min(24 + gutter(ink).reduce((sum, w) => sum + w + 12, 0), wide * 0.4);
+  view.boxes = 0;
+  ink.save();
+  ink.translate(0, -view.top);
+  const seen = rows.filter(row => row.y + row.high > view.top && row.y < view.top + high);
+  drawTracks(ink, seen);
+  ink.beginPath();
+  ink.rect(view.gutter, view.top + AXIS, wide - view.gutter, high);
+  ink.clip();
+  drawBoxes(ink, seen);
+  drawArrows(ink);
+  ink.restore();
+  drawAxis(ink);
+  drawStrip();
+  view.redrawMs = performance.now() - began;
+}
+
+// The widths of the columns before the rows: devices, streams, how busy.
+let columnsOfGutter = null;
+function gutter(ink) {
+  if (!columnsOfGutter) {
+    const widest = words => Math.min(Math.max(...words.map(word => ink.measureText(word).width), 0), 110);
+    columnsOfGutter = [widest(data.streams.map(([name]) => name)), widest(data.streams.map(s => s[1])), 34];
+  }
+  return columnsOfGutter;
+}
+
+function drawTracks(ink, seen) {
+  const [first, second] = gutter(ink);
+  ink.textBaseline = "middle";
+  for (const row of seen) {
+    const middle = row.y + row.high / 2 + 0.5;
+    if (row.first) {
+      ink.font = `600 ${FONT}`;
+      ink.fillStyle = palette.ink;
+      ink.fillText(shorten(ink, row.device, first + 8), 18, middle);
+      ink.font = FONT;
+    }
+    ink.fillStyle = palette.muted;
+    const name = row.memory ? "memory" : data.streams[row.stream][1];
+    ink.fillText(shorten(ink, name, second + 8), 18 + first + 12, middle);
+    if (!row.memory) {
+      const t = shown(), share = t.makespan ? t.busy[row.stream] / t.makespan : 0;
+      ink.textAlign = "right";
+      ink.fillText(`${Math.round(share * 100)}%`, view.gutter - 8, middle);
+      ink.textAlign = "left";
+      ink.fillStyle = palette.track;
+      ink.fillRect(view.gutter, row.y, view.wide - view.gutter - 14, row.high);
+    }
+  }
+  ink.strokeStyle = palette.grid;
+  ink.beginPath();
+  for (const [at] of ticks(view.start, view.end, Math.max((view.wide - view.gutter) / 110, 2))) {
+    const across = Math.round(x(at)) + 0.5;
+    if (across >= view.gutter) { ink.moveTo(across, 0); ink.lineTo(across, view.full - 10); }
+  }
+  ink.stroke();
+}
+
+function drawAxis(ink) {
+  ink.fillStyle = palette.paper;
+  ink.fillRect(0, 0, view.wide, AXIS);
+  ink.font = SMALL;
+  ink.fillStyle = palette.muted;
+  ink.fillText("busy", view.gutter - 8 - width(ink, "busy"), AXIS / 2 + 2);
+  ink.textAlign = "center";
+  for (const [at, words] of ticks(view.start, view.end, Math.max((view.wide - view.gutter) / 110, 2))) {
+    if (x(at) >= view.gutter - 1 && x(at) < view.wide - 12) ink.fillText(words, x(at), AXIS / 2 + 2);
+  }
+  ink.textAlign = "left";
+}
+
+// Boxes of one look are one path, so that ten thousand of them are a few calls.
+function drawBoxes(ink, seen) {
+  const looks = new Map(), labels = [], outlined = [], marked = [];
+  const faded = state.chosen.length > 0 || state.hits.length > 0;
+  const hits = new Set(state.hits);
+  const inMark = item => (state.chosen.length ? state.related.has(item) : hits.has(item));
+  for (const row of seen) {
+    if (row.memory) { drawMemory(ink, row); continue; }
+    for (const lane of lanes(row)) {
+      const items = lane.times.rows[row.stream];
+      let drawn = -Infinity;
+      for (let at = lane.times.first(row.stream, view.start); at < items.length; at++) {
+        const item = items[at], left = x(lane.times.start[item]);
+        if (left > view.wide) break;
+        const right = x(lane.times.end(item)), important = faded && inMark(item);
+        if (right - drawn < CLOSE && !important) continue;
+        drawn = Math.max(drawn, right);
+        const box = [left, lane.y, Math.max(right - left - (right - left > 3 ? 1 : 0), CLOSE), lane.high];
+        const name = `${kind(item)} ${views.has(item) || lane.hollow ? "hollow" : "full"} ${faded && !important ? "faded" : ""}`;
+        if (!looks.has(name)) looks.set(name, [item, new Path2D(), faded && !important, views.has(item) || lane.hollow]);
+        looks.get(name)[1].rect(...box);
+        view.boxes++;
+        if (state.critical && lane.times.critical.has(item)) outlined.push([...box, faded && !important]);
+        if (important) marked.push([item, ...box]);
+        if (box[2] > NARROW && lane.high > 11) labels.push([item, box, faded && !important, lane.hollow || views.has(item)]);
+      }
+    }
+  }
+  for (const [item, path, pale, hollow] of looks.values()) {
+    ink.globalAlpha = pale ? 0.3 : 1;
+    ink.fillStyle = fill(kind(item));
+    if (hollow) {
+      ink.globalAlpha *= 0.45;
+      ink.fill(path);
+      ink.globalAlpha /= 0.45;
+      ink.strokeStyle = isCopy(item) ? palette.stripe : palette[kind(item)];
+      ink.lineWidth = 1;
+      ink.stroke(path);
+    } else ink.fill(path);
+  }
+  drawOutlines(ink, outlined, marked);
+  drawLabels(ink, labels);
+  drawPauses(ink, seen);
+}
+
+function drawOutlines(ink, outlined, marked) {
+  ink.strokeStyle = palette.ink;
+  for (const [left, y, wide, high, pale] of outlined) {
+    ink.globalAlpha = pale ? 0.35 : 1;
+    ink.lineWidth = wide > 4 ? 2 : 0.7;
+    ink.strokeRect(left + (wide > 4 ? 1 : 0), y + 1, Math.max(wide - (wide > 4 ? 2 : 0), 0), high - 2);
+  }
+  ink.globalAlpha = 1;
+  for (const [item, left, y, wide, high] of marked) {
+    const how = state.chosen.length ? state.related.get(item) : "found";
+    ink.strokeStyle = how === "chosen" ? palette.ink : palette[how];
+    ink.lineWidth = how === "chosen" ? 3 : 2;
+    ink.strokeRect(left - 1, y - 1, wide + 2, high + 2);
+  }
+}
+
+function drawLabels(ink, labels) {
+  ink.font = SMALL;
+  ink.textBaseline = "middle";
+  for (const [item, [left, y, wide, high], pale, hollow] of labels) {
+    const from = Math.max(left, view.gutter), room = Math.min(left + wide, view.wide) - from - 8;
+    const words = shorten(ink, data.name[item], room);
+    if (!words) continue;
+    const at = from + (room + 8 - width(ink, words)) / 2;
+    ink.globalAlpha = pale ? 0.5 : 1;
+    if (isCopy(item) && !hollow) {
+      ink.strokeStyle = palette.ground;
+      ink.lineWidth = 3;
+      ink.lineJoin = "round";
+      ink.strokeText(words, at, y + high / 2 + 0.5);
+      ink.fillStyle = "#1f2328";
+    } else ink.fillStyle = hollow ? palette.ink : palette["on-task"];
+    ink.fillText(words, at, y + high / 2 + 0.5);
+  }
+  ink.globalAlpha = 1;
+}
+
+function drawMemory(ink, row) {
+  const starts = sums(row.memory.start), held = row.memory.nbytes, most = Math.max(...held, 1);
+  const y = n => row.y + row.high - (n / most) * row.high;
+  ink.beginPath();
+  ink.moveTo(x(starts[0]), y(0));
+  held.forEach((n, i) => { ink.lineTo(x(starts[i]), y(n)); ink.lineTo(x(starts[i + 1] ?? makespan), y(n)); });
+  ink.lineTo(x(makespan), y(0));
+  ink.fillStyle = palette.muted;
+  ink.globalAlpha = 0.3;
+  ink.fill();
+  ink.globalAlpha = 1;
+  ink.font = SMALL;
+  ink.fillText(`at most ${bytes(most)}`, view.gutter + 5, row.y + 7);
+}
+
+function drawPauses(ink, seen) {
+  if (!seen.length || state.mode === "predicted") return;
+  ink.fillStyle = palette.muted;
+  ink.globalAlpha = 0.25;
+  for (const [start, long] of times.measured.pauses) {
+    ink.fillRect(x(start), seen[0].y, Math.max(x(start + long) - x(start), 1), view.full);
+  }
+  ink.globalAlpha = 1;
+}
+
+// Waits: all of them where they are few, else those of what is selected.
+function drawArrows(ink) {
+  const t = shown(), item = one();
+  if (item >= 0) {
+    for (const other of before(item)) arrow(ink, t, other, item, palette.before, 1.8, after[item].includes(other));
+    for (const other of behind(item)) arrow(ink, t, item, other, palette.behind, 1.8, after[other].includes(item));
+  } else if (!state.chosen.length && !state.hits.length && view.boxes < 250) {
+    ink.globalAlpha = Math.min(Math.max(60 / (t.arrows.length || 1), 0.25), 0.6);
+    for (const [a, b] of t.arrows) arrow(ink, t, a, b, palette.muted, 1, false);
+    ink.globalAlpha = 1;
+  }
+}
+
+function arrow(ink, t, a, b, color, thick, dashed) {
+  if (!t.ran(a) || !t.ran(b)) return;
+  const x1 = x(t.end(a)), x2 = x(t.start[b]);
+  if (Math.max(x1, x2) < 0 || Math.min(x1, x2) > view.wide) return;
+  const boxes = item => data.on[item].map(row => lanes(ofStream.get(row)).find(lane => lane.times === t));
+  let [one, two] = [boxes(a)[0], boxes(b)[0]];
+  for (const p of boxes(a)) for (const q of boxes(b)) if (Math.abs(p.y - q.y) < Math.abs(one.y - two.y)) [one, two] = [p, q];
+  const down = Math.sign(two.y - one.y), flat = down === 0;
+  const y1 = flat ? one.y : one.y + (down > 0 ? one.high : 0), y2 = flat ? two.y : two.y + (down > 0 ? 0 : two.high);
+  const bend = flat ? -14 : down * Math.max(Math.abs(y2 - y1) / 2, 8), back = flat ? -14 : -bend;
+  ink.strokeStyle = ink.fillStyle = color;
+  ink.lineWidth = thick;
+  ink.setLineDash(dashed ? [5, 4] : []);
+  ink.beginPath();
+  ink.moveTo(x1, y1);
+  ink.bezierCurveTo(x1, y1 + bend, x2, y2 + back, x2, y2);
+  ink.stroke();
+  ink.setLineDash([]);
+  const tip = (flat ? 1 : down) * (3 + thick * 1.6);
+  ink.beginPath();
+  ink.moveTo(x2, y2);
+  ink.lineTo(x2 - 2 - thick, y2 - tip);
+  ink.lineTo(x2 + 2 + thick, y2 - tip);
+  ink.fill();
+}
+
+// The strip below: how much of all devices computes, over the whole time, and which part of it is in view.
+const SLOTS = 240, load = new Map();
+function loadOf(t) {
+  if (load.has(t)) return load.get(t);
+  const found = new Float64Array(SLOTS), slot = makespan / SLOTS;
+  const computing = new Set();
+  for (let item = 0; item < count; item++) {
+    if (isCopy(item) || !t.ran(item)) continue;
+    computing.add(data.on[item][0]);
+    const start = t.start[item] / slot, end = t.end(item) / slot;
+    for (let i = Math.floor(start); i < end && i < SLOTS; i++) found[i] += Math.min(end, i + 1) - Math.max(start, i);
+  }
+  load.set(t, found.map(sum => sum / (computing.size || 1)));
+  return load.get(t);
+}
+const across = clicks => view.gutter + (clicks / (makespan * 1.02)) * (view.wide - view.gutter - 14);
+function drawStrip() {
+  const [ink, wide, high] = sized(strip);
+  const shares = loadOf(shown()), each = (across(makespan) - across(0)) / SLOTS;
+  ink.font = SMALL;
+  ink.textBaseline = "middle";
+  ink.fillStyle = palette.muted;
+  ink.fillText("computing", 18, high / 2);
+  ink.fillStyle = palette.task;
+  ink.globalAlpha = 0.55;
+  shares.forEach((share, i) => ink.fillRect(across(0) + i * each, high - 3 - share * (high - 6), each + 0.3, share * (high - 6)));
+  ink.globalAlpha = 1;
+  const left = Math.max(across(view.start), view.gutter), right = Math.min(across(view.end), wide - 1);
+  ink.fillStyle = palette.ink;
+  ink.globalAlpha = 0.12;
+  ink.fillRect(view.gutter, 0, left - view.gutter, high);
+  ink.fillRect(right, 0, wide - right, high);
+  ink.globalAlpha = 1;
+  ink.strokeStyle = palette.ink;
+  ink.strokeRect(left + 0.5, 0.5, Math.max(right - left - 1, 2), high - 1);
+}
+
+// The item under a point of the canvas, or near it if it is small; -1 if there is none.
+function under(px, py) {
+  const y = py + view.top;
+  const row = rows.find(row => !row.memory && y >= row.y && y < row.y + row.high);
+  if (!row || px < view.gutter) return -1;
+  const lane = lanes(row).reduce((best, lane) => (y >= lane.y ? lane : best));
+  const items = lane.times.rows[row.stream], near = clicks(px + 3) - clicks(px);
+  const at = lane.times.first(row.stream, clicks(px) - near), found = [];
+  for (let i = at; i < items.length && lane.times.start[items[i]] <= clicks(px) + near; i++) found.push(items[i]);
+  const off = item => Math.max(lane.times.start[item] - clicks(px), clicks(px) - lane.times.end(item), 0);
+  return found.reduce((best, item) => (best < 0 || off(item) < off(best) ? item : best), -1);
+}

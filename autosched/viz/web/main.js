@@ -1,0 +1,205 @@
+// Mouse and keys, and what redraws when.
+
+const byId = id => document.getElementById(id);
+
+listeners.push(what => {
+  if (what === "selection") {
+    if (one() >= 0 && many && drawing.how === "whole" && !drawing.ofItem.has(one())) drawing.opened = [];
+    if (one() >= 0 && many) drawing.how = "around";
+    if (many && (drawing.how === "around" || !drawing.found)) rebuild(); else say();
+    const node = one() >= 0 ? nodeOf(one()) : undefined;
+    if (node !== undefined) { const box = canvas.getBoundingClientRect(); centre(node, box.width, box.height); }
+    byId("spoken").textContent = one() >= 0 ? `${label(one())}, ${describeShort(one())}` : state.group;
+    if (tab === "facts" || tab === "program") showPanel();
+  }
+  if (what === "mode") { columnsOfGutter = null; showPanel(); showModes(); }
+  byId("towards").disabled = !state.chosen.length;
+  byId("found").textContent = byId("search").value ? found() : "";
+  redraw();
+  drawGraph();
+});
+const found = () => (state.hits.length ? `${state.hit < 0 ? "" : `${state.hit + 1} of `}${state.hits.length.toLocaleString("en")}` : "none");
+
+// ---- commands
+
+function step(by) {
+  if (!state.hits.length) return;
+  state.hit = (state.hit + by + state.hits.length) % state.hits.length;
+  go(state.hits[state.hit]);
+}
+function go(item) { if (item >= 0) { select([item]); reveal([item]); } }
+function back() {
+  const item = one(), waits = item < 0 ? -1 : shown().waitedFor(item);
+  go(waits >= 0 ? waits : before(item)?.[0] ?? -1);
+}
+function onward() {
+  const next = one() < 0 ? [] : behind(one()).filter(item => shown().ran(item));
+  go(next.reduce((best, item) => (best < 0 || shown().start[item] < shown().start[best] ? item : best), -1));
+}
+function neighbour(by) {
+  const row = one() >= 0 ? data.on[one()][0] : 0, items = shown().rows[row];
+  const at = one() >= 0 ? items.indexOf(one()) + by : 0;
+  go(items[Math.min(Math.max(at, 0), items.length - 1)] ?? -1);
+}
+function clear() {
+  if (byId("search").value) { byId("search").value = ""; search(""); }
+  drawing.how = "whole";
+  select([]);
+  if (many) { rebuild(); drawGraph(); }
+}
+function setMode(mode) { state.mode = mode; changed("mode"); }
+function setAround(how) { drawing.how = how; rebuild(); drawGraph(); }
+function setLevels(by) { drawing.levels = Math.min(Math.max(drawing.levels + by, 1), 12); setAround("around"); }
+
+const KEYS = [
+  [["ArrowLeft"], "pan to the left", () => pan(-0.2)],
+  [["ArrowRight"], "pan to the right", () => pan(0.2)],
+  [["ArrowUp"], "scroll rows up", () => pan(0, -60)],
+  [["ArrowDown"], "scroll rows down", () => pan(0, 60)],
+  [["+", "="], "zoom in", () => zoom(0.6)],
+  [["-"], "zoom out", () => zoom(1 / 0.6)],
+  [["0", "Home"], "show all", fit],
+  [["f"], "zoom to the selection", () => reveal(state.chosen, true)],
+  [["/"], "search", () => byId("search").select()],
+  [["Enter"], "next hit of the search", () => step(1)],
+  [["Shift+Enter"], "hit before", () => step(-1)],
+  [["n"], "next task on the same stream", () => neighbour(1)],
+  [["p"], "task before on the same stream", () => neighbour(-1)],
+  [["["], "what the selection waited for", back],
+  [["]"], "the first that needs the selection", onward],
+  [["w"], "the whole graph", () => setAround("whole")],
+  [["a"], "the graph around the selection", () => setAround("around")],
+  [["c"], "outline the critical path, or do not", () => byId("critical").click()],
+  [["Escape"], "clear selection and search", clear],
+  [["?"], "this list", () => byId("help").showModal()],
+];
+if (names.length > 1) {
+  KEYS.splice(-2, 0, [["1"], "predicted times", () => setMode("predicted")], [["2"], "measured times", () => setMode("measured")],
+    [["3"], "both", () => setMode("both")]);
+}
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  const typing = event.target === byId("search"), inText = details.contains(event.target) && event.key.startsWith("Arrow");
+  if (inText || (typing && !["Enter", "Escape"].includes(event.key))) return;
+  if (event.target.tagName === "BUTTON" && event.key === "Enter") return;
+  const key = event.shiftKey && event.key === "Enter" ? "Shift+Enter" : event.key;
+  const bound = KEYS.find(([keys]) => keys.includes(key));
+  if (!bound) return;
+  event.preventDefault();
+  if (typing && key === "Escape") gantt.focus();
+  bound[2]();
+});
+byId("bindings").append(...[
+  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["wheel", "zoom"], ["Shift + wheel", "pan in time"],
+].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
+  ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.join("  "))), make("td", does))));
+
+byId("search").addEventListener("input", event => search(event.target.value));
+byId("critical").addEventListener("change", event => { state.critical = event.target.checked; redraw(); });
+for (const [id, press] of Object.entries({
+  closer: () => zoom(0.6), further: () => zoom(1 / 0.6), fit, towards: () => reveal(state.chosen, true), ask: () => byId("help").showModal(),
+  whole: () => setAround("whole"), around: () => setAround("around"), fewer: () => setLevels(-1), more: () => setLevels(1),
+})) byId(id).addEventListener("click", press);
+
+function showModes() {
+  const modes = names.length > 1 ? [...names, "both"] : [];
+  byId("modes").replaceChildren(...modes.map(mode => {
+    const made = button(mode[0].toUpperCase() + mode.slice(1), () => setMode(mode));
+    made.setAttribute("aria-pressed", String(mode === state.mode));
+    return made;
+  }));
+  byId("legend").replaceChildren(...[["task", phased ? "forward" : "task"], ["backward", "backward"], ["optimizer", "optimizer"], ["copy", "copy"]]
+    .filter(([name]) => kinds.has(name)).map(([name, words]) => {
+      const swatch = make("i");
+      swatch.style.background = name === "copy"
+        ? "repeating-linear-gradient(-45deg, var(--ground) 0 3px, var(--stripe) 3px 5px)" : `var(--${name})`;
+      return make("span", swatch, words);
+    }));
+}
+
+// ---- the mouse: a drag pans, a click selects
+
+function dragged(on, move, click) {
+  on.addEventListener("pointerdown", event => {
+    let last = [event.clientX, event.clientY], far = 0;
+    const moving = e => {
+      far += Math.abs(e.clientX - last[0]) + Math.abs(e.clientY - last[1]);
+      if (far > 3) move(e.clientX - last[0], e.clientY - last[1], e);
+      last = [e.clientX, e.clientY];
+    };
+    const done = e => {
+      window.removeEventListener("pointermove", moving);
+      window.removeEventListener("pointerup", done);
+      if (far <= 3) click?.(e.offsetX, e.offsetY);
+    };
+    window.addEventListener("pointermove", moving);
+    window.addEventListener("pointerup", done);
+  });
+}
+function hovered(on, at) {
+  on.addEventListener("pointermove", event => {
+    const item = event.buttons ? -1 : at(event.offsetX, event.offsetY);
+    on.classList.toggle("over", item >= 0);
+    showTip(item, event);
+  });
+  on.addEventListener("pointerleave", event => showTip(-1, event));
+}
+dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => { const item = under(px, py); select(item < 0 ? [] : [item]); });
+hovered(gantt, under);
+gantt.addEventListener("dblclick", () => reveal(state.chosen, true));
+gantt.addEventListener("wheel", event => {
+  event.preventDefault();
+  if (event.offsetX < view.gutter && !event.ctrlKey) pan(0, event.deltaY);
+  else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / view.wide);
+  else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(event.offsetX));
+}, { passive: false });
+const centreOn = px => { const at = ((px - view.gutter) / (view.wide - view.gutter - 14)) * makespan * 1.02, half = (view.end - view.start) / 2; show(at - half, at + half); };
+dragged(strip, (dx, dy, event) => centreOn(event.clientX - strip.getBoundingClientRect().left), centreOn);
+
+dragged(canvas, (dx, dy) => { drawing.left += dx; drawing.top += dy; drawing.moved = true; drawGraph(); },
+  (px, py) => { const node = nodeUnder(px, py); if (node >= 0) { choose(node); reveal(drawing.how === "around" ? [one()] : state.chosen); } else select([]); });
+hovered(canvas, (px, py) => { const node = nodeUnder(px, py); return node >= 0 && drawing.nodes[node].items.length === 1 ? drawing.nodes[node].items[0] : -1; });
+canvas.addEventListener("dblclick", event => { const node = nodeUnder(event.offsetX, event.offsetY); if (node >= 0) open(node); });
+canvas.addEventListener("wheel", event => { event.preventDefault(); zoomGraph(Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004), event.offsetX, event.offsetY); }, { passive: false });
+dragged(byId("upright"), (dx, dy, event) => document.querySelector("main").style.setProperty("--side", `${Math.max(window.innerWidth - event.clientX, 120)}px`));
+
+// ---- light and dark, sizes, paper
+
+function repaint() { readPalette(); draw(); drawGraph(); }
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+new ResizeObserver(() => { drawing.moved = drawing.moved && !printing; draw(); drawGraph(); }).observe(document.querySelector("main"));
+
+let kept = null;
+window.addEventListener("beforeprint", () => {
+  kept = { start: view.start, end: view.end, top: view.top, moved: drawing.moved };
+  printing = true;
+  document.documentElement.classList.add("light");
+  arrange();
+  Object.assign(view, { start: 0, end: makespan * 1.005, top: 0 });
+  gantt.style.cssText = `flex: none; width: 1000px; height: ${view.full + 4}px`;
+  canvas.style.cssText = `flex: none; width: 1000px; height: ${Math.min(Math.max(drawing.found.ranks * RANK + 30, 200), 620)}px`;
+  drawing.moved = false;
+  repaint();
+});
+window.addEventListener("afterprint", () => {
+  printing = false;
+  document.documentElement.classList.remove("light");
+  gantt.style.cssText = canvas.style.cssText = "";
+  Object.assign(view, { start: kept.start, end: kept.end, top: kept.top });
+  drawing.moved = false;
+  repaint();
+});
+
+// What tests and benchmarks look at.
+window.autosched = {
+  count, data, state, view, drawing, select, search, zoom, fit, reveal, setMode, setAround, label,
+  drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
+};
+
+showModes();
+readPalette();
+rebuild();
+showPanel();
+draw();
+drawGraph();
+window.autosched.readyMs = performance.now();

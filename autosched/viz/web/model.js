@@ -1,0 +1,131 @@
+// What is shown: the page's columns, unpacked, and questions about them. An item is a run or a copy, by its number.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const count = data.name.length;
+const copies = new Map(Object.entries(data.copies).map(([item, ends]) => [Number(item), ends]));
+const views = new Set(data.views);
+const isCopy = item => copies.has(item);
+const device = item => data.streams[data.on[item][0]][0];
+const whole = links => links.map((before, item) => before.map(b => [b, item])).flat();
+
+// Both ways: what comes before each item, and what comes behind it.
+const needs = data.needs, after = data.after;
+const users = Array.from({ length: count }, () => []);
+for (const [before, item] of [...whole(needs), ...whole(after)]) users[before].push(item);
+const before = item => [...needs[item], ...after[item]];
+const behind = item => users[item];
+
+const sums = deltas => { let sum = 0; return deltas.map(d => (sum += d)); };
+
+class Times {
+  // When each item ran; NaN for what did not.
+  constructor(columns) {
+    this.start = new Float64Array(count).fill(NaN);
+    this.seconds = new Float64Array(count).fill(NaN);
+    const starts = sums(columns.start);
+    columns.item.forEach((item, i) => { this.start[item] = starts[i]; this.seconds[item] = columns.seconds[i]; });
+    this.rows = data.streams.map(() => []);
+    for (const item of columns.item) for (const row of data.on[item]) this.rows[row].push(item);
+    this.critical = new Set(columns.critical);
+    this.waits = Array.from({ length: count }, () => []);
+    for (const [a, b] of columns.waits) this.waits[b].push(a);
+    this.arrows = columns.waits;
+    this.pauses = columns.pauses;
+    this.makespan = columns.item.reduce((most, item) => Math.max(most, this.end(item)), 0);
+    this.busy = this.rows.map(row => row.reduce((sum, item) => sum + this.seconds[item], 0));
+  }
+  ran(item) { return !Number.isNaN(this.start[item]); }
+  end(item) { return this.start[item] + this.seconds[item]; }
+  // The place in a row of the first item that ends behind a time.
+  first(row, time) {
+    const items = this.rows[row];
+    let low = 0, high = items.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.end(items[middle]) <= time) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+  // What an item waited for: of all that its streams did or waited for before it, what ended last.
+  waitedFor(item) {
+    if (!this.ran(item)) return -1;
+    const found = [...this.waits[item]];
+    for (const row of data.on[item]) {
+      const items = this.rows[row];
+      let at = this.first(row, this.start[item]);
+      while (at < items.length && items[at] !== item && this.start[items[at]] <= this.start[item]) at++;
+      if (at > 0) found.push(items[at - 1]);
+    }
+    return found.reduce((last, other) => (last < 0 || this.end(other) > this.end(last) ? other : last), -1);
+  }
+}
+
+const times = Object.fromEntries(Object.entries(data.timelines).map(([name, columns]) => [name, new Times(columns)]));
+const names = Object.keys(times);
+const makespan = Math.max(...names.map(name => times[name].makespan), 1);
+
+const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]);
+const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
+const module = item => data.modules[data.module[item]];
+const phase = item => data.phases[data.phase[item]];
+const place = item => (isCopy(item) ? copies.get(item).join(" → ") : device(item));
+const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
+
+// How an item looks: one of the legend's kinds.
+const phased = data.phases.filter(Boolean).length > 1;
+function kind(item) {
+  if (isCopy(item)) return "copy";
+  if (phased && ["backward", "optimizer"].includes(phase(item))) return phase(item);
+  return "task";
+}
+const kinds = new Set(Array.from({ length: count }, (_, item) => kind(item)));
+
+function time(clicks) {
+  const seconds = clicks * data.click;
+  const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
+  const value = seconds / scale;
+  return value === 0 ? "0 us" : `${Math.abs(value) >= 99.95 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3))} ${unit}`;
+}
+
+function bytes(n) {
+  const [scale, unit] = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([s]) => n >= s) ?? [1, "B"];
+  return `${Number((n / scale).toPrecision(3))} ${unit}`;
+}
+
+// Texts come compressed, for they may be longer than all else.
+async function text(name) {
+  const packed = Uint8Array.from(atob(data.texts[name]), c => c.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+}
+
+// What is selected: items, of which one alone has a panel of its own.
+const state = {
+  mode: names.length > 1 ? "both" : names[0], chosen: [], group: "", related: new Map(), hits: [], hit: -1, critical: true,
+};
+const listeners = [];
+const changed = what => listeners.forEach(listener => listener(what));
+const one = () => (state.chosen.length === 1 ? state.chosen[0] : -1);
+const shown = () => times[state.mode === "both" ? "measured" : state.mode];
+
+function select(items, group = "") {
+  state.chosen = items;
+  state.group = group;
+  state.related = new Map();
+  if (items.length === 1) {
+    for (const other of before(items[0])) state.related.set(other, "before");
+    for (const other of behind(items[0])) state.related.set(other, "behind");
+  }
+  for (const item of items) state.related.set(item, "chosen");
+  changed("selection");
+}
+
+function search(words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const fits = item => {
+    const all = `${label(item)}\n${module(item)}\n${phase(item)}\n${streamsOf(item)}\n${source(item)}`.toLowerCase();
+    return wanted.every(word => all.includes(word));
+  };
+  state.hits = wanted.length ? Array.from({ length: count }, (_, item) => item).filter(fits) : [];
+  state.hit = -1;
+  changed("search");
+}

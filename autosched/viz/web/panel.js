@@ -1,0 +1,142 @@
+// The panel below: facts of what is selected, or of the whole; the explanation, the program and the code. Text goes in
+// as text alone, so that no name can be anything else.
+
+const tabs = document.getElementById("tabs"), details = document.getElementById("details");
+const LISTED = 40;
+let tab = "facts";
+const texts = new Map();
+
+function make(tag, ...children) {
+  const made = document.createElement(tag);
+  made.append(...children);
+  return made;
+}
+function button(words, press) {
+  const made = make("button", words);
+  made.type = "button";
+  made.addEventListener("click", press);
+  return made;
+}
+function table(head, lines) {
+  const cell = tag => (words, i) => {
+    const made = make(tag, words);
+    if (head && i > 0 && typeof words === "string" && /^[\d.,]|^$/.test(words)) made.className = "n";
+    return made;
+  };
+  const made = make("table", ...lines.map(line => make("tr", ...line.map(cell("td")))));
+  if (head) made.prepend(make("tr", ...head.map((words, i) => { const th = make("th", words); if (i) th.className = "n"; return th; })));
+  return made;
+}
+const facts = lines => make("table", ...lines.filter(([, words]) => words).map(([name, words]) => make("tr", make("th", name), make("td", words))));
+const goto = item => button(label(item), () => { select([item]); reveal([item]); });
+function list(title, items) {
+  const part = make("div", make("h3", `${title} (${items.length})`));
+  const shownItems = items.slice(0, LISTED).map(item => make("li", goto(item), make("span", ` ${describeShort(item)}`)));
+  for (const li of shownItems) li.lastChild.className = "muted";
+  part.append(make("ul", ...shownItems));
+  if (items.length > LISTED) part.append(make("p", `and ${(items.length - LISTED).toLocaleString("en")} more`));
+  return part;
+}
+const describeShort = item => `${place(item)}${shown().ran(item) ? `, ${time(shown().seconds[item])}` : ""}`;
+
+function waiting(item) {
+  const t = shown(), last = t.waitedFor(item);
+  if (last < 0) return ["nothing: it is the first on its stream"];
+  const shared = data.on[item].some(row => data.on[last].includes(row));
+  const why = before(item).includes(last) ? "which it needs" : shared ? "its stream was busy with that" : "as an event says";
+  const gap = t.start[item] - t.end(last);
+  return [goto(last), `, ${why}` + (gap > (t.makespan || 1) * 1e-6 ? `; began ${time(gap)} behind its end` : "")];
+}
+function ran(item) {
+  return names.map(name => {
+    const t = times[name];
+    if (!t.ran(item)) return [name, "did not run"];
+    return [names.length > 1 ? name : "when", `${time(t.start[item])} to ${time(t.end(item))}, takes ${time(t.seconds[item])}`];
+  });
+}
+
+function showFacts() {
+  if (one() >= 0) return showItem(one());
+  if (state.chosen.length) return showGroup();
+  return showAll();
+}
+
+function showItem(item) {
+  const wait = make("span", ...waiting(item));
+  details.append(make("h2", label(item)));
+  const left = make("div", facts([
+    ["module", module(item)], ["phase", phase(item)],
+    [isCopy(item) ? "from, to" : "device", place(item)], ["stream", streamsOf(item)],
+    ...ran(item), ["waited for", wait], ["source", source(item)],
+    ["critical path", shown().critical.has(item) ? "yes: if it were longer, so would the whole be" : ""],
+  ]));
+  const parts = [left];
+  if (needs[item].length) parts.push(list("Needs", needs[item]));
+  if (after[item].length) parts.push(list("Comes after", after[item]));
+  if (users[item].length) parts.push(list("Is needed by", users[item]));
+  const columns = make("div", ...parts);
+  columns.className = "columns";
+  details.append(columns);
+}
+
+function showGroup() {
+  const items = state.chosen, total = items.reduce((sum, item) => sum + (shown().ran(item) ? shown().seconds[item] : 0), 0);
+  details.append(make("h2", state.group), make("p", `${items.length} tasks, ${time(total)} in all. Double-click it in the graph to look inside.`));
+  details.append(list("The longest", [...items].sort((a, b) => shown().seconds[b] - shown().seconds[a])));
+}
+
+function showAll() {
+  const t = shown(), tasks = row => t.rows[row].filter(item => !isCopy(item)).length;
+  const lines = data.streams.map((stream, row) => [
+    stream.join("/"), time(t.busy[row]), time(Math.max(t.makespan - t.busy[row], 0)),
+    `${Math.round((100 * t.busy[row]) / (t.makespan || 1))}%`, String(tasks(row)), String(t.rows[row].length - tasks(row)),
+  ]);
+  const longest = runs.filter(item => t.ran(item)).sort((a, b) => t.seconds[b] - t.seconds[a]).slice(0, 12);
+  const columns = make("div",
+    make("div", make("h3", "Streams"), table(["", "busy", "idle", "share", "tasks", "copies"], lines)),
+    list("The longest tasks", longest));
+  columns.className = "columns";
+  details.append(columns);
+}
+
+async function showText(name) {
+  if (!texts.has(name)) texts.set(name, await text(name));
+  if (tab !== name) return;
+  const pre = make("pre", texts.get(name));
+  details.replaceChildren(pre);
+  if (name === "program" && one() >= 0) {
+    const mark = make("mark"), at = data.line[one()] * 18;
+    mark.style.top = `${at}px`;
+    pre.append(mark);
+    details.scrollTop = at - details.clientHeight / 2;
+  }
+}
+
+const TABS = { facts: "Selection", explanation: "Explanation", program: "Program", code: "Code" };
+function showPanel() {
+  tabs.replaceChildren(...Object.keys(TABS).filter(name => name === "facts" || name in data.texts).map(name => {
+    const words = name === "facts" && !state.chosen.length ? "Overview" : TABS[name];
+    const made = button(words, () => { tab = name; showPanel(); });
+    made.setAttribute("role", "tab");
+    made.setAttribute("aria-selected", String(tab === name));
+    return made;
+  }));
+  if (tab !== "facts") return void showText(tab);
+  details.replaceChildren();
+  details.scrollTop = 0;
+  showFacts();
+}
+
+function showTip(item, event) {
+  const tip = document.getElementById("tip");
+  tip.hidden = item < 0;
+  if (item < 0) return;
+  const last = shown().waitedFor(item), extra = [module(item), phase(item)].filter(Boolean).join(", ");
+  tip.replaceChildren(make("b", label(item)), facts([
+    ["", extra], [isCopy(item) ? "copy" : "on", isCopy(item) ? place(item) : streamsOf(item)], ...ran(item),
+    ["waited for", last < 0 ? "" : label(last)], ["source", source(item)],
+  ]));
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - box.width - 8)}px`;
+  tip.style.top = `${event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+}
