@@ -213,8 +213,8 @@ class Schedule:
         except (MachineError, ScheduleError):  # for a graph without functions there is none
             code = ""
         explanation = ""
-        texts = {"title": title, "explanation": explanation, "code": code}
-        write(path, page_html(self.graph, self.program, self.simulate(), measured, **texts))
+        timelines = self.simulate(), measured
+        write(path, page_html(self.graph, self.program, *timelines, title=title, explanation=explanation, code=code))
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""

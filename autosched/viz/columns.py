@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from autosched.graph import Graph, Task
+from autosched.graph import Graph
 from autosched.program import Copy, Program, Run, Stream, occupied
+from autosched.task import Origin, Task
 from autosched.timeline import Timeline
 from autosched.viz.paint import natural
 
 __all__ = ["Steps", "columns"]
 
 STEPS = 600  # at most so many of a device's bytes over time: more than a row has pixels to show
-DIGITS = 9  # of the longest time, so that a click of the clock is far below a pixel at any zoom that helps
+DIGITS = 8  # of the longest time, so that a click of the clock is far below a pixel at any zoom that helps
 
 Steps = Sequence[tuple[float, float]]  # (seconds, bytes from then on)
 
@@ -32,7 +33,8 @@ def columns(
 ) -> dict[str, Any]:
     """Return all that the page knows of a schedule and its timelines, as JSON takes it; times are whole clicks.
 
-    ``needs`` are the items that an item takes data from, ``after`` those that it only comes behind.
+    ``needs`` are the items that an item takes data from, ``after`` those that it only comes behind; like ``waits``,
+    they say how many items back: small numbers take few bytes when they are compressed.
 
     >>> from autosched.timeline import Span
     >>> graph, program = Graph(), Program.parse("cpu/compute run add")
@@ -40,29 +42,37 @@ def columns(
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))
     >>> found = columns(graph, program, {"predicted": timeline}, {})
     >>> found["name"], found["streams"], found["timelines"]["predicted"]["seconds"], found["click"]
-    (['add'], [['cpu', 'compute']], [200000000], 1e-08)
+    (['add'], [['cpu', 'compute']], [20000000], 1e-07)
     """
-    items = [(i, instruction) for i, instruction in enumerate(program) if isinstance(instruction, (Run, Copy))]
-    place = {position: item for item, (position, _) in enumerate(items)}
+    positions = [i for i, instruction in enumerate(program) if isinstance(instruction, (Run, Copy))]
+    items = [item for item in program if isinstance(item, (Run, Copy))]
+    place = {position: item for item, position in enumerate(positions)}
     streams = sorted(program.streams, key=_stream_order)
     number = {stream: i for i, stream in enumerate(streams)}
+    on = [[number[stream] for stream in occupied(item)] for item in items]
     click = _click(max((timeline.makespan for timeline in timelines.values()), default=0.0))
-    needs, after = _links(graph, [instruction for _, instruction in items])
-    tasks = [graph.task(item.task) if isinstance(item, Run) else None for _, item in items]
+    needs, after = _links(graph, items)
+    tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
     return {
         "click": click,
         "streams": [list(stream) for stream in streams],
-        "name": [item.task if isinstance(item, Run) else item.value for _, item in items],
-        "on": [[number[stream] for stream in occupied(item)] for _, item in items],
-        "copies": {i: [c.source, c.destination] for i, (_, c) in enumerate(items) if isinstance(c, Copy)},
+        "name": [item.task if isinstance(item, Run) else item.value for item in items],
+        "on": on,
+        **_words(
+            "way", [f"{item.source} \u2192 {item.destination}" if isinstance(item, Copy) else "" for item in items]
+        ),
         "views": [i for i, task in enumerate(tasks) if task is not None and task.view],
-        "line": [len(program.inputs) + i for i, _ in items],
+        "line": [b - a for a, b in itertools.pairwise([-len(program.inputs), *positions])],
         "needs": needs,
         "after": after,
         **_origins(tasks),
-        "timelines": {name: _times(timeline, place, click) for name, timeline in timelines.items()},
+        "timelines": {name: _times(timeline, place, on, click) for name, timeline in timelines.items()},
         "memory": {device: _thinned(steps, click) for device, steps in memory.items() if steps},
     }
+
+
+def _way(item: Run | Copy) -> str:
+    return f"{item.source} \u2192 {item.destination}" if isinstance(item, Copy) else ""
 
 
 def _stream_order(stream: Stream) -> tuple[Any, ...]:
@@ -75,28 +85,32 @@ def _click(makespan: float) -> float:
 
 
 def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return what each item takes data from, copies before the tasks behind them, and what it only comes behind."""
+    """Return how far back lies what each item takes data from, and what it only comes behind.
+
+    Data that was copied comes from the copy, and not as well from the task whose result that is.
+    """
     ran = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
+    left = {use: ran[task.name] for task in graph.tasks if task.name in ran for use in _left(task)}
     copied: dict[tuple[int, int, str], int] = {}
-    left = {use: task.name for task in graph.tasks for use in _left(task)}
     needs: list[list[int]] = []
     after: list[list[int]] = []
     for i, item in enumerate(items):
-        found, behind = [], []
+        behind: list[int] = []
         if isinstance(item, Run):
             task, device = graph.task(item.task), item.stream.device
-            found += [copied[*use, device] for use in task.reads if (*use, device) in copied]
+            found = [copied[*use, device] for use in task.reads if (*use, device) in copied]
+            through = {copy - back for copy in found for back in needs[copy]}
             for dependency in task.dependencies:
                 before = ran.get(graph.tasks[dependency.task].name)
-                if before is not None:
+                if before is not None and not (dependency.kind == "data" and before in through):
                     (found if dependency.kind == "data" else behind).append(before)
         else:
-            value = graph.value(item.value).index
-            maker = ran.get(left.get((value, item.version), ""))
-            found += [at for at in (copied.get((value, item.version, item.source)), maker) if at is not None][:1]
-            copied[value, item.version, item.destination] = i
-        needs.append(list(dict.fromkeys(found)))
-        after.append([before for before in dict.fromkeys(behind) if before not in found])
+            use = graph.value(item.value).index, item.version
+            made = copied.get((*use, item.source), left.get(use))
+            found = [made] if made is not None else []
+            copied[*use, item.destination] = i
+        needs.append([i - before for before in dict.fromkeys(found)])
+        after.append([i - before for before in dict.fromkeys(behind) if before not in found])
     return needs, after
 
 
@@ -108,31 +122,43 @@ def _left(task: Task) -> Iterator[tuple[int, int]]:
 
 
 def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
-    """Return where items come from; a copy has the origin of nothing. Paths are cut: the rest is the user's affair."""
-    origins = [task.origin if task is not None else None for task in tasks]
-    found: dict[str, Any] = {"row": [origin.where[1] if origin else 0 for origin in origins]}
-    for name, words in {
-        "module": [origin.module if origin else "" for origin in origins],
-        "phase": [origin.phase if origin else "" for origin in origins],
-        "file": ["/".join(PurePath(origin.where[0]).parts[-2:]) if origin else "" for origin in origins],
-    }.items():
-        table = list(dict.fromkeys(["", *words]))
-        number = {word: i for i, word in enumerate(table)}
-        found[name] = [number[word] for word in words]
-        found[f"{name}s"] = table
-    return found
-
-
-def _times(timeline: Timeline, place: Mapping[int, int], click: float) -> dict[str, Any]:
-    """Return start, each counted from the one before, and duration of each item that ran, by ``item``."""
-    spans = [span for span in timeline.spans if span.instruction in place]
-    clicks = [round(span.start / click) for span in spans]
+    """Return where tasks come from. Paths are cut to two parts: the rest is the user's own affair."""
+    origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
     return {
-        "item": [place[span.instruction] for span in spans],
-        "start": [b - a for a, b in itertools.pairwise([0, *clicks])],
-        "seconds": [max(round(span.end / click) - at, 0) for span, at in zip(spans, clicks, strict=True)],
-        "critical": [place[span.instruction] for span in timeline.critical_path() if span.instruction in place],
-        "waits": [[place[timeline.spans[end].instruction] for end in arrow] for arrow in timeline.arrows],
+        "row": [origin.where[1] for origin in origins],
+        **_words("file", ["/".join(PurePath(origin.where[0]).parts[-2:]) for origin in origins]),
+        **_words("module", [origin.module for origin in origins]),
+        **_words("phase", [origin.phase for origin in origins]),
+    }
+
+
+def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return a table of the words that occur, the empty one first, and for each item its word's number there."""
+    table = list(dict.fromkeys(["", *words]))
+    number = {word: i for i, word in enumerate(table)}
+    return {name: [number[word] for word in words], f"{name}s": table}
+
+
+def _times(timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[int]], click: float) -> dict[str, Any]:
+    """Return when items ran, ``idle`` behind the end of the one before on their first stream; None for what did not."""
+    found = {items[span.instruction]: span for span in timeline.spans if span.instruction in items}
+    idle: list[int | None] = [None] * len(items)
+    seconds: list[int] = [0] * len(items)
+    ended: dict[int, int] = {}
+    for item, streams in enumerate(on):
+        if item in found:
+            start, end = round(found[item].start / click), round(found[item].end / click)
+            idle[item], seconds[item] = start - ended.get(streams[0], 0), end - start
+            ended |= dict.fromkeys(streams, end)
+    waits: list[list[int]] = [[] for _ in items]
+    for a, b in timeline.arrows:
+        before, item = (items[timeline.spans[end].instruction] for end in (a, b))
+        waits[item].append(item - before)
+    return {
+        "idle": idle,
+        "seconds": seconds,
+        "waits": waits,
+        "critical": sorted(items[span.instruction] for span in timeline.critical_path()),
         "pauses": [[round(start / click), round((end - start) / click)] for start, end in timeline.pauses],
     }
 
@@ -141,8 +167,5 @@ def _thinned(steps: Steps, click: float) -> dict[str, list[int]]:
     """Return at most ``STEPS`` steps, each the highest of those it stands for."""
     size = -(-len(steps) // STEPS)
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    clicks = [round(group[0][0] / click) for group in groups]
-    return {
-        "start": [b - a for a, b in itertools.pairwise([0, *clicks])],
-        "nbytes": [round(max(held for _, held in group)) for group in groups],
-    }
+    nbytes = [round(max(held for _, held in group)) for group in groups]
+    return {"start": [round(group[0][0] / click) for group in groups], "nbytes": nbytes}

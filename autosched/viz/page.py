@@ -1,7 +1,7 @@
 """The schedule as one page of HTML that opens from the file system: chart, graph and texts, linked, in any browser.
 
-What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into the page whole, so that
-it asks nobody for anything, which its own policy forbids. Decides nothing about schedules.
+What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into the page whole: it
+asks nobody for anything, which its own policy forbids. Decides nothing about schedules.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from autosched.viz.paint import escape, summary
 
 __all__ = ["page_html"]
 
+LINES = 6000  # of each text
 SCRIPTS = ("model.js", "gantt.js", "layers.js", "graph.js", "panel.js", "main.js")
 
 
@@ -50,27 +51,26 @@ def page_html(
     """
     timelines = {"predicted": predicted} | ({"measured": measured} if measured is not None else {})
     data = columns(graph, program, timelines, memory or {})
-    data["texts"] = {
-        name: _packed(text)
-        for name, text in {"explanation": explanation, "program": str(program), "code": code}.items()
-        if text
-    }
+    texts = {"explanation": explanation, "program": str(program), "code": code}
+    data["texts"] = {name: _cut(text, name) for name, text in texts.items() if text}
     folder = files("autosched.viz") / "web"
     parts = {
         "title": escape(title or graph.name),
         "summary": escape("; ".join(f"{name} {summary(timeline)}" for name, timeline in timelines.items())),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
-        "data": _json(data),
+        "data": _packed(data),
     }
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(parts)
 
 
-def _packed(text: str) -> str:
-    """Compress a text, which may be longer than all else; browsers can undo it."""
-    return base64.b64encode(zlib.compress(text.encode(errors="replace"), 9)).decode()
+def _cut(text: str, name: str) -> str:
+    """Return the beginning of a text: of ten thousand tasks no one reads all in a page."""
+    lines = text.split("\n")
+    rest = len(lines) - LINES
+    return text if rest <= 0 else "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
 
 
-def _json(data: object) -> str:
-    """Return JSON that can stand in a script element: no name in it can end that."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+def _packed(data: object) -> str:
+    """Return JSON, compressed, in letters that end no element; browsers can undo it."""
+    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()

@@ -1,6 +1,6 @@
 // The chart: a row per stream, one canvas, drawn anew whenever something changes. Only what can be seen is drawn.
 
-const PITCH = 28, BOTH = 40, GAP = 9, AXIS = 26, CLOSE = 0.4, NARROW = 36, MEMORY = 30;
+const GAP = 10, AXIS = 26, CLOSE = 0.4, NARROW = 36;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 const SMALL = FONT.replace("12px", "10.5px");
 
@@ -61,13 +61,17 @@ data.streams.forEach(([name], row) => {
   rows.push({ stream: row, device: name, first: row === 0 || data.streams[row - 1][0] !== name });
   if (last && data.memory[name]) rows.push({ memory: data.memory[name], device: name });
 });
+// As high as there is room for, within reason.
 function arrange() {
+  const devices = new Set(rows.map(row => row.device)).size, both = state.mode === "both";
+  const room = ((printing ? 600 : view.high) - AXIS - 16 - devices * GAP) / rows.length;
+  const pitch = Math.floor(Math.min(Math.max(room, both ? 34 : 20), both ? 56 : 40));
   let y = AXIS + 8;
   rows.forEach((row, i) => {
     if (i && row.device !== rows[i - 1].device) y += GAP;
     row.y = y;
-    row.high = row.memory ? MEMORY - 6 : state.mode === "both" ? BOTH - 6 : PITCH - 6;
-    y += row.high + 6;
+    row.high = pitch - 6;
+    y += pitch;
   });
   view.full = y + 6;
 }
@@ -218,57 +222,64 @@ function drawAxis(ink) {
   ink.textAlign = "left";
 }
 
-// Boxes of one look are one path, so that ten thousand of them are a few calls.
+// Boxes are drawn look by look. Where many are narrower than a pixel, those that touch become one.
 function drawBoxes(ink, seen) {
   const looks = new Map(), labels = [], outlined = [], marked = [];
-  const faded = state.chosen.length > 0 || state.hits.length > 0;
-  const hits = new Set(state.hits);
+  const hits = new Set(state.hits), faded = state.chosen.length > 0 || hits.size > 0;
   const inMark = item => (state.chosen.length ? state.related.has(item) : hits.has(item));
   for (const row of seen) {
     if (row.memory) { drawMemory(ink, row); continue; }
     for (const lane of lanes(row)) {
-      const items = lane.times.rows[row.stream];
-      let drawn = -Infinity;
-      for (let at = lane.times.first(row.stream, view.start); at < items.length; at++) {
-        const item = items[at], left = x(lane.times.start[item]);
+      const { times: t, y, high } = lane, items = t.rows[row.stream];
+      let last = null;
+      for (let at = t.first(row.stream, view.start); at < items.length; at++) {
+        const item = items[at], left = x(t.start[item]);
         if (left > view.wide) break;
-        const right = x(lane.times.end(item)), important = faded && inMark(item);
-        if (right - drawn < CLOSE && !important) continue;
-        drawn = Math.max(drawn, right);
-        const box = [left, lane.y, Math.max(right - left - (right - left > 3 ? 1 : 0), CLOSE), lane.high];
-        const name = `${kind(item)} ${views.has(item) || lane.hollow ? "hollow" : "full"} ${faded && !important ? "faded" : ""}`;
-        if (!looks.has(name)) looks.set(name, [item, new Path2D(), faded && !important, views.has(item) || lane.hollow]);
-        looks.get(name)[1].rect(...box);
         view.boxes++;
-        if (state.critical && lane.times.critical.has(item)) outlined.push([...box, faded && !important]);
-        if (important) marked.push([item, ...box]);
-        if (box[2] > NARROW && lane.high > 11) labels.push([item, box, faded && !important, lane.hollow || views.has(item)]);
+        const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
+        const hollow = lane.hollow || views.has(item), narrow = right - left < 1.5;
+        const critical = state.critical && t.critical.has(item), name = `${kind(item)}${hollow}${pale}`;
+        if (!looks.has(name)) looks.set(name, { fill: fill(kind(item)), edge: isCopy(item) ? palette.stripe : palette[kind(item)], hollow, pale, boxes: [] });
+        const touches = last !== null && narrow && last.narrow && left - last.right < CLOSE;
+        if (touches && last.name === name && !important) {
+          last.box[2] = Math.max(right - last.box[0], CLOSE);
+          last.right = right;
+        } else {
+          const box = [left, y, Math.max(right - left - (right - left > 3 ? 1 : 0), CLOSE), high];
+          looks.get(name).boxes.push(box);
+          last = { name, narrow, box, right };
+          if (important) marked.push([item, ...box]);
+        }
+        if (critical) outlined.push([left, y, Math.max(right - left, CLOSE), high, pale]);
+        if (right - left > NARROW && high > 11) labels.push([item, last.box, pale, hollow]);
       }
     }
   }
-  for (const [item, path, pale, hollow] of looks.values()) {
-    ink.globalAlpha = pale ? 0.3 : 1;
-    ink.fillStyle = fill(kind(item));
-    if (hollow) {
-      ink.globalAlpha *= 0.45;
-      ink.fill(path);
-      ink.globalAlpha /= 0.45;
-      ink.strokeStyle = isCopy(item) ? palette.stripe : palette[kind(item)];
-      ink.lineWidth = 1;
-      ink.stroke(path);
-    } else ink.fill(path);
-  }
+  for (const look of looks.values()) drawLook(ink, look);
   drawOutlines(ink, outlined, marked);
   drawLabels(ink, labels);
   drawPauses(ink, seen);
 }
 
+function drawLook(ink, { fill, edge, hollow, pale, boxes }) {
+  ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1);
+  ink.fillStyle = fill;
+  for (const box of boxes) ink.fillRect(...box);
+  if (!hollow) return;
+  ink.globalAlpha = pale ? 0.3 : 1;
+  ink.strokeStyle = edge;
+  ink.lineWidth = 1;
+  for (const box of boxes) ink.strokeRect(...box);
+}
+
+// The critical path; where boxes are narrow, as a line above and one below, or there would be nothing but outlines.
 function drawOutlines(ink, outlined, marked) {
-  ink.strokeStyle = palette.ink;
+  ink.strokeStyle = ink.fillStyle = palette.ink;
+  ink.lineWidth = 2;
   for (const [left, y, wide, high, pale] of outlined) {
     ink.globalAlpha = pale ? 0.35 : 1;
-    ink.lineWidth = wide > 4 ? 2 : 0.7;
-    ink.strokeRect(left + (wide > 4 ? 1 : 0), y + 1, Math.max(wide - (wide > 4 ? 2 : 0), 0), high - 2);
+    if (wide > 5) ink.strokeRect(left + 1, y + 1, wide - 3, high - 2);
+    else for (const edge of [y - 1, y + high - 1]) ink.fillRect(left, edge, wide, 2);
   }
   ink.globalAlpha = 1;
   for (const [item, left, y, wide, high] of marked) {
@@ -288,20 +299,20 @@ function drawLabels(ink, labels) {
     if (!words) continue;
     const at = from + (room + 8 - width(ink, words)) / 2;
     ink.globalAlpha = pale ? 0.5 : 1;
-    if (isCopy(item) && !hollow) {
+    if (isCopy(item) && !hollow && !pale) {
       ink.strokeStyle = palette.ground;
       ink.lineWidth = 3;
       ink.lineJoin = "round";
       ink.strokeText(words, at, y + high / 2 + 0.5);
       ink.fillStyle = "#1f2328";
-    } else ink.fillStyle = hollow ? palette.ink : palette["on-task"];
+    } else ink.fillStyle = hollow || pale ? palette.ink : palette["on-task"];
     ink.fillText(words, at, y + high / 2 + 0.5);
   }
   ink.globalAlpha = 1;
 }
 
 function drawMemory(ink, row) {
-  const starts = sums(row.memory.start), held = row.memory.nbytes, most = Math.max(...held, 1);
+  const starts = row.memory.start, held = row.memory.nbytes, most = Math.max(...held, 1);
   const y = n => row.y + row.high - (n / most) * row.high;
   ink.beginPath();
   ink.moveTo(x(starts[0]), y(0));
@@ -329,8 +340,12 @@ function drawPauses(ink, seen) {
 function drawArrows(ink) {
   const t = shown(), item = one();
   if (item >= 0) {
-    for (const other of before(item)) arrow(ink, t, other, item, palette.before, 1.8, after[item].includes(other));
-    for (const other of behind(item)) arrow(ink, t, item, other, palette.behind, 1.8, after[other].includes(item));
+    for (const to of [item, ...through(item, before).filter(isCopy)]) {
+      for (const from of before(to)) arrow(ink, t, from, to, palette.before, 1.8, after[to].includes(from));
+    }
+    for (const from of [item, ...through(item, behind).filter(isCopy)]) {
+      for (const to of behind(from)) arrow(ink, t, from, to, palette.behind, 1.8, after[to].includes(from));
+    }
   } else if (!state.chosen.length && !state.hits.length && view.boxes < 250) {
     ink.globalAlpha = Math.min(Math.max(60 / (t.arrows.length || 1), 0.25), 0.6);
     for (const [a, b] of t.arrows) arrow(ink, t, a, b, palette.muted, 1, false);

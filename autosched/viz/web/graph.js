@@ -1,13 +1,13 @@
 // The graph beside the chart. Few tasks are drawn one by one, many as scopes that can be opened, or as what is around
 // the selection. Copies are no nodes: a thick arrow says that data moves.
 
-const MOST = 160, SCOPES = 70, AROUND = 60, RANK = 58, NODE = 32;
+const MOST = 90, SCOPES = 48, AROUND = 60, RANK = 58, NODE = 32;
 
 const canvas = document.getElementById("graph");
 const runs = Array.from({ length: count }, (_, item) => item).filter(item => !isCopy(item));
 const many = runs.length > MOST;
-const tasksBefore = item => needs[item].flatMap(other => (isCopy(other) ? needs[other] : [other])).filter(o => !isCopy(o));
-const tasksBehind = item => users[item].flatMap(other => (isCopy(other) ? users[other] : [other])).filter(o => !isCopy(o));
+const tasksBefore = item => through(item, other => needs[other]).filter(other => !isCopy(other));
+const tasksBehind = item => through(item, behind).filter(other => !isCopy(other));
 
 const drawing = { nodes: [], edges: [], found: null, scale: 1, left: 0, top: 0, levels: 2, how: "whole", opened: [], moved: false };
 
@@ -82,7 +82,7 @@ function rebuild() {
     for (const other of tasksBefore(item)) link(other, item, device(other) === device(item) ? "data" : "move");
     if (!many || near) for (const other of after[item]) link(other, item, "after");
   }
-  drawing.edges = [...edges.values()];
+  drawing.edges = thickest([...edges.values()]);
   const ink = canvas.getContext("2d");
   ink.font = FONT;
   for (const n of drawing.nodes) {
@@ -94,6 +94,15 @@ function rebuild() {
   drawing.ofItem = node;
   drawing.moved = false;
   say();
+}
+
+// Of the arrows between parts that are folded, those that stand for most: too many would hide each other.
+function thickest(edges) {
+  if (edges.length <= 2.5 * drawing.nodes.length || drawing.nodes.every(node => node.items.length === 1)) return edges;
+  const into = new Map();
+  for (const edge of edges) into.set(edge.to, [...(into.get(edge.to) ?? []), edge]);
+  const kept = new Set([...into.values()].flatMap(mine => mine.sort((a, b) => b.count - a.count).slice(0, 2)));
+  return edges.filter(edge => kept.has(edge));
 }
 
 function say() {
@@ -115,7 +124,7 @@ const spot = i => [drawing.left + drawing.found.x[i] * drawing.scale, drawing.to
 function fitGraph(wide, high) {
   const { found } = drawing, full = found.ranks * RANK;
   drawing.scale = Math.min(1, (wide - 30) / Math.max(found.width, 1), (high - 24) / Math.max(full, 1));
-  if (!printing) drawing.scale = Math.max(drawing.scale, 0.28);
+  if (!printing) drawing.scale = Math.max(drawing.scale, 0.3);
   drawing.left = Math.max((wide - found.width * drawing.scale) / 2, 15);
   drawing.top = Math.max((high - full * drawing.scale) / 2, 12);
   const chosen = [...new Set(state.chosen.map(nodeOf))].find(node => node !== undefined);

@@ -1,37 +1,45 @@
 // What is shown: the page's columns, unpacked, and questions about them. An item is a run or a copy, by its number.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const packed = Uint8Array.from(atob(document.getElementById("data").textContent), letter => letter.charCodeAt(0));
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+const data = JSON.parse(await new Response(unpacked).text());
+
 const count = data.name.length;
-const copies = new Map(Object.entries(data.copies).map(([item, ends]) => [Number(item), ends]));
 const views = new Set(data.views);
-const isCopy = item => copies.has(item);
+const isCopy = item => data.way[item] > 0;
 const device = item => data.streams[data.on[item][0]][0];
-const whole = links => links.map((before, item) => before.map(b => [b, item])).flat();
+const absolute = links => links.map((back, item) => back.map(far => item - far));
+let lines = 0;
+const lineOf = data.line.map(further => (lines += further));
 
 // Both ways: what comes before each item, and what comes behind it.
-const needs = data.needs, after = data.after;
+const needs = absolute(data.needs), after = absolute(data.after);
 const users = Array.from({ length: count }, () => []);
-for (const [before, item] of [...whole(needs), ...whole(after)]) users[before].push(item);
+for (let item = 0; item < count; item++) for (const other of [...needs[item], ...after[item]]) users[other].push(item);
 const before = item => [...needs[item], ...after[item]];
 const behind = item => users[item];
-
-const sums = deltas => { let sum = 0; return deltas.map(d => (sum += d)); };
+// The same with the tasks at the other ends of copies.
+const through = (item, next) => next(item).flatMap(other => (isCopy(other) ? [other, ...through(other, next)] : [other]));
 
 class Times {
   // When each item ran; NaN for what did not.
   constructor(columns) {
     this.start = new Float64Array(count).fill(NaN);
-    this.seconds = new Float64Array(count).fill(NaN);
-    const starts = sums(columns.start);
-    columns.item.forEach((item, i) => { this.start[item] = starts[i]; this.seconds[item] = columns.seconds[i]; });
+    this.seconds = Float64Array.from(columns.seconds);
     this.rows = data.streams.map(() => []);
-    for (const item of columns.item) for (const row of data.on[item]) this.rows[row].push(item);
+    const ended = data.streams.map(() => 0);
+    columns.idle.forEach((idle, item) => {
+      if (idle === null) return;
+      this.start[item] = ended[data.on[item][0]] + idle;
+      for (const row of data.on[item]) { this.rows[row].push(item); ended[row] = this.end(item); }
+    });
+    for (const row of this.rows) row.sort((a, b) => this.start[a] - this.start[b] || a - b);
     this.critical = new Set(columns.critical);
-    this.waits = Array.from({ length: count }, () => []);
-    for (const [a, b] of columns.waits) this.waits[b].push(a);
-    this.arrows = columns.waits;
+    this.waits = absolute(columns.waits);
+    this.arrows = this.waits.flatMap((others, item) => others.map(other => [other, item]));
     this.pauses = columns.pauses;
-    this.makespan = columns.item.reduce((most, item) => Math.max(most, this.end(item)), 0);
+    const all = this.rows.flat();
+    this.makespan = all.reduce((most, item) => Math.max(most, this.end(item)), 0);
     this.busy = this.rows.map(row => row.reduce((sum, item) => sum + this.seconds[item], 0));
   }
   ran(item) { return !Number.isNaN(this.start[item]); }
@@ -68,7 +76,7 @@ const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item
 const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
 const module = item => data.modules[data.module[item]];
 const phase = item => data.phases[data.phase[item]];
-const place = item => (isCopy(item) ? copies.get(item).join(" → ") : device(item));
+const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
 
 // How an item looks: one of the legend's kinds.
@@ -92,12 +100,6 @@ function bytes(n) {
   return `${Number((n / scale).toPrecision(3))} ${unit}`;
 }
 
-// Texts come compressed, for they may be longer than all else.
-async function text(name) {
-  const packed = Uint8Array.from(atob(data.texts[name]), c => c.charCodeAt(0));
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
-}
-
 // What is selected: items, of which one alone has a panel of its own.
 const state = {
   mode: names.length > 1 ? "both" : names[0], chosen: [], group: "", related: new Map(), hits: [], hit: -1, critical: true,
@@ -112,8 +114,8 @@ function select(items, group = "") {
   state.group = group;
   state.related = new Map();
   if (items.length === 1) {
-    for (const other of before(items[0])) state.related.set(other, "before");
-    for (const other of behind(items[0])) state.related.set(other, "behind");
+    for (const other of through(items[0], before)) state.related.set(other, "before");
+    for (const other of through(items[0], behind)) state.related.set(other, "behind");
   }
   for (const item of items) state.related.set(item, "chosen");
   changed("selection");

@@ -4,7 +4,6 @@
 const tabs = document.getElementById("tabs"), details = document.getElementById("details");
 const LISTED = 40;
 let tab = "facts";
-const texts = new Map();
 
 function make(tag, ...children) {
   const made = document.createElement(tag);
@@ -99,13 +98,11 @@ function showAll() {
   details.append(columns);
 }
 
-async function showText(name) {
-  if (!texts.has(name)) texts.set(name, await text(name));
-  if (tab !== name) return;
-  const pre = make("pre", texts.get(name));
+function showText(name) {
+  const pre = make("pre", data.texts[name]);
   details.replaceChildren(pre);
-  if (name === "program" && one() >= 0) {
-    const mark = make("mark"), at = data.line[one()] * 18;
+  if (name === "program" && lineOf[one()] < data.texts.program.split("\n").length) {
+    const mark = make("mark"), at = lineOf[one()] * 18;
     mark.style.top = `${at}px`;
     pre.append(mark);
     details.scrollTop = at - details.clientHeight / 2;
@@ -121,7 +118,7 @@ function showPanel() {
     made.setAttribute("aria-selected", String(tab === name));
     return made;
   }));
-  if (tab !== "facts") return void showText(tab);
+  if (tab !== "facts") return showText(tab);
   details.replaceChildren();
   details.scrollTop = 0;
   showFacts();
