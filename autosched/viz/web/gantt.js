@@ -4,6 +4,7 @@ const GAP = 10, AXIS = 26, CLOSE = 0.4, NARROW = 36;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 const SMALL = FONT.replace("12px", "10.5px");
 
+let printing = false;
 const palette = {};
 let hatch = null;
 function readPalette() {
@@ -22,7 +23,7 @@ function readPalette() {
   ink.stroke();
   hatch = ink.createPattern(tile, "repeat");
 }
-const fill = name => (name === "copy" ? hatch : palette[name]);
+const fill = name => (name !== "copy" ? palette[name] : printing ? palette.ground : hatch);
 
 // Cut a text to a width, measured once per text and font.
 const widths = new Map();
@@ -48,7 +49,6 @@ function sized(canvas) {
   return [ink, box.width, box.height];
 }
 
-let printing = false;
 const gantt = document.getElementById("gantt"), strip = document.getElementById("strip");
 const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0 };
 const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
@@ -64,9 +64,9 @@ data.streams.forEach(([name], row) => {
 // As high as there is room for, within reason.
 function arrange() {
   const devices = new Set(rows.map(row => row.device)).size, both = state.mode === "both";
-  const room = ((printing ? 600 : view.high) - AXIS - 16 - devices * GAP) / rows.length;
+  const room = ((printing ? 600 : view.high) - AXIS - 22 - devices * GAP) / rows.length;
   const pitch = Math.floor(Math.min(Math.max(room, both ? 34 : 20), both ? 56 : 40));
-  let y = AXIS + 8;
+  let y = AXIS + 14;
   rows.forEach((row, i) => {
     if (i && row.device !== rows[i - 1].device) y += GAP;
     row.y = y;
@@ -157,7 +157,7 @@ function draw() {
   const seen = rows.filter(row => row.y + row.high > view.top && row.y < view.top + high);
   drawTracks(ink, seen);
   ink.beginPath();
-  ink.rect(view.gutter, view.top + AXIS, wide - view.gutter, high);
+  ink.rect(view.gutter - 3, view.top + AXIS, wide - view.gutter - 8, high);
   ink.clip();
   drawBoxes(ink, seen);
   drawArrows(ink);
@@ -265,11 +265,26 @@ function drawLook(ink, { fill, edge, hollow, pale, boxes }) {
   ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1);
   ink.fillStyle = fill;
   for (const box of boxes) ink.fillRect(...box);
+  if (printing && fill === palette.ground) for (const box of boxes) drawStripes(ink, box);
   if (!hollow) return;
   ink.globalAlpha = pale ? 0.3 : 1;
   ink.strokeStyle = edge;
   ink.lineWidth = 1;
   for (const box of boxes) ink.strokeRect(...box);
+}
+
+// On paper, where viewers of documents lose patterns.
+function drawStripes(ink, [left, y, wide, high]) {
+  ink.save();
+  ink.beginPath();
+  ink.rect(left, y, wide, high);
+  ink.clip();
+  ink.strokeStyle = palette.stripe;
+  ink.lineWidth = 2;
+  ink.beginPath();
+  for (let at = left - high; at < left + wide; at += 6) { ink.moveTo(at, y + high); ink.lineTo(at + high, y); }
+  ink.stroke();
+  ink.restore();
 }
 
 // The critical path; where boxes are narrow, as a line above and one below, or there would be nothing but outlines.
@@ -295,7 +310,7 @@ function drawLabels(ink, labels) {
   ink.textBaseline = "middle";
   for (const [item, [left, y, wide, high], pale, hollow] of labels) {
     const from = Math.max(left, view.gutter), room = Math.min(left + wide, view.wide) - from - 8;
-    const words = shorten(ink, data.name[item], room);
+    const full = data.name[item], words = shorten(ink, width(ink, full) <= room ? full : brief(item), room);
     if (!words) continue;
     const at = from + (room + 8 - width(ink, words)) / 2;
     ink.globalAlpha = pale ? 0.5 : 1;

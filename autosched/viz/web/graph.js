@@ -1,7 +1,7 @@
 // The graph beside the chart. Few tasks are drawn one by one, many as scopes that can be opened, or as what is around
 // the selection. Copies are no nodes: a thick arrow says that data moves.
 
-const MOST = 90, SCOPES = 48, AROUND = 60, RANK = 58, NODE = 32;
+const MOST = 90, SCOPES = 30, BANDS = 48, AROUND = 26, RANK = 58, NODE = 32;
 
 const canvas = document.getElementById("graph");
 const runs = Array.from({ length: count }, (_, item) => item).filter(item => !isCopy(item));
@@ -17,14 +17,18 @@ const drawing = { nodes: [], edges: [], found: null, scale: 1, left: 0, top: 0, 
 const scopes = runs.map(item => (module(item) || data.name[item].split(".").slice(0, -1).join(".")).split(".").filter(Boolean));
 const scopeOf = new Map(runs.map((item, i) => [item, scopes[i]]));
 
+const single = item => ({ items: [item], name: brief(item), under: [module(item), device(item)].filter(Boolean).join(", ") });
+
 function folded(items) {
-  if (items.length <= MOST) return items.map(item => ({ items: [item], name: data.name[item], under: place(item) }));
+  if (items.length <= MOST) return items.map(single);
   for (let depth = 8; depth > 0; depth--) {
-    const found = grouped(items, item => {
-      const scope = scopeOf.get(item).slice(0, depth).join(".");
-      return [scope || "(no module)", phased ? phase(item) : "", device(item)];
-    });
-    if (found.length <= SCOPES && found.length >= 6) return found;
+    for (const split of [true, false]) {
+      const found = grouped(items, item => {
+        const scope = scopeOf.get(item).slice(0, depth).join(".");
+        return [scope || "(no module)", phased ? phase(item) : "", split ? device(item) : ""];
+      });
+      if (found.length <= SCOPES && found.length >= 6) return found;
+    }
   }
   return banded(items);
 }
@@ -44,10 +48,11 @@ function banded(items) {
   const depth = new Map();
   for (const item of items) depth.set(item, Math.max(0, ...tasksBefore(item).map(other => (depth.get(other) ?? -1) + 1)));
   const devices = new Set(items.map(device)).size, deepest = Math.max(...depth.values()) + 1;
-  const bands = Math.max(Math.min(Math.floor(SCOPES / devices), deepest), 1);
+  const bands = Math.max(Math.min(Math.floor(BANDS / devices), deepest, 12), 1);
   const of = item => Math.floor((depth.get(item) * bands) / deepest);
   const found = grouped(items, item => [`part ${of(item) + 1}`, device(item)]);
-  return found.sort((a, b) => of(a.items[0]) - of(b.items[0]));
+  for (const node of found) node.band = of(node.items[0]);
+  return found.sort((a, b) => a.band - b.band);
 }
 
 // The nearest tasks before and behind, some levels of them.
@@ -67,13 +72,14 @@ function around(item) {
 function rebuild() {
   const near = drawing.how === "around" && one() >= 0;
   const within = drawing.opened.at(-1) ?? { items: runs };
-  drawing.nodes = near ? around(one()).map(item => ({ items: [item], name: data.name[item], under: place(item) })) : folded(within.items);
+  drawing.nodes = near ? around(one()).map(single) : folded(within.items);
   const node = new Map();
   drawing.nodes.forEach((n, i) => { for (const item of n.items) node.set(item, i); });
   const edges = new Map();
   const link = (a, b, kind) => {
     const [from, to] = [node.get(a), node.get(b)];
     if (from === undefined || from === to) return;
+    if (drawing.nodes[from].band !== undefined && drawing.nodes[from].band === drawing.nodes[to].band) return;
     const key = from * drawing.nodes.length + to, known = edges.get(key);
     if (!known) edges.set(key, { from, to, kind, count: 1 });
     else { known.count++; if (kind === "move" || known.kind === "after") known.kind = kind; }
@@ -87,8 +93,8 @@ function rebuild() {
   ink.font = FONT;
   for (const n of drawing.nodes) {
     n.more = n.items.length > 1 ? `${n.items.length} tasks` : "";
-    const lines = [n.name, [n.under, n.more].filter(Boolean).join(": ")];
-    n.wide = Math.min(Math.max(...lines.map(words => width(ink, words))) + 20, 170);
+    n.below = [n.under, n.more].filter(Boolean).join(": ");
+    n.wide = Math.min(Math.max(width(ink, n.name), width(ink, n.below) * 0.8) + 20, 170);
   }
   drawing.found = layered(drawing.nodes.map(n => n.wide), drawing.edges.map(({ from, to }) => [from, to]));
   drawing.ofItem = node;
@@ -99,9 +105,12 @@ function rebuild() {
 // Of the arrows between parts that are folded, those that stand for most: too many would hide each other.
 function thickest(edges) {
   if (edges.length <= 2.5 * drawing.nodes.length || drawing.nodes.every(node => node.items.length === 1)) return edges;
-  const into = new Map();
-  for (const edge of edges) into.set(edge.to, [...(into.get(edge.to) ?? []), edge]);
-  const kept = new Set([...into.values()].flatMap(mine => mine.sort((a, b) => b.count - a.count).slice(0, 2)));
+  const kept = new Set();
+  for (const [end, most] of [["to", 2], ["from", 1]]) {
+    const meeting = new Map();
+    for (const edge of edges) meeting.set(edge[end], [...(meeting.get(edge[end]) ?? []), edge]);
+    for (const mine of meeting.values()) mine.sort((a, b) => b.count - a.count).slice(0, most).forEach(edge => kept.add(edge));
+  }
   return edges.filter(edge => kept.has(edge));
 }
 
@@ -124,7 +133,7 @@ const spot = i => [drawing.left + drawing.found.x[i] * drawing.scale, drawing.to
 function fitGraph(wide, high) {
   const { found } = drawing, full = found.ranks * RANK;
   drawing.scale = Math.min(1, (wide - 30) / Math.max(found.width, 1), (high - 24) / Math.max(full, 1));
-  if (!printing) drawing.scale = Math.max(drawing.scale, 0.3);
+  if (!printing) drawing.scale = Math.max(drawing.scale, 0.45);
   drawing.left = Math.max((wide - found.width * drawing.scale) / 2, 15);
   drawing.top = Math.max((high - full * drawing.scale) / 2, 12);
   const chosen = [...new Set(state.chosen.map(nodeOf))].find(node => node !== undefined);
@@ -183,7 +192,7 @@ function drawEdge(ink, edge, route, [leaves, enters], faded, marks) {
   const chosen = [marks.get(edge.from), marks.get(edge.to)];
   const how = chosen[1] === "chosen" ? "before" : chosen[0] === "chosen" ? "behind" : "";
   ink.strokeStyle = ink.fillStyle = how ? palette[how] : edge.kind === "move" ? palette.stripe : palette.muted;
-  ink.globalAlpha = how ? 1 : faded ? 0.18 : drawing.edges.length > 200 ? 0.45 : 0.75;
+  ink.globalAlpha = how ? 1 : faded ? 0.22 : drawing.edges.length > 200 ? 0.45 : 0.75;
   ink.lineWidth = (how ? 2 : edge.kind === "move" ? 2.2 : 1.1) * Math.max(scale, 0.5);
   ink.setLineDash(edge.kind === "after" ? [4, 3] : []);
   ink.beginPath();
@@ -206,7 +215,8 @@ function drawEdge(ink, edge, route, [leaves, enters], faded, marks) {
 function drawNode(ink, node, i, faded, how) {
   const { scale } = drawing, [px, py] = spot(i), wide = node.wide * scale, high = NODE * scale;
   const view = node.items.length === 1 && views.has(node.items[0]), look = palette[kind(node.items[0])];
-  ink.globalAlpha = faded && !how ? 0.35 : 1;
+  const pale = faded && !how;
+  ink.globalAlpha = pale ? (drawing.how === "around" ? 0.5 : 0.3) : 1;
   ink.beginPath();
   ink.roundRect(px - wide / 2, py - high / 2, wide, high, 5 * scale);
   ink.fillStyle = view ? palette.paper : look;
@@ -220,14 +230,15 @@ function drawNode(ink, node, i, faded, how) {
     ink.lineWidth = how === "chosen" ? 3 : 2.5;
     ink.stroke();
   }
-  if (scale > 0.4) {
-    ink.fillStyle = view ? palette.ink : palette["on-task"];
+  if (scale > 0.44) {
+    ink.globalAlpha = pale ? 0.6 : 1;
+    ink.fillStyle = view || pale ? palette.ink : palette["on-task"];
     ink.textBaseline = "middle";
     ink.textAlign = "center";
     ink.font = FONT.replace("12px", `${12 * scale}px`);
     ink.fillText(shorten(ink, node.name, wide - 10 * scale), px, py - 6 * scale);
     ink.font = FONT.replace("12px", `${9.5 * scale}px`);
-    ink.fillText(shorten(ink, [node.under, node.more].filter(Boolean).join(": "), wide - 8 * scale), px, py + 8 * scale);
+    ink.fillText(shorten(ink, node.below, wide - 8 * scale), px, py + 8 * scale);
     ink.textAlign = "left";
   }
   ink.globalAlpha = 1;

@@ -11,6 +11,11 @@ function layered(widthOf, edges) {
   const rank = new Array(n).fill(0);
   for (let v = 0; v < n; v++) for (const u of into[v]) rank[v] = Math.max(rank[v], rank[u] + 1);
   for (let v = n - 1; v >= 0; v--) if (!into[v].length && out[v].length) rank[v] = Math.min(...out[v].map(w => rank[w])) - 1;
+  // What has no edges stands below all else, a few to a rank.
+  const deepest = Math.max(-1, ...rank);
+  const alone = rank.flatMap((_, v) => (out[v].length || into[v].length ? [] : [v]));
+  const below = alone.length < n ? deepest + 1 : 0;
+  alone.forEach((v, i) => { rank[v] = below + Math.floor(i / 4); });
 
   // Places: the nodes, and one for each rank that an edge crosses.
   const wide = [...widthOf], layers = [], near = wide.map(() => [[], []]);

@@ -75,6 +75,8 @@ const makespan = Math.max(...names.map(name => times[name].makespan), 1);
 const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item]);
 const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
 const module = item => data.modules[data.module[item]];
+// A name without the path of its module before it.
+const brief = item => (module(item) && data.name[item].startsWith(`${module(item)}.`) ? data.name[item].slice(module(item).length + 1) : data.name[item]);
 const phase = item => data.phases[data.phase[item]];
 const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
@@ -88,11 +90,11 @@ function kind(item) {
 }
 const kinds = new Set(Array.from({ length: count }, (_, item) => kind(item)));
 
-function time(clicks) {
+function time(clicks, digits = 3) {
   const seconds = clicks * data.click;
   const [scale, unit] = [[1, "s"], [1e-3, "ms"], [1e-6, "us"]].find(([s]) => Math.abs(seconds) >= s) ?? [1e-9, "ns"];
-  const value = seconds / scale;
-  return value === 0 ? "0 us" : `${Math.abs(value) >= 99.95 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3))} ${unit}`;
+  const value = Number((seconds / scale).toPrecision(digits));
+  return value === 0 ? "0 us" : `${value.toLocaleString("en", { maximumSignificantDigits: 6 })} ${unit}`;
 }
 
 function bytes(n) {

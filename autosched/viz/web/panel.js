@@ -50,7 +50,7 @@ function ran(item) {
   return names.map(name => {
     const t = times[name];
     if (!t.ran(item)) return [name, "did not run"];
-    return [names.length > 1 ? name : "when", `${time(t.start[item])} to ${time(t.end(item))}, takes ${time(t.seconds[item])}`];
+    return [names.length > 1 ? name : "when", `${time(t.start[item], 6)} to ${time(t.end(item), 6)}, takes ${time(t.seconds[item])}`];
   });
 }
 
