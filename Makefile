@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 BENCH_INSTALLED := .venv/bench-installed
+BROWSER_INSTALLED := .venv/browser/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak bench clean
+.PHONY: help demo test lint soak bench browser clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -28,6 +29,9 @@ soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$script --quick; done
 
+browser: $(BROWSER_INSTALLED) ## open pages in a real browser without a display; needs node and npm
+	$(BIN)/python -m pytest tests/test_page.py
+
 clean: ## remove .venv and all that was built or cached
 	rm -rf .venv build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -41,3 +45,8 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
+
+$(BROWSER_INSTALLED): tests/browser/package.json $(INSTALLED)
+	@mkdir -p $(@D)
+	npm install --prefix $(@D) --silent --no-save $$(sed -n 's/^    "\(.*\)": "\([0-9.]*\)",*$$/\1@\2/p' $<)
+	@cp $< $@

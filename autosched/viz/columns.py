@@ -81,7 +81,8 @@ def _stream_order(stream: Stream) -> tuple[Any, ...]:
 
 def _click(makespan: float) -> float:
     """Return the power of ten in seconds that gives the makespan about ``DIGITS`` digits."""
-    return float(f"1e{math.floor(math.log10(makespan)) - DIGITS + 1}") if makespan else 1e-9
+    power = math.floor(math.log10(makespan)) - DIGITS + 1 if makespan else -9
+    return float(f"1e{max(power, -300)}")  # smaller ones a float can hardly tell from 0
 
 
 def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], list[list[int]]]:

@@ -119,7 +119,7 @@ function reveal(items, closely = false) {
   }
   const tiny = (end - start) / span < 0.004, huge = end - start > span;
   if (closely || tiny || huge) {
-    const wide = Math.max((end - start) * (closely ? 2 : tiny ? 30 : 1.4), 20);
+    const wide = Math.max((end - start) * (closely ? 2 : tiny ? 30 : 1.4), makespan / 1000);
     show((start + end - wide) / 2, (start + end + wide) / 2);
   } else if (start < view.start || end > view.end) {
     show((start + end - span) / 2, (start + end + span) / 2);
@@ -245,7 +245,7 @@ function drawBoxes(ink, seen) {
           last.box[2] = Math.max(right - last.box[0], CLOSE);
           last.right = right;
         } else {
-          const box = [left, y, Math.max(right - left - (right - left > 3 ? 1 : 0), CLOSE), high];
+          const box = [left, y, Math.max(right - left - (right - left > 3 ? 1 : 0), 1), high];
           looks.get(name).boxes.push(box);
           last = { name, narrow, box, right };
           if (important) marked.push([item, ...box]);

@@ -51,6 +51,7 @@ function setMode(mode) { state.mode = mode; changed("mode"); }
 function setAround(how) { drawing.how = how; rebuild(); drawGraph(); }
 function setLevels(by) { drawing.levels = Math.min(Math.max(drawing.levels + by, 1), 12); setAround("around"); }
 
+const ARROWS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc" };
 const KEYS = [
   [["ArrowLeft"], "pan to the left", () => pan(-0.2)],
   [["ArrowRight"], "pan to the right", () => pan(0.2)],
@@ -92,7 +93,7 @@ document.addEventListener("keydown", event => {
 byId("bindings").append(...[
   ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["wheel", "zoom"], ["Shift + wheel", "pan in time"],
 ].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
-  ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.join("  "))), make("td", does))));
+  ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
 
 byId("search").addEventListener("input", event => search(event.target.value));
 byId("critical").addEventListener("change", event => { state.critical = event.target.checked; redraw(); });
@@ -191,10 +192,10 @@ window.addEventListener("afterprint", () => {
 });
 
 // What tests and benchmarks look at.
-window.autosched = {
+Object.assign(window.autosched, {
   count, data, state, view, drawing, select, search, zoom, fit, reveal, setMode, setAround, label,
   drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
-};
+});
 
 showModes();
 readPalette();

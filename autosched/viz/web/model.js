@@ -44,13 +44,13 @@ class Times {
   }
   ran(item) { return !Number.isNaN(this.start[item]); }
   end(item) { return this.start[item] + this.seconds[item]; }
-  // The place in a row of the first item that ends behind a time.
+  // The place in a row of the first item that does not end before a time.
   first(row, time) {
     const items = this.rows[row];
     let low = 0, high = items.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.end(items[middle]) <= time) low = middle + 1; else high = middle;
+      if (this.end(items[middle]) < time) low = middle + 1; else high = middle;
     }
     return low;
   }

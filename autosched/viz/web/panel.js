@@ -50,7 +50,7 @@ function ran(item) {
   return names.map(name => {
     const t = times[name];
     if (!t.ran(item)) return [name, "did not run"];
-    return [names.length > 1 ? name : "when", `${time(t.start[item], 6)} to ${time(t.end(item), 6)}, takes ${time(t.seconds[item])}`];
+    return [names.length > 1 ? name : "when", `${time(t.start[item], 5)} to ${time(t.end(item), 5)}, takes ${time(t.seconds[item])}`];
   });
 }
 
@@ -67,7 +67,7 @@ function showItem(item) {
     ["module", module(item)], ["phase", phase(item)],
     [isCopy(item) ? "from, to" : "device", place(item)], ["stream", streamsOf(item)],
     ...ran(item), ["waited for", wait], ["source", source(item)],
-    ["critical path", shown().critical.has(item) ? "yes: if it were longer, so would the whole be" : ""],
+    ["critical path", shown().critical.has(item) ? "yes" : ""],
   ]));
   const parts = [left];
   if (needs[item].length) parts.push(list("Needs", needs[item]));

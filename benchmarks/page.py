@@ -1,0 +1,64 @@
+"""The page of a schedule: how large it is, how long writing, opening and drawing it take.
+
+The graphs are those of ``planning.py``. A browser is asked where `make browser` has installed one: until the page is
+ready, and for the median of pictures of the whole timeline and of a hundredth of it, with the pixels read back.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _report import options, publish, table
+from planning import layered
+
+import autosched as asc
+from autosched.viz import page_html
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.looking import INSTALLED, look
+
+SCRIPT = """
+await autosched.ready;
+const view = autosched.view, middle = (view.start + view.end) / 2;
+const median = () => { const all = []; for (let i = 0; i < 41; i++) all.push(autosched.drawNow()); return all.sort((a, b) => a - b)[20]; };
+const whole = median();
+autosched.zoom(0.01, middle);
+return [autosched.readyMs, whole, median()];
+"""
+
+
+def measured(tasks: int, runs: int) -> list[str]:
+    """Return a row of the table: of a graph spread over a CPU and three GPUs without regard to copies."""
+    schedule = asc.schedule(layered(tasks), asc.Machine.emulated(gpus=3), policy="round_robin")
+    timeline, code, took = schedule.simulate(), str(schedule.code), []
+    for _ in range(runs):
+        start = time.perf_counter()
+        page = page_html(schedule.graph, schedule.program, timeline, code=code)
+        took.append(time.perf_counter() - start)
+    row = [f"{tasks:,}", f"{len(timeline.spans):,}", f"{len(page) / 1e3:,.0f} kB", f"{statistics.median(took):.2f} s"]
+    return row + (_in_browser(page, runs) if INSTALLED else ["-"] * 3)
+
+
+def _in_browser(page: str, runs: int) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        path.write_text(page, encoding="utf-8")
+        columns = zip(*(look(path, SCRIPT) for _ in range(runs)), strict=True)
+        return [f"{statistics.median(column):,.1f} ms" for column in columns]
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    sizes = (1000, 4000) if chosen.quick else (100, 1000, 4000, 10_000)
+    rows = [measured(tasks, 1 if chosen.quick else 3) for tasks in sizes]
+    head = ["tasks", "spans", "size", "to make it", "to open it", "to draw all", "to draw a hundredth"]
+    parts = ["The size has the program and the code in it, of each the first 6,000 lines.", table(head, rows)]
+    publish("page", "The page of a schedule", parts, chosen)
+
+
+if __name__ == "__main__":
+    main()
