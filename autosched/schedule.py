@@ -213,8 +213,10 @@ class Schedule:
         except (MachineError, ScheduleError):  # for a graph without functions there is none
             code = ""
         explanation = ""
-        timelines = self.simulate(), measured
-        write(path, page_html(self.graph, self.program, *timelines, title=title, explanation=explanation, code=code))
+        predicted = self.simulate()
+        memory = memory_over_time(self.program, self.graph, self.machine, self.costs, predicted)
+        parts = self.graph, self.program, predicted, measured
+        write(path, page_html(*parts, title=title, explanation=explanation, code=code, memory=memory))
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""

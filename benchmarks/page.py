@@ -24,7 +24,7 @@ from tests.looking import INSTALLED, look
 SCRIPT = """
 await autosched.ready;
 const view = autosched.view, middle = (view.start + view.end) / 2;
-const median = () => { const all = []; for (let i = 0; i < 41; i++) all.push(autosched.drawNow()); return all.sort((a, b) => a - b)[20]; };
+const median = () => Array.from({ length: 41 }, autosched.drawNow).sort((a, b) => a - b)[20];
 const whole = median();
 autosched.zoom(0.01, middle);
 return [autosched.readyMs, whole, median()];

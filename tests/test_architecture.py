@@ -63,7 +63,7 @@ MAY_IMPORT = {
     # what would be otherwise it places, lowers and simulates; times are written as in pictures
     "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
-    "viz": [*DATA, "allowed"],
+    "viz": [*DATA, "allowed", "task"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
     # running a program
     "workers": ["errors"],

@@ -67,7 +67,7 @@ def columns(
         "after": after,
         **_origins(tasks),
         "timelines": {name: _times(timeline, place, on, click) for name, timeline in timelines.items()},
-        "memory": {device: _thinned(steps, click) for device, steps in memory.items() if steps},
+        "memory": {device: _thinned(steps, click) for device, steps in memory.items() if any(n for _, n in steps)},
     }
 
 
