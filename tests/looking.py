@@ -12,10 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 MODULES = HERE.parent / ".venv" / "browser"
 
-needs_browser = pytest.mark.skipif(
-    not (MODULES / "node_modules" / "puppeteer-core").is_dir(),
-    reason="there is no browser: `make browser` installs one",
-)
+INSTALLED = (MODULES / "node_modules" / "puppeteer-core").is_dir()
+
+needs_browser = pytest.mark.skipif(not INSTALLED, reason="there is no browser; `make browser` installs one")
 
 
 def look(page: Path | str, script: str = "", picture: Path | str = "", **options: Any) -> Any:
