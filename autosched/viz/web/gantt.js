@@ -163,8 +163,18 @@ function draw() {
   drawArrows(ink);
   ink.restore();
   drawAxis(ink);
+  if (view.full > high) drawScroll(ink);
   drawStrip();
   view.redrawMs = performance.now() - began;
+}
+
+// How much of the rows is in view, at the right edge.
+function drawScroll(ink) {
+  const room = view.high - AXIS - 4, long = (view.high / view.full) * room;
+  ink.fillStyle = palette.muted;
+  ink.globalAlpha = 0.5;
+  ink.fillRect(view.wide - 8, AXIS + (view.top / (view.full - view.high)) * (room - long), 4, long);
+  ink.globalAlpha = 1;
 }
 
 // The widths of the columns before the rows: devices, streams, how busy.
@@ -300,7 +310,7 @@ function drawOutlines(ink, outlined, marked) {
   for (const [item, left, y, wide, high] of marked) {
     const how = state.chosen.length ? state.related.get(item) : "found";
     ink.strokeStyle = how === "chosen" ? palette.ink : palette[how];
-    ink.lineWidth = how === "chosen" ? 3 : 2;
+    ink.lineWidth = how === "chosen" && one() >= 0 ? 3 : 1.6;
     ink.strokeRect(left - 1, y - 1, wide + 2, high + 2);
   }
 }

@@ -21,7 +21,8 @@ const single = item => ({ items: [item], name: brief(item), under: [module(item)
 
 function folded(items) {
   if (items.length <= MOST) return items.map(single);
-  for (let depth = 8; depth > 0; depth--) {
+  const deepest = Math.min(items.reduce((most, item) => Math.max(most, scopeOf.get(item).length), 0), 8);
+  for (let depth = deepest; depth > 0; depth--) {
     for (const split of [true, false]) {
       const found = grouped(items, item => {
         const scope = scopeOf.get(item).slice(0, depth).join(".");
@@ -47,10 +48,11 @@ function grouped(items, key) {
 function banded(items) {
   const depth = new Map();
   for (const item of items) depth.set(item, Math.max(0, ...tasksBefore(item).map(other => (depth.get(other) ?? -1) + 1)));
-  const devices = new Set(items.map(device)).size, deepest = Math.max(...depth.values()) + 1;
-  const bands = Math.max(Math.min(Math.floor(BANDS / devices), deepest, 12), 1);
+  const devices = new Set(items.map(device)).size, split = devices <= 6 ? devices : 1;
+  const deepest = items.reduce((most, item) => Math.max(most, depth.get(item)), 0) + 1;
+  const bands = Math.min(Math.floor(BANDS / split), deepest, 12);
   const of = item => Math.floor((depth.get(item) * bands) / deepest);
-  const found = grouped(items, item => [`part ${of(item) + 1}`, device(item)]);
+  const found = grouped(items, item => [`part ${of(item) + 1}`, split > 1 || devices === 1 ? device(item) : `${devices} devices`]);
   for (const node of found) node.band = of(node.items[0]);
   return found.sort((a, b) => a.band - b.band);
 }
@@ -190,9 +192,10 @@ function drawEdge(ink, edge, route, [leaves, enters], faded, marks) {
   points[0] = [first[0] + leaves * scale, first[1] + half];
   points[points.length - 1] = [last[0] + enters * scale, last[1] - half];
   const chosen = [marks.get(edge.from), marks.get(edge.to)];
-  const how = chosen[1] === "chosen" ? "before" : chosen[0] === "chosen" ? "behind" : "";
+  const inside = chosen.every(mark => mark === "chosen");
+  const how = inside ? "" : chosen[1] === "chosen" ? "before" : chosen[0] === "chosen" ? "behind" : "";
   ink.strokeStyle = ink.fillStyle = how ? palette[how] : edge.kind === "move" ? palette.stripe : palette.muted;
-  ink.globalAlpha = how ? 1 : faded ? 0.22 : drawing.edges.length > 200 ? 0.45 : 0.75;
+  ink.globalAlpha = how ? 1 : faded && !inside ? 0.22 : drawing.edges.length > 200 ? 0.45 : 0.75;
   ink.lineWidth = (how ? 2 : edge.kind === "move" ? 2.2 : 1.1) * Math.max(scale, 0.5);
   ink.setLineDash(edge.kind === "after" ? [4, 3] : []);
   ink.beginPath();

@@ -91,7 +91,7 @@ document.addEventListener("keydown", event => {
   bound[2]();
 });
 byId("bindings").append(...[
-  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["wheel", "zoom"], ["Shift + wheel", "pan in time"],
+  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["wheel", "zoom; over the names, scroll rows"], ["Shift + wheel", "pan in time"],
 ].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
   ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
 

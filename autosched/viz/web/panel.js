@@ -17,16 +17,18 @@ function button(words, press) {
   return made;
 }
 function table(head, lines) {
-  const cell = tag => (words, i) => {
+  const row = (tag, line) => make("tr", ...line.map((words, i) => {
     const made = make(tag, words);
-    if (head && i > 0 && typeof words === "string" && /^[\d.,]|^$/.test(words)) made.className = "n";
+    if (i) made.className = "n";
     return made;
-  };
-  const made = make("table", ...lines.map(line => make("tr", ...line.map(cell("td")))));
-  if (head) made.prepend(make("tr", ...head.map((words, i) => { const th = make("th", words); if (i) th.className = "n"; return th; })));
+  }));
+  return make("table", row("th", head), ...lines.map(line => row("td", line)));
+}
+function facts(lines) {
+  const made = make("table", ...lines.filter(([, words]) => words).map(([name, words]) => make("tr", make("th", name), make("td", words))));
+  made.className = "facts";
   return made;
 }
-const facts = lines => make("table", ...lines.filter(([, words]) => words).map(([name, words]) => make("tr", make("th", name), make("td", words))));
 const goto = item => button(label(item), () => { select([item]); reveal([item]); });
 function list(title, items) {
   const part = make("div", make("h3", `${title} (${items.length})`));
@@ -94,7 +96,7 @@ function showAll() {
   const columns = make("div",
     make("div", make("h3", "Streams"), table(["", "busy", "idle", "share", "tasks", "copies"], lines)),
     list("The longest tasks", longest));
-  columns.className = "columns";
+  columns.className = "columns two";
   details.append(columns);
 }
 
