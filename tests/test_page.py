@@ -289,10 +289,10 @@ def test_pages_of_nothing_and_of_much_open_and_print(tmp_path):
     empty = asc.Graph("empty")
     empty.output(y=empty.input("x"))
     assert opened(tmp_path, drawn(planned(empty)), "return a.count;") == 0
-    schedule = planned(layered(2000), gpus=16, policy="round_robin")
+    schedule = planned(layered(400), gpus=12, policy="round_robin")
     memory = {device.name: [(0.0, 1e9), (1e-3, 2e9)] for device in schedule.machine.devices}
     page = drawn(schedule, explanation="why", memory=memory)
-    script = "a.select([1000]); return [a.count, a.drawing.nodes.length < 50];"
+    script = "a.select([300]); return [a.count, a.drawing.nodes.length < 50];"
     found = opened(tmp_path, page, script, picture=tmp_path / "page.pdf")
     assert found == [len(schedule.simulate().spans), True]
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

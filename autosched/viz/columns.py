@@ -58,9 +58,7 @@ def columns(
         "streams": [list(stream) for stream in streams],
         "name": [item.task if isinstance(item, Run) else item.value for item in items],
         "on": on,
-        **_words(
-            "way", [f"{item.source} \u2192 {item.destination}" if isinstance(item, Copy) else "" for item in items]
-        ),
+        **_words("way", [_way(item) for item in items]),
         "views": [i for i, task in enumerate(tasks) if task is not None and task.view],
         "line": [b - a for a, b in itertools.pairwise([-len(program.inputs), *positions])],
         "needs": needs,
@@ -125,9 +123,10 @@ def _left(task: Task) -> Iterator[tuple[int, int]]:
 def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
     """Return where tasks come from. Paths are cut to two parts: the rest is the user's own affair."""
     origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
+    short = {file: "/".join(PurePath(file).parts[-2:]) for file in dict.fromkeys(origin.where[0] for origin in origins)}
     return {
         "row": [origin.where[1] for origin in origins],
-        **_words("file", ["/".join(PurePath(origin.where[0]).parts[-2:]) for origin in origins]),
+        **_words("file", [short[origin.where[0]] for origin in origins]),
         **_words("module", [origin.module for origin in origins]),
         **_words("phase", [origin.phase for origin in origins]),
     }

@@ -36,7 +36,7 @@ function shorten(ink, words, room) {
   const full = width(ink, words);
   if (full <= room) return words;
   const kept = Math.floor(words.length * (room - 8) / full);
-  return kept < 3 ? "" : `${words.slice(0, kept)}…`;
+  return kept < 3 ? "" : `${[...words].slice(0, kept).join("")}…`;
 }
 
 function sized(canvas) {
@@ -249,7 +249,7 @@ function drawBoxes(ink, seen) {
         const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
         const hollow = lane.hollow || views.has(item), narrow = right - left < 1.5;
         const critical = state.critical && t.critical.has(item), name = `${kind(item)}${hollow}${pale}`;
-        if (!looks.has(name)) looks.set(name, { fill: fill(kind(item)), edge: isCopy(item) ? palette.stripe : palette[kind(item)], hollow, pale, boxes: [] });
+        if (!looks.has(name)) looks.set(name, { kind: kind(item), hollow, pale, boxes: [] });
         const touches = last !== null && narrow && last.narrow && left - last.right < CLOSE;
         if (touches && last.name === name && !important) {
           last.box[2] = Math.max(right - last.box[0], CLOSE);
@@ -271,14 +271,14 @@ function drawBoxes(ink, seen) {
   drawPauses(ink, seen);
 }
 
-function drawLook(ink, { fill, edge, hollow, pale, boxes }) {
+function drawLook(ink, { kind, hollow, pale, boxes }) {
   ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1);
-  ink.fillStyle = fill;
+  ink.fillStyle = fill(kind);
   for (const box of boxes) ink.fillRect(...box);
-  if (printing && fill === palette.ground) for (const box of boxes) drawStripes(ink, box);
+  if (printing && kind === "copy") for (const box of boxes) drawStripes(ink, box);
   if (!hollow) return;
   ink.globalAlpha = pale ? 0.3 : 1;
-  ink.strokeStyle = edge;
+  ink.strokeStyle = palette[kind] ?? palette.stripe;
   ink.lineWidth = 1;
   for (const box of boxes) ink.strokeRect(...box);
 }

@@ -121,7 +121,10 @@ function say() {
   where.replaceChildren();
   if (!near && drawing.opened.length) {
     where.append(button("‹ back", () => { drawing.opened.pop(); rebuild(); drawGraph(); }), ` ${drawing.opened.at(-1).name}`);
-  } else where.append(near ? `around ${label(one())}` : many ? `${runs.length.toLocaleString("en")} tasks, folded: double-click opens` : `${runs.length} tasks`);
+  } else {
+    const all = `${runs.length.toLocaleString("en")} tasks${many ? ", folded: double-click opens" : ""}`;
+    where.append(near ? `around ${label(one())}` : all);
+  }
   document.getElementById("whole").setAttribute("aria-pressed", String(!near));
   document.getElementById("around").setAttribute("aria-pressed", String(near));
   document.getElementById("around").disabled = one() < 0;

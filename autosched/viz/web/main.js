@@ -91,7 +91,8 @@ document.addEventListener("keydown", event => {
   bound[2]();
 });
 byId("bindings").append(...[
-  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["wheel", "zoom; over the names, scroll rows"], ["Shift + wheel", "pan in time"],
+  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"],
+  ["wheel", "zoom; over the names, scroll rows"], ["Shift + wheel", "pan in time"],
 ].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
   ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
 
@@ -145,7 +146,10 @@ function hovered(on, at) {
   });
   on.addEventListener("pointerleave", event => showTip(-1, event));
 }
-dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => { const item = under(px, py); select(item < 0 ? [] : [item]); });
+dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => {
+  const item = under(px, py);
+  select(item < 0 ? [] : [item]);
+});
 hovered(gantt, under);
 gantt.addEventListener("dblclick", () => reveal(state.chosen, true));
 gantt.addEventListener("wheel", event => {
@@ -154,15 +158,37 @@ gantt.addEventListener("wheel", event => {
   else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / view.wide);
   else zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.004), clicks(event.offsetX));
 }, { passive: false });
-const centreOn = px => { const at = ((px - view.gutter) / (view.wide - view.gutter - 14)) * makespan * 1.02, half = (view.end - view.start) / 2; show(at - half, at + half); };
+function centreOn(px) {
+  const at = ((px - view.gutter) / (view.wide - view.gutter - 14)) * makespan * 1.02, half = (view.end - view.start) / 2;
+  show(at - half, at + half);
+}
 dragged(strip, (dx, dy, event) => centreOn(event.clientX - strip.getBoundingClientRect().left), centreOn);
 
-dragged(canvas, (dx, dy) => { drawing.left += dx; drawing.top += dy; drawing.moved = true; drawGraph(); },
-  (px, py) => { const node = nodeUnder(px, py); if (node >= 0) { choose(node); reveal(drawing.how === "around" ? [one()] : state.chosen); } else select([]); });
-hovered(canvas, (px, py) => { const node = nodeUnder(px, py); return node >= 0 && drawing.nodes[node].items.length === 1 ? drawing.nodes[node].items[0] : -1; });
-canvas.addEventListener("dblclick", event => { const node = nodeUnder(event.offsetX, event.offsetY); if (node >= 0) open(node); });
-canvas.addEventListener("wheel", event => { event.preventDefault(); zoomGraph(Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004), event.offsetX, event.offsetY); }, { passive: false });
-dragged(byId("upright"), (dx, dy, event) => document.querySelector("main").style.setProperty("--side", `${Math.max(window.innerWidth - event.clientX, 120)}px`));
+dragged(canvas, (dx, dy) => {
+  Object.assign(drawing, { left: drawing.left + dx, top: drawing.top + dy, moved: true });
+  drawGraph();
+}, (px, py) => {
+  const node = nodeUnder(px, py);
+  if (node < 0) return select([]);
+  choose(node);
+  reveal(state.chosen);
+});
+hovered(canvas, (px, py) => {
+  const items = drawing.nodes[nodeUnder(px, py)]?.items ?? [];
+  return items.length === 1 ? items[0] : -1;
+});
+canvas.addEventListener("dblclick", event => {
+  const node = nodeUnder(event.offsetX, event.offsetY);
+  if (node >= 0) open(node);
+});
+canvas.addEventListener("wheel", event => {
+  event.preventDefault();
+  zoomGraph(Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.004), event.offsetX, event.offsetY);
+}, { passive: false });
+dragged(byId("upright"), (dx, dy, event) => {
+  const wide = Math.max(window.innerWidth - event.clientX, 120);
+  document.querySelector("main").style.setProperty("--side", `${wide}px`);
+});
 
 // ---- light and dark, sizes, paper
 

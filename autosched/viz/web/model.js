@@ -76,7 +76,10 @@ const label = item => (isCopy(item) ? `copy ${data.name[item]}` : data.name[item
 const source = item => (data.row[item] ? `${data.files[data.file[item]]}:${data.row[item]}` : "");
 const module = item => data.modules[data.module[item]];
 // A name without the path of its module before it.
-const brief = item => (module(item) && data.name[item].startsWith(`${module(item)}.`) ? data.name[item].slice(module(item).length + 1) : data.name[item]);
+function brief(item) {
+  const path = `${module(item)}.`, name = data.name[item];
+  return path.length > 1 && name.startsWith(path) ? name.slice(path.length) : name;
+}
 const phase = item => data.phases[data.phase[item]];
 const place = item => (isCopy(item) ? data.ways[data.way[item]] : device(item));
 const streamsOf = item => data.on[item].map(row => data.streams[row].join("/")).join(" and ");
