@@ -90,8 +90,9 @@ ELEMENTS = Reader(drawn(planned(asc.Graph("no tasks"), gpus=0))).opened
 # ---- what is in it
 
 
-def test_a_page_holds_every_span_with_its_times():
-    schedule = planned(mlp_step())
+@pytest.mark.parametrize("make", [lambda: planned(mlp_step()), lambda: hostile()])
+def test_a_page_holds_every_span_with_its_times(make):
+    schedule = make()
     timeline, data = schedule.simulate(), held(drawn(schedule))
     times = data["timelines"]["predicted"]
     ended, found = {}, []
@@ -173,7 +174,12 @@ def test_colours_are_those_of_the_other_drawings():
     assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{paint._STYLES}"))
 
 
-@given(st.text(), st.text(), st.lists(st.text(min_size=1).filter(is_name), min_size=1, max_size=4, unique=True))
+TEXTS = st.one_of(
+    st.text(), st.lists(st.sampled_from(["</script>", "<b>", "<!--", "$data", "&lt;", '"', "\n"])).map("".join)
+)
+
+
+@given(TEXTS, TEXTS, st.lists(TEXTS.filter(is_name), min_size=1, max_size=4, unique=True))
 def test_names_and_texts_are_text_whatever_they_are(title, text, names):
     graph = asc.Graph("names")
     value = graph.input("\x00input")
