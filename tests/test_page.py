@@ -90,9 +90,9 @@ ELEMENTS = Reader(drawn(planned(asc.Graph("no tasks"), gpus=0))).opened
 # ---- what is in it
 
 
-@pytest.mark.parametrize("make", [lambda: planned(mlp_step()), lambda: hostile()])
+@pytest.mark.parametrize("make", [mlp_step, lambda: layered(60)])
 def test_a_page_holds_every_span_with_its_times(make):
-    schedule = make()
+    schedule = planned(make(), policy="round_robin")
     timeline, data = schedule.simulate(), held(drawn(schedule))
     times = data["timelines"]["predicted"]
     ended, found = {}, []
