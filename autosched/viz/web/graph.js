@@ -1,7 +1,7 @@
 // The graph beside the chart. Few tasks are drawn one by one, many as scopes that can be opened, or as what is around
 // the selection. Copies are no nodes: a thick arrow says that data moves.
 
-const MOST = 90, SCOPES = 30, BANDS = 48, AROUND = 26, RANK = 58, NODE = 32;
+const MOST = 90, SCOPES = 30, BANDS = 48, ABREAST = 5, RANK = 58, NODE = 32;
 
 const canvas = document.getElementById("graph");
 const runs = Array.from({ length: count }, (_, item) => item).filter(item => !isCopy(item));
@@ -57,14 +57,15 @@ function banded(items) {
   return found.sort((a, b) => a.band - b.band);
 }
 
-// The nearest tasks before and behind, some levels of them.
+// The nearest tasks before and behind, some levels of them and some of each level: as many as can be read.
 function around(item) {
   const start = isCopy(item) ? [...tasksBefore(item), ...tasksBehind(item)] : [item];
   const found = new Set(start);
   for (const next of [tasksBefore, tasksBehind]) {
     let edge = start;
-    for (let level = 0; level < drawing.levels && found.size < AROUND; level++) {
-      edge = [...new Set(edge.flatMap(next))].filter(other => !found.has(other)).slice(0, AROUND - found.size);
+    for (let level = 0; level < drawing.levels; level++) {
+      const first = level === 0 ? 2 * ABREAST : ABREAST;
+      edge = [...new Set(edge.flatMap(next))].filter(other => !found.has(other)).slice(0, first);
       for (const other of edge) found.add(other);
     }
   }
