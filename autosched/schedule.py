@@ -213,10 +213,9 @@ class Schedule:
         except (MachineError, ScheduleError):  # for a graph without functions there is none
             code = ""
         explanation = ""
-        predicted = self.simulate()
-        memory = memory_over_time(self.program, self.graph, self.machine, self.costs, predicted)
-        parts = self.graph, self.program, predicted, measured
-        write(path, page_html(*parts, title=title, explanation=explanation, code=code, memory=memory))
+        parts = self.graph, self.program, self.simulate(), measured
+        page = page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
+        write(path, page)
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""
