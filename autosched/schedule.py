@@ -212,7 +212,7 @@ class Schedule:
             code = str(self.code)
         except (MachineError, ScheduleError):  # for a graph without functions there is none
             code = ""
-        explanation = ""
+        explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
         page = page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
         write(path, page)
