@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from autosched import viz as viz
 from autosched.bounds import bounds
+from autosched.compare import compare
+from autosched.comparison import Comparison
 from autosched.costs import Costs, Work
 from autosched.errors import (
     AutoschedError,
@@ -72,6 +74,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoschedError",
     "CaptureError",
+    "Comparison",
     "Costs",
     "Device",
     "Graph",
@@ -96,6 +99,7 @@ __all__ = [
     "Work",
     "bounds",
     "capture",
+    "compare",
     "compile",
     "in_order",
     "load",

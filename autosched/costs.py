@@ -6,19 +6,21 @@ Where a copy goes and how long the link takes is the machine's part. Knows no to
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from autosched import readers
 from autosched.allowed import is_number, no_seconds
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph, Task, Value
 from autosched.machine import Device
 from autosched.tree import flatten
 
-__all__ = ["Costs", "Work"]
+__all__ = ["READER", "Costs", "Work", "read_seconds"]
 
 Seconds = float | Mapping[str, float]
 
@@ -108,6 +110,24 @@ class Costs:
 
         return estimate(graph, examples).costs
 
+    def to_json(self) -> str:
+        """Return the costs as JSON; infinite seconds stand as the string "inf". Raises ScheduleError for odd keys."""
+        return json.dumps(readers.plain(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Costs:
+        """Read what ``to_json`` wrote, or parts of it. Raises ScheduleError naming what is malformed.
+
+        >>> costs = Costs.table(seconds={"a": math.inf}, nbytes={"a": 4096})
+        >>> Costs.from_json(costs.to_json()) == costs
+        True
+        """
+        try:
+            costs: Costs = readers.parse(text, readers.record(Costs, _COSTS, optional=_COSTS))
+        except ScheduleError as error:
+            raise ScheduleError(f"not the JSON of costs: {error}") from error
+        return costs
+
     def override(
         self, seconds: Mapping[str, Seconds] | None = None, nbytes: Mapping[str, float] | None = None
     ) -> Costs:
@@ -166,3 +186,28 @@ def _check_seconds(given: Any, what: str) -> None:
 def _check_finite(number: Any, what: str) -> None:
     if not is_number(number):
         raise ScheduleError(f"{what} must be a number, 0 or more, and finite, got {shown(number)}")
+
+
+_text = readers.one("a string", lambda item: isinstance(item, str))
+_amount = readers.number("a number, 0 or more", lambda n: n >= 0)
+_finite = readers.number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+
+
+def _names(item: Any, place: str) -> frozenset[str]:
+    return frozenset(readers.each(_text)(item, place))
+
+
+def read_seconds(item: Any, place: str) -> Any:
+    """Read the seconds of a task: a number, or one per device."""
+    return (readers.table(_amount) if isinstance(item, dict) else _amount)(item, place)
+
+
+_COSTS = {
+    "seconds": readers.table(read_seconds),
+    "nbytes": readers.table(_finite),
+    "work": readers.table(readers.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
+    "default_seconds": _amount,
+    "default_nbytes": _finite,
+    "pageable": _names,
+}
+READER = readers.record(Costs, _COSTS, optional=["pageable"])

@@ -22,7 +22,7 @@ import autosched as asc
 from autosched.backends.emulated import Emulated
 from autosched.viz import gantt_svg, graph_svg
 
-__all__ = ["Digits", "load_digits", "machine_of_two", "main", "mlp_step"]
+__all__ = ["Digits", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]
 
 BATCH, RATE, HIDDEN = 128, 0.5, 256
 GPUS = ("cuda:0", "cuda:1")
@@ -136,6 +136,13 @@ def initial_weights(gpus: Sequence[str], machine: asc.Machine) -> dict[str, Tens
         where = "cpu" if machine.imagined else machine.device(gpu).physical or gpu
         made |= {f"w1.{i}": w1.clone().to(where), f"w2.{i}": w2.clone().to(where)}
     return made
+
+
+def mlp_example() -> tuple[asc.Graph, dict[str, Tensor]]:
+    """Return a training step, and inputs for it: random images and fresh weights."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.rand(BATCH, 64, generator=generator), torch.randint(10, (BATCH,), generator=generator)
+    return mlp_step(), {"x": x, "y": y, **initial_weights(GPUS, asc.Machine.emulated(gpus=2))}
 
 
 def main(epochs: int = 12, folder: Path = Path()) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "ScheduleError",
     "TaskError",
     "TimelineError",
+    "UsageError",
     "listed",
     "shown",
 ]
@@ -72,6 +73,10 @@ class TaskError(AutoschedError, RuntimeError):
 
 class TimelineError(AutoschedError, ValueError):
     """A text is no trace of a schedule, or a timeline is asked for what it cannot know."""
+
+
+class UsageError(AutoschedError, ValueError):
+    """A command line asks for what is not there, or for what does not go together."""
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -26,7 +26,7 @@ from autosched.policies import POLICIES, Policy, candidates
 from autosched.schedule import Schedule
 from autosched.tree import flatten
 
-__all__ = ["schedule"]
+__all__ = ["estimated", "policy_of", "schedule"]
 
 
 def schedule(
@@ -80,18 +80,19 @@ def schedule(
     for value in pinned.sources:
         machine.device(value.home or machine.host)
     if costs is None:
-        costs = _estimated(pinned, examples) if examples is not None else Costs()
+        costs = estimated(pinned, examples) if examples is not None else Costs()
         costs = dataclasses.replace(costs, pageable=_pageable(pinned, machine, examples or {}))
     costs.check(pinned)
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
     with without_collecting():
-        made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(_policy(policy))
+        made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(policy_of(policy))
         made.verify()
     return made
 
 
-def _policy(policy: str | Policy) -> Policy:
+def policy_of(policy: str | Policy) -> Policy:
+    """Return a policy by name, or as it is. Raises ScheduleError for unknown names."""
     if callable(policy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
@@ -150,7 +151,8 @@ def _is_pageable(leaf: Any) -> bool:
     return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
-def _estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
+def estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
+    """Return ``Costs.estimate``, and warn the caller's caller of tasks that have none."""
     from autosched.frontends.estimate import estimate
 
     found = estimate(graph, examples)

@@ -6,17 +6,21 @@ larger ones. Knows nothing of what documents are about.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
 
 from autosched.errors import AutoschedError, ScheduleError, listed
 
-__all__ = ["Reader", "each", "number", "one", "parse", "record", "refuse", "table"]
+__all__ = ["Reader", "each", "number", "one", "parse", "plain", "record", "refuse", "table"]
 
 Reader = Callable[[Any, str], Any]
+
+_NEWER = ("pageable", "pageable_bytes_per_second")  # written only where they say something, as files had none at first
 
 
 def parse(text: str, reader: Reader) -> Any:
@@ -105,6 +109,24 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
     else:
         shown = f"one with the key {got.key!r} twice" if isinstance(got, _Twice) else json.dumps(got)
     raise ScheduleError(f"{place or 'it'} must be {what}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+
+
+def plain(item: Any) -> Any:
+    """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
+    if dataclasses.is_dataclass(item):
+        fields = {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        return {name: part for name, part in fields.items() if part or name not in _NEWER}
+    if isinstance(item, Mapping):
+        if odd := [key for key in item if not isinstance(key, str)]:
+            raise ScheduleError(f"a table has the key {odd[0]!r}, and only strings can be saved as keys")
+        return {key: plain(part) for key, part in item.items()}
+    if isinstance(item, (tuple, frozenset)):
+        return [plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
+    if item is None or isinstance(item, (str, bool)):
+        return item
+    if isinstance(item, Integral):
+        return int(item)
+    return float(item) if math.isfinite(item) else str(float(item))
 
 
 class _Twice(NamedTuple):

@@ -7,35 +7,43 @@ stands only whether a graph is the one that was saved.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from numbers import Integral
 from typing import Any
 
 from autosched.allowed import is_device
 from autosched.backends import BACKENDS
 from autosched.check import Check
-from autosched.costs import Costs, Work
+from autosched.costs import READER as COSTS
+from autosched.costs import Costs, read_seconds
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Task
-from autosched.machine import READER, Machine
+from autosched.machine import READER as MACHINE
+from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.program import Instruction, Program, Run
-from autosched.readers import each, number, one, parse, record, refuse, table
+from autosched.readers import each, number, one, parse, plain, record, refuse, table
 
-__all__ = ["Saved", "check_graph", "describe", "from_text", "to_text"]
+__all__ = ["Facts", "Saved", "check_graph", "describe", "facts_of", "from_text", "to_text"]
 
-_FORMAT = 1
-_NEWER = ("pageable", "pageable_bytes_per_second")  # written only where they say something, as files had none at first
+_FORMATS = (1, 2)  # the first has no facts
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a graph says beside its description, as far as a prediction needs it: costs and constraints, by name."""
+
+    name: str
+    seconds: Mapping[str, float | Mapping[str, float]]
+    nbytes: Mapping[str, float]
+    devices: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a text holds; ``graph`` is what ``describe`` says of it.
+    """What a text holds; ``graph`` is what ``describe`` says of it, ``facts`` what an older text lacks.
 
     Raises ScheduleError where the program does not run the tasks where and in the order in which they are placed.
     """
@@ -47,6 +55,7 @@ class Saved:
     program: Program
     backend: str
     check: Check
+    facts: Facts | None = None
 
     def __post_init__(self) -> None:
         placed = [(task, self.placement.device.get(task)) for task in self.placement.order]
@@ -96,6 +105,16 @@ def _describe_task(graph: Graph, task: Task) -> str:
     return "  ".join([*words, "view"] if task.view else words)
 
 
+def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
+    """Return what a graph says of costs and constraints; of a merged task, what its parts cost on each device."""
+    seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
+    merged = [task for task in graph.tasks if task.parts and task.seconds is None]
+    seconds |= {task.name: {d.name: costs.task_seconds(task, d) for d in machine.devices} for task in merged}
+    nbytes = {value.name: value.nbytes for value in graph.values if value.nbytes is not None}
+    devices = {task.name: task.device for task in graph.tasks if task.device is not None}
+    return Facts(str(graph.name), seconds, nbytes, devices)
+
+
 def check_graph(saved: Saved, graph: Graph) -> None:
     """Raise ScheduleError with the first input, task or output in which a graph is not the one that was saved."""
     for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
@@ -111,39 +130,22 @@ def check_graph(saved: Saved, graph: Graph) -> None:
 def to_text(saved: Saved) -> str:
     """Return the text; the same schedule has the same. Raises ScheduleError for what ``from_text`` would not read."""
     document = {
-        "format": _FORMAT,
+        "format": _FORMATS[-1],
         "backend": saved.backend,
         "check": saved.check,
         "inputs": dict(saved.program.inputs),
         "outputs": dict(saved.program.outputs),
         "placement": {task: saved.placement.device[task] for task in saved.placement.order},
         "program": str(Program(saved.program.instructions)).splitlines(),
-        "machine": _plain(saved.machine),
-        "costs": _plain(saved.costs),
+        "machine": plain(saved.machine),
+        "costs": plain(saved.costs),
         "graph": saved.graph,
+        "facts": plain(saved.facts),
     }
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
         raise ScheduleError("the program has parts that its text form does not show, so it cannot be saved")
     return text
-
-
-def _plain(item: Any) -> Any:
-    """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
-    if dataclasses.is_dataclass(item):
-        plain = {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
-        return {name: part for name, part in plain.items() if part or name not in _NEWER}
-    if isinstance(item, Mapping):
-        if odd := [key for key in item if not isinstance(key, str)]:
-            raise ScheduleError(f"a table has the key {odd[0]!r}, and only strings can be saved as keys")
-        return {key: _plain(part) for key, part in item.items()}
-    if isinstance(item, (tuple, frozenset)):
-        return [_plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]
-    if item is None or isinstance(item, (str, bool)):
-        return item
-    if isinstance(item, Integral):
-        return int(item)
-    return float(item) if math.isfinite(item) else str(float(item))
 
 
 # ---- reading
@@ -158,7 +160,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if isinstance(item, dict) and "format" in item:  # where that is another, nothing else is worth saying
         _DOCUMENT["format"](item["format"], "format")
-    saved: Saved = record(_saved, _DOCUMENT)(item, place)
+    saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
     return saved
 
 
@@ -186,35 +188,19 @@ def _instruction(item: Any, place: str) -> Instruction:
 _text = one("a string", lambda item: isinstance(item, str))
 _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
-_amount = number("a number, 0 or more", lambda n: n >= 0)
 _finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 
-
-def _names(item: Any, place: str) -> frozenset[str]:
-    return frozenset(each(_text)(item, place))
-
-
-def _seconds(item: Any, place: str) -> Any:
-    return (table(_amount) if isinstance(item, dict) else _amount)(item, place)
-
-
-_COSTS = {
-    "seconds": table(_seconds),
-    "nbytes": table(_finite),
-    "work": table(record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
-    "default_seconds": _amount,
-    "default_nbytes": _finite,
-    "pageable": _names,
-}
+_FACTS = {"name": _text, "seconds": table(read_seconds), "nbytes": table(_finite), "devices": table(_name)}
 _DOCUMENT = {
-    "format": one(f"{_FORMAT}, the version that this autosched reads", lambda v: type(v) is int and v == _FORMAT),
+    "format": one("1 or 2, the versions that this autosched reads", lambda v: type(v) is int and v in _FORMATS),
     "backend": one(f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS),
     "check": _check,
     "inputs": table(_name),
     "outputs": table(_name),
     "placement": table(_name),
     "program": each(_instruction),
-    "machine": READER,
-    "costs": record(Costs, _COSTS, optional=["pageable"]),
+    "machine": MACHINE,
+    "costs": COSTS,
     "graph": each(_text),
+    "facts": record(Facts, _FACTS),
 }

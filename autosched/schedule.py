@@ -33,7 +33,8 @@ from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.placement import check as check_placement
 from autosched.program import Program
-from autosched.saved import Saved, check_graph, describe, from_text, to_text
+from autosched.rebuilding import rebuilt
+from autosched.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulate import durations, simulate
 from autosched.timeline import Timeline
 from autosched.verify import verify
@@ -44,11 +45,12 @@ __all__ = ["Schedule", "load"]
 _MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
 
 
-def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
+def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
     """Read a schedule that ``Schedule.save`` wrote, for the same graph built again, and prove it anew.
 
-    Tasks run the functions of ``graph``: the file holds none, and no tensors. Raises ScheduleError for a file that is
-    malformed, for another graph, and for what does not fit together; OSError for a file that cannot be read.
+    Tasks run the functions of ``graph``: the file holds none, and no tensors. Without one the schedule can be looked
+    at and simulated, not run. Raises ScheduleError for a file that is malformed, for another graph, for one that only
+    its graph can tell, and for what does not fit together; OSError for a file that cannot be read.
 
     >>> import autosched as asc, tempfile
     >>> graph = asc.Graph()
@@ -58,10 +60,12 @@ def load(path: str | os.PathLike[str], graph: Graph) -> Schedule:
     ...     asc.load(f"{folder}/plan.json", graph)
     <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
     """
-    check_kinds(graph)
+    if graph is not None:
+        check_kinds(graph)
     data = Path(path).read_bytes()
     try:
-        return _bound(from_text(data.decode()), graph)
+        saved = from_text(data.decode())
+        return _bound(*((saved, graph) if graph is not None else rebuilt(saved)))
     except (AutoschedError, UnicodeDecodeError) as error:
         raise ScheduleError(f"{os.fspath(path)}: {error}") from error
 
@@ -174,7 +178,7 @@ class Schedule:
         if not isinstance(self.backend, str):
             raise ScheduleError(f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can")
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
-        saved = Saved(describe(self.graph), *parts)
+        saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
         _bound(saved, self.graph)  # it may come from dataclasses.replace
         write(path, to_text(saved))
 
@@ -196,10 +200,7 @@ class Schedule:
     # ---- looking
 
     def report(self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = "") -> None:
-        """Write one page of HTML to a file, for any browser, that shows all of it: chart, graph, program and code.
-
-        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile`` returned, to stand
-        beside what was predicted. The file is there whole or not at all; raises OSError.
+        """Write ``page`` to a file. The file is there whole or not at all; raises OSError.
 
         >>> import autosched as asc, pathlib, tempfile
         >>> (graph := asc.Graph("one sum")).output(y=graph.input("x") + 1)
@@ -208,14 +209,21 @@ class Schedule:
         ...     "<title>one sum" in pathlib.Path(f"{folder}/sum.html").read_text()
         True
         """
+        write(path, self.page(measured, title=title))
+
+    def page(self, measured: Timeline | None = None, *, title: str = "") -> str:
+        """Return one page of HTML, for any browser, that shows all of it: chart, graph, reasons, program and code.
+
+        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile`` returned, to stand
+        beside what was predicted.
+        """
         try:
             code = str(self.code)
         except (MachineError, ScheduleError):  # for a graph without functions there is none
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
-        page = page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
-        write(path, page)
+        return page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""

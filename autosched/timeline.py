@@ -170,6 +170,11 @@ class Timeline:
         """Return how long a stream was in use."""
         return sum(span.seconds for span in self.spans if stream in span.streams)
 
+    def computing(self, device: str) -> float:
+        """Return how long a device computed, on one or more of its streams."""
+        runs = (span for span in self.spans if span.kind == "run" and span.streams[0].device == device)
+        return _length(_union((span.start, span.end) for span in runs))
+
     def overlap(self) -> Overlap:
         """Return how much of copying and computing went on at the same time."""
         compute = _union((s.start, s.end) for s in self.spans if s.kind == "run")

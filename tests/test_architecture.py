@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "composite": ["task", "tree", "value"],  # what merged tasks call; a task may be one
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
     "graph": ["allowed", "composite", "errors", "effects", "including", "parts", "task", "tree", "value"],
-    "costs": ["allowed", "errors", "machine", "graph", "tree"],
+    "costs": ["allowed", "errors", "machine", "graph", "readers", "tree"],
     "placement": ["errors", "machine", "graph"],
     # other graphs that say the same
     "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
@@ -78,6 +78,7 @@ MAY_IMPORT = {
     # keeping a schedule as text
     "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
+    "rebuilding": ["costs", "errors", "graph", "saved", "task", "value"],
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
@@ -88,6 +89,10 @@ MAY_IMPORT = {
     "arguments": ["allowed", "backends", "costs", "errors", "graph"],  # the kinds of what schedule and runs are given
     "schedule": EVERYTHING,
     "planning": EVERYTHING,
+    "tables": [],
+    "comparison": ["tables", "viz"],
+    "compare": EVERYTHING,  # plans again and again
+    "measuring": EVERYTHING,  # runs schedules of its own
     "compiled": EVERYTHING,
     "dynamo": EVERYTHING,  # traces and schedules, as compiled does
     "cli": EVERYTHING,
@@ -95,7 +100,17 @@ MAY_IMPORT = {
     "__main__": EVERYTHING,
     "autosched": EVERYTHING,
 }
-MAY_IMPORT_TORCH = ["backends", "frontends", "profile", "parallel", "demo", "testing", "compiled", "dynamo"]
+MAY_IMPORT_TORCH = [
+    "backends",
+    "frontends",
+    "profile",
+    "parallel",
+    "demo",
+    "testing",
+    "compiled",
+    "dynamo",
+    "measuring",
+]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
@@ -104,6 +119,8 @@ EXCEPTIONS = {
     ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
     ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",
     ("timeline", "traces"): "Timeline.from_chrome_trace is a door to it, opened when called",
+    ("cli.devices", "torch"): "it shows what torch sees; other commands come without",
+    ("cli.run", "torch"): "it seeds random numbers; other commands come without",
     ("machine", "torch"): "Machine.local asks torch what is in this computer",
 }
 

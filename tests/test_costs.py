@@ -133,3 +133,21 @@ def test_a_misspelt_name_is_named(graph):
         Costs.table({}, nbytes={"y": 1}).check(graph)
     with pytest.raises(ScheduleError, match=r"^costs give work for 'y', which graph 'g' does not have$"):
         Costs(work={"y": Work(1, 1)}).check(graph)
+
+
+def test_costs_come_back_from_json() -> None:
+    costs = Costs(work={"mul": Work(1, 2.5)}).override({"a": {"cpu": 1, "cuda:0": math.inf}, "b": 0.5}, {"a": 8})
+    assert Costs.from_json(costs.to_json()) == costs
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "not the JSON of costs: it must be an object, got a list"),
+        ("{", "not the JSON of costs: not JSON"),
+        ('{"seconds": {"a": -1}}', r'seconds\["a"\] must be a number, 0 or more, or "inf", got -1'),
+    ],
+)
+def test_what_is_no_json_of_costs_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        Costs.from_json(text)

@@ -1,0 +1,84 @@
+"""The command line, ``autosched COMMAND``. Prints, and writes files where it is told to; decides nothing.
+
+Each command is a module with ``add(commands)``, which enters it in the parser and says what does it: a function from
+the parsed arguments to an exit code. To add one, write such a module and name it in ``COMMANDS``. torch is imported
+where a command needs it, so help and questions about saved schedules come at once.
+
+==========  ===================================================
+module      what it holds
+==========  ===================================================
+subject     what a command works on: a saved schedule or a graph
+options     machine, policy and costs, as options
+output      where results go, and how far long work is
+faults      how errors are told
+==========  ===================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from autosched import __version__
+from autosched.cli.faults import WRONG_INPUT, told
+
+__all__ = ["main"]
+
+COMMANDS = (
+    "demo",
+    "devices",
+    "show",
+    "predict",
+    "run",
+    "explain",
+    "compare",
+    "measure",
+)  # modules; the order of the help
+
+_EPILOG = """\
+THING is a saved schedule (plan.json), or the function that builds a graph: package.module:function or
+path/to/file.py:function. It returns a Graph, or (Graph, inputs), or (Graph, inputs, Machine).
+
+examples:
+  autosched demo
+  autosched show autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg
+  autosched compare autosched.demo:mlp_example --gpus 2 4 --links pcie4 nvlink4
+
+exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    with told() as outcome:
+        outcome.code = arguments.do(arguments)
+        sys.stdout.flush()  # what a pipe refuses, it refuses here
+    return outcome.code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the lines of examples whole, and tells errors in one."""
+
+    def __init__(self, **options: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Tell what is wrong, and where help is."""
+        self.exit(WRONG_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="autosched",
+        description="Schedule task graphs of tensor work on many devices: see, prove, run and compare the schedules.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"autosched {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    for name in COMMANDS:
+        import_module(f"autosched.cli.{name}").add(commands)
+    return parser

@@ -1,0 +1,121 @@
+"""Options: machine, policy and costs of a schedule, as a user gives them on the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autosched.cli.faults import say
+from autosched.cli.subject import Subject
+from autosched.costs import Costs
+from autosched.errors import AutoschedError, UsageError
+from autosched.machine import LINKS, Machine
+from autosched.planning import schedule
+from autosched.policies import POLICIES
+from autosched.schedule import Schedule
+
+__all__ = ["add_costs", "add_planning", "costs_of", "count", "examples_of", "factor", "planned", "read", "whole"]
+
+T = TypeVar("T")
+
+_LINKS = f"what joins them: {', '.join(LINKS)} (default: pcie4)"
+_POLICIES = f"auto, {', '.join(POLICIES)} (default: auto)"
+
+
+def add_planning(parser: argparse.ArgumentParser) -> None:
+    """Add the options for which ``planned`` plans: those of the machine, the policy and the costs."""
+    group = parser.add_argument_group(
+        "machine and policy", "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs."
+    )
+    group.add_argument("--gpus", type=whole, metavar="N", help="an emulated machine of one CPU and N GPUs")
+    group.add_argument("--link", choices=tuple(LINKS), metavar="LINK", help=_LINKS)
+    group.add_argument("--machine", type=Path, metavar="FILE", help="a machine as JSON, as `autosched devices` writes")
+    group.add_argument("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
+    group.add_argument("--slower", type=factor, metavar="F", help="that machine, F times slower, to be played by a CPU")
+    group.add_argument("--policy", choices=("auto", *POLICIES), metavar="NAME", help=_POLICIES)
+    add_costs(group)
+
+
+def add_costs(group: Any) -> None:
+    """Add the option that ``costs_of`` reads."""
+    group.add_argument("--costs", type=Path, metavar="FILE", help="costs as JSON, as `autosched measure` writes")
+
+
+def planned(arguments: argparse.Namespace, found: Subject) -> Schedule:
+    """Return the schedule of a subject: as it was saved, unless an option asks for another."""
+    asked = any(getattr(arguments, name) for name in ("link", "machine", "local", "slower", "policy", "costs"))
+    if found.schedule is not None and not asked and arguments.gpus is None:
+        return found.schedule
+    costs = costs_of(arguments, found)
+    machine = _machine(arguments, found)
+    return schedule(
+        found.graph, machine, policy=arguments.policy or "auto", costs=costs, examples=examples_of(found, costs)
+    )
+
+
+def examples_of(found: Subject, costs: Costs | None) -> Mapping[str, Any] | None:
+    """Return the inputs to estimate costs from, where costs are not given; say so if nothing tells what tasks cost."""
+    if costs is not None:
+        return None
+    if found.inputs is None and all(task.seconds is None for task in found.graph.tasks):
+        say("note: nothing tells what tasks cost, so each is taken to cost 10 us; return inputs too, or give --costs")
+    return found.inputs
+
+
+def costs_of(arguments: argparse.Namespace, found: Subject) -> Costs | None:
+    """Return the costs of a file, or else of a saved schedule; None if inputs or defaults must do."""
+    if arguments.costs is not None:
+        return read(arguments.costs, Costs.from_json)
+    return None if found.schedule is None else found.schedule.costs
+
+
+def _machine(arguments: argparse.Namespace, found: Subject) -> Machine:
+    asked = {"--gpus or --link": arguments.gpus is not None or arguments.link is not None}
+    if arguments.local and arguments.link is None:
+        asked = {}  # --gpus says how many of them
+    asked |= {"--machine": arguments.machine is not None, "--local": arguments.local}
+    if len(names := [name for name, given in asked.items() if given]) > 1:
+        raise UsageError(f"{' and '.join(names)} name different machines; give one of them")
+    if arguments.local:
+        machine = Machine.local(gpus=arguments.gpus)
+    elif arguments.machine is not None:
+        machine = read(arguments.machine, Machine.from_json)
+    elif asked["--gpus or --link"] or found.machine is None:
+        machine = Machine.emulated(2 if arguments.gpus is None else arguments.gpus, arguments.link)
+    else:
+        machine = found.machine
+    return machine.slower(arguments.slower) if arguments.slower else machine
+
+
+def read(path: Path, parse: Callable[[str], T]) -> T:
+    """Return what a file holds. Raises UsageError that names the file, and OSError."""
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (AutoschedError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def count(text: str) -> int:
+    """Return a whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
+    return number
+
+
+def whole(text: str) -> int:
+    """Return a whole number, 0 or more."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {number}")
+    return number
+
+
+def factor(text: str) -> float:
+    """Return a number above 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return number

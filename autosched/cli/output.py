@@ -1,0 +1,58 @@
+"""Output: where results go, and how far long work is. Bars are for people: stderr, and only where it is a terminal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from autosched.errors import UsageError
+from autosched.files import write
+
+__all__ = ["deliver", "json_text", "tracker", "width"]
+
+
+def deliver(result: str | bytes, path: Path | None) -> None:
+    """Write a result to a file, whole or not at all, or to stdout. Raises UsageError for bytes on a terminal."""
+    if path is not None:
+        write(path, result)
+        print(f"wrote {path}", file=sys.stderr)
+    elif isinstance(result, str):
+        print(result.removesuffix("\n"))
+    elif sys.stdout.isatty():
+        raise UsageError("this is no text, and stdout is a terminal; give -o FILE")
+    else:
+        sys.stdout.buffer.write(result)
+
+
+def json_text(document: Any) -> str:
+    """Return a document for scripts."""
+    return json.dumps(document, indent=2)
+
+
+def width() -> int:
+    """Return the columns of the terminal; 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """Return a function that goes through a sequence and shows how far it is, if tqdm and a terminal are there."""
+    if not sys.stderr.isatty():
+        return iter
+    try:
+        tqdm = import_module("tqdm").tqdm
+    except ImportError:
+        return partial(_counted, what)
+    return partial(tqdm, desc=what, leave=False)
+
+
+def _counted(what: str, items: Sequence[Any]) -> Iterable[Any]:
+    for i, item in enumerate(items, 1):
+        print(f"\r{what}: {i} of {len(items)}", end="", file=sys.stderr, flush=True)
+        yield item
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
