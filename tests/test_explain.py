@@ -120,9 +120,21 @@ def two_for_nothing(devices: tuple[str, ...] = ("cuda:0", "cuda:1")) -> asc.Sche
     return asc.schedule(graph, TWO, outputs=devices[-1])
 
 
+def slow_update(on: str | None = "cpu") -> asc.Schedule:
+    """Return a step whose weights are updated on the host, which takes ten times longer for it than a GPU."""
+    graph = asc.Graph("slow update")
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        gradient = graph.add(call, x, name="gradient", seconds=1e-3)
+    seconds = {"cpu": 1e-2, "cuda:0": 1e-3}
+    graph.output(w=graph.add(call, gradient, name="update", on=on, seconds=seconds))
+    return asc.schedule(graph, ONE)
+
+
 @pytest.mark.parametrize(
     ("faulty", "kind", "names", "cured"),
     [
+        (slow_update, "host bound", ["'update'", "bound to cpu", "test_explain.py:"], lambda: slow_update(None)),
         (unpinned, "pin", ["'x'"], lambda: unpinned(pageable=False)),
         (tiny, "launch", ["40 tasks", "6 us", "'scale0'"], lambda: tiny(seconds=1e-6)),
         (host_read, "host read", ["'item'", "'loss'", "cuda:0", "test_explain.py:"], None),

@@ -20,8 +20,9 @@ class Remedy(NamedTuple):
     """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
 
     ``kind`` is ``pin``, ``keep``, ``launch``, ``host read``, ``copy streams`` or, on one link, ``copies at once``;
-    ``policy`` for a better placement, or ``bound`` for one that the user's binding of tasks forbids; and each of these
-    two as ``idle ...`` or ``fewer ...`` where that uses more devices, or fewer.
+    ``host bound`` for what is bound to a CPU and slow there; ``policy`` for a better placement, or ``bound`` for one
+    that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...`` where that uses
+    more devices, or fewer.
     """
 
     kind: str

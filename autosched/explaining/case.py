@@ -6,7 +6,7 @@ A what-if is a case with another part, and is predicted by the same ``simulate``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,14 +135,29 @@ class Case:
     @cached_property
     def freed(self) -> Case:
         """The case with tasks free to go to any worker, if they are bound to one; placed as it was."""
-        twin = self.graph.pinned()
-        for task in self.bound:
-            free = dataclasses.replace(task, device=None)
-            twin.tasks[task.index] = free
-            if twin.names[task.name] is task:
-                twin.names[task.name] = free
         workers = [self.machine.device(name) for name in self.workers]
         seconds = {
             task.name: {device.name: self.costs.task_seconds(task, device) for device in workers} for task in self.bound
         }
-        return dataclasses.replace(self, graph=twin, costs=self.costs.override(seconds))
+        return dataclasses.replace(self.unbound(self.bound), costs=self.costs.override(seconds))
+
+    def unbound(self, tasks: Iterable[Task]) -> Case:
+        """Return the case with tasks free to go anywhere; placed as it was."""
+        twin = self.graph.pinned()
+        for task in tasks:
+            free = dataclasses.replace(task, device=None)
+            twin.tasks[task.index] = free
+            if twin.names[task.name] is task:
+                twin.names[task.name] = free
+        return dataclasses.replace(self, graph=twin)
+
+    @cached_property
+    def slow_here(self) -> tuple[Task, ...]:
+        """The tasks that the user has bound to a CPU, and that some accelerator would do in half the time or less."""
+        found = []
+        for task in self.graph.tasks:
+            if task.device not in (None, HOST) and task.device not in self.workers:
+                here = self.costs.task_seconds(task, self.machine.device(str(task.device)))
+                there = min(self.costs.task_seconds(task, self.machine.device(name)) for name in self.workers)
+                found += [task] if there < here and there <= here / 2 else []
+        return tuple(found)

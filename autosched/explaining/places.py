@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
 from autosched.explaining.case import SMALL, Case
-from autosched.explaining.words import duration, joined, place, share, spelled
+from autosched.explaining.words import duration, joined, names, place, share, spelled
+from autosched.graph import Task
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
 
@@ -20,15 +21,23 @@ _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are wo
 
 @dataclass(frozen=True)
 class Plans:
-    """What could be instead: ``kept`` with what the user bound to accelerators, ``freed`` without, the best first."""
+    """What could be instead: ``kept`` with what the user bound, the best first.
+
+    ``freed`` without what is bound to accelerators, ``off_host`` without what is bound to a CPU and slow there.
+    """
 
     kept: tuple[Case, ...]
     freed: tuple[Case, ...]
+    off_host: tuple[Case, ...]
 
     @classmethod
     def of(cls, case: Case) -> Plans:
         """Plan anew. Of large graphs by few policies, or by none."""
-        return cls(_plans(case, (single, heft)), _plans(case.freed, (heft,)) if case.bound else ())
+        return cls(
+            _plans(case, (single, heft)),
+            _plans(case.freed, (heft,)) if case.bound else (),
+            _plans(case.unbound(case.slow_here), (heft,)) if case.slow_here else (),
+        )
 
 
 def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
@@ -58,9 +67,30 @@ def places(case: Case, plans: Plans) -> Iterator[Remedy]:
     for plan in plans.kept[:1]:
         yield _remedy(case, plan, "policy")
         best = min(best, plan.makespan)
+    for plan in plans.off_host[:1]:
+        if plan.makespan < best and (moved := _moved(case, plan)):
+            yield _off_host(case, plan, moved)
     for plan in plans.freed[:1]:
         if plan.makespan < best:
             yield _remedy(case, plan, "bound")
+
+
+def _moved(case: Case, plan: Case) -> list[Task]:
+    """Return what a plan takes off the CPU that it is bound to."""
+    return [task for task in case.slow_here if plan.placement.device[task.name] in case.workers]
+
+
+def _off_host(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
+    """Say what is bound to a CPU and slow there."""
+    host, called = case.placement.device[moved[0].name], [task.name for task in moved]
+    taken = sum(case.costs.task_seconds(task, case.machine.device(host)) for task in moved)
+    there = joined(list(dict.fromkeys(plan.placement.device[task.name] for task in moved)))
+    are = "is" if len(called) == 1 else "are"
+    words = (
+        f"{names(called)} {are} bound to {host} ({place(moved[0])}), which takes {duration(taken)} for that; "
+        f"policy='auto' without that puts {'it' if len(called) == 1 else 'them'} on {there}"
+    )
+    return Remedy("host bound", words, tuple(called), (), plan.makespan)
 
 
 def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
