@@ -38,7 +38,7 @@ def among(replicas: int, chunks: int = 1) -> Callable[[int], Rows]:
     return lambda rows: [shares(share, chunks) for share in shares(rows, replicas)]
 
 
-def some(names: Iterable[str], *quick: str) -> list[Any]:
+def some(names: Iterable[Any], *quick: Any) -> list[Any]:
     """Return parameters of a test of which all but some are slow."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 

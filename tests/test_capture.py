@@ -89,8 +89,19 @@ def assert_trains_as_eager(kind: str, optimizer: str, steps: int = 5, **options:
         assert run.cache_info().misses <= 2  # with the optimizer's state, and without
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", ["auto", *POLICIES, scattered(0)])
+SMALL = "mlp", "lenet", "recurrent"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [(policy, kind) for policy in ("heft", scattered(0)) for kind in KINDS]
+    + [
+        pytest.param(policy, kind, marks=[] if kind in SMALL else pytest.mark.slow)
+        for policy in ("auto", *POLICIES)
+        for kind in KINDS
+        if policy != "heft"
+    ],
+)
 def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) -> None:
     optimizer = "momentum" if kind in ("resnet", "lenet") else "adam"
     gpus = list(KINDS).index(kind) % 4
