@@ -4,9 +4,10 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 BENCH_INSTALLED := .venv/bench-installed
 BROWSER_INSTALLED := .venv/browser/package.json
+DOCS_INSTALLED := .venv/docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak bench browser clean
+.PHONY: help demo test lint soak bench browser docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -29,17 +30,21 @@ soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$script --quick; done
 
-browser: $(BROWSER_INSTALLED) ## open pages in a real browser without a display; needs node and npm
-	$(BIN)/python -m pytest tests/test_page.py
+browser: $(BROWSER_INSTALLED) ## open pages and traces in a real browser without a display; needs node and npm
+	$(BIN)/python -m pytest tests/test_page.py tests/test_perfetto.py
+
+docs: $(DOCS_INSTALLED) ## bring the documents up to date with what their code prints, and build docs/_build/html
+	$(BIN)/python docs/pages.py --notebook
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 clean: ## remove .venv and all that was built or cached
-	rm -rf .venv build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv docs/_build build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,hf,lint,test,viz]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli,demo,hf,lint,test,viz]'
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)
@@ -48,5 +53,10 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 $(BROWSER_INSTALLED): tests/browser/package.json $(INSTALLED)
 	@mkdir -p $(@D)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	npm install --prefix $(@D) --silent --no-save $$(sed -n 's/^    "\(.*\)": "\([0-9.]*\)",*$$/\1@\2/p' $<)
 	@cp $< $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@

@@ -1,0 +1,42 @@
+"""The code in the documents runs, prints and draws what they say, and the notebook has the tutorial's code."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parent.parent / "docs"
+sys.path.insert(0, str(DOCS))
+pages = importlib.import_module("pages")
+sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)
+def test_the_code_of_a_page_prints_and_draws_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    try:
+        for block in pages.run(path.read_text(encoding="utf-8"), path.name):
+            assert block.holds, f"{block.code}\nprints\n{block.printed}\nand not\n{block.expected}"
+    finally:
+        torch.set_num_threads(threads)
+    for picture in tmp_path.glob("*.svg"):
+        assert picture.read_bytes() == (pages.PICTURES / picture.name).read_bytes(), f"{picture.name} is out of date"
+
+
+def test_the_notebook_runs_the_code_of_the_tutorial():
+    cells = json.loads(pages.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code == [cell for kind, cell in pages.cells() if kind == "code"]
+    outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"stream", "execute_result"}
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+
+
+@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)
+def test_every_page_that_is_linked_is_there(path: Path):
+    for target in pages.links(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
