@@ -16,10 +16,11 @@ from autosched.errors import ScheduleError
 from autosched.explaining.case import SMALL, Case
 from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import slack
-from autosched.explaining.words import duration, names, place
+from autosched.explaining.words import names, place
 from autosched.placement import Placement, choices, constraint
 from autosched.program import Copy
 from autosched.timeline import Span, Timeline
+from autosched.viz.paint import duration
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
 

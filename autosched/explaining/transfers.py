@@ -10,13 +10,14 @@ from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
-from autosched.explaining.words import amount, count, duration, joined, names
+from autosched.explaining.words import amount, count, joined, names
 from autosched.graph import Use
 from autosched.machine import Link, Machine
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, simulate
 from autosched.timeline import Span
+from autosched.viz.paint import duration
 
 __all__ = ["copy_streams", "keep", "pin"]
 

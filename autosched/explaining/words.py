@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autosched.task import Task
-from autosched.viz import paint
 
-__all__ = ["amount", "count", "duration", "joined", "names", "place", "share", "spelled"]
+__all__ = ["amount", "count", "joined", "names", "place", "share", "spelled"]
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-
-
-def duration(seconds: float) -> str:
-    """Return a time for readers, free of what floating point adds to it.
-
-    >>> duration(0.0009999999), duration(0)
-    ('1 ms', '0 us')
-    """
-    return paint.duration(float(f"{seconds:.3g}"))
 
 
 def amount(nbytes: float) -> str:

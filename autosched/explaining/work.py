@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
-from autosched.explaining.words import duration, joined, names, place
+from autosched.explaining.words import joined, names, place
 from autosched.graph import Task
 from autosched.machine import Device
 from autosched.placement import Placement, choices
 from autosched.program import Copy, Run, Stream, Wait
+from autosched.viz.paint import duration
 
 __all__ = ["host_reads", "launches"]
 

@@ -253,10 +253,10 @@ def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
 def duration(seconds: float) -> str:
     """Return a time in the unit that suits it, to three digits.
 
-    >>> duration(0), duration(0.00125), duration(7.5e-6), duration(125)
-    ('0 us', '1.25 ms', '7.5 us', '125 s')
+    >>> duration(0), duration(0.00125), duration(0.0009999999), duration(1234)
+    ('0 us', '1.25 ms', '1 ms', '1,234 s')
     """
-    scale, unit = _unit(seconds)
+    scale, unit = _unit(float(f"{seconds:.3g}"))  # what is rounded up to a unit is told in it
     value = seconds / scale
     return f"{value:,.0f} {unit}" if abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
