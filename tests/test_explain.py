@@ -175,13 +175,28 @@ def test_tasks_on_one_device_instead_of_two_take_no_copies():
         lambda: on_one_device(None),
         lambda: host_read(copies=False),
         lambda: two_for_nothing(("cuda:0",)),
-        lambda: asc.schedule(asc.Graph("empty"), ONE),
     ],
 )
 def test_where_nothing_is_wrong_nothing_is_advised(sound: Callable[[], asc.Schedule]) -> None:
     found = sound().explain()
     assert found.advice == ()
     assert "Nothing that was tried would make it faster." in str(found)
+
+
+def test_of_what_takes_no_time_nothing_is_explained():
+    words = str(asc.schedule(asc.Graph("empty"), ONE).explain())
+    assert words == "empty: 0 us predicted, 0 tasks on no device\n\nIt takes no time, so there is nothing to explain."
+
+
+def test_what_would_save_nothing_has_no_sign():
+    assert "Twice as fast  links 0%, accelerators -50%" in str(tiny(seconds=1e-3).explain())
+
+
+def test_a_device_begins_no_sentence():
+    graph = asc.Graph("chain")
+    graph.output(y=graph.add(call, graph.input("x"), name="y", seconds=1e-3))
+    words = str(asc.schedule(graph, ONE).explain())
+    assert "\nUsing cuda:0 gives nothing here: there is too little to do at once (cuda:0 takes 1% longer)." in words
 
 
 def test_a_better_policy_is_named():

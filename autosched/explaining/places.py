@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
 from autosched.explaining.case import SMALL, Case
-from autosched.explaining.words import duration, joined, names, place, share, spelled
+from autosched.explaining.words import joined, names, place, share, spelled
 from autosched.graph import Task
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
+from autosched.viz.paint import duration
 
 __all__ = ["Plans", "note", "places"]
 
@@ -127,10 +128,11 @@ def note(case: Case, plans: Plans) -> tuple[str, ...]:
     fewer = [plan for plan in plans.kept if len(plan.used) < len(case.used)]
     if more and more[0].makespan >= case.makespan:
         slower = more[0].makespan / case.makespan - 1 if case.makespan else 0.0
-        longer = f"take {share(slower)} longer" if slower > 0.005 else "take as long"
+        take = "takes" if len(more[0].used) == 1 else "take"
+        longer = f"{take} {share(slower)} longer" if slower > 0.005 else f"{take} as long"
         return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer})",)
     if fewer and case.makespan < fewer[0].makespan <= case.makespan * (1 + _SAME):
-        return (f"{_alone(fewer[0])} takes {duration(fewer[0].makespan)}, hardly longer",)
+        return (f"on {_alone(fewer[0])} it takes {duration(fewer[0].makespan)}, hardly longer",)
     return ()
 
 
@@ -138,7 +140,8 @@ def _nothing(plan: Case, other: float) -> str:
     """Say that the devices of a plan give nothing, and why; copies are to blame if it wins when they take no time."""
     free = plan.timed(_without_copies(plan))
     why = "copies take longer than the compute they save" if free < other else "there is too little to do at once"
-    gives = f"{joined(plan.used)} gives" if len(plan.used) == 1 else f"{spelled(len(plan.used))} devices give"
+    one = len(plan.used) == 1
+    gives = f"using {joined(plan.used)} gives" if one else f"{spelled(len(plan.used))} devices give"
     return f"{gives} nothing here: {why}"
 
 

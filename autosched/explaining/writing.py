@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autosched.explaining.facts import Idle, Step
-from autosched.explaining.words import amount, count, duration, share
+from autosched.explaining.words import amount, count, share
+from autosched.viz.paint import duration
 
 if TYPE_CHECKING:
     from autosched.explaining.report import Explanation, Late
@@ -41,6 +42,8 @@ def written(found: Explanation) -> str:
         f"{found.name}: {duration(found.makespan)} {how}{also}, {count(found.tasks, 'task')} on "
         f"{', '.join(found.devices) or 'no device'}"
     )
+    if not found.makespan:
+        return "\n".join([*_filled(head, "", ""), "", "It takes no time, so there is nothing to explain."])
     return "\n".join([*_filled(head, "", ""), "", *_advised(found), "", *_facts(found)])
 
 
@@ -71,7 +74,7 @@ def _facts(found: Explanation) -> Iterator[str]:
     for where in found.idle:
         yield from _idle(where, found.makespan)
     if found.twice_as_fast:
-        saves = [f"{name} -{max(0.0, part):.0%}" for name, part in found.twice_as_fast.items()]
+        saves = [f"{name} {_less(part)}" for name, part in found.twice_as_fast.items()]
         yield f"{'Twice as fast':<15}{', '.join(saves)}"
     if found.late:
         yield from _filled("; ".join(map(_late, found.late)), f"{'Late':<15}", " " * 15)
@@ -79,9 +82,13 @@ def _facts(found: Explanation) -> Iterator[str]:
         yield from _path(found)
 
 
+def _less(part: float) -> str:
+    return f"-{part:.0%}" if part >= 0.005 else "0%"
+
+
 def _idle(found: Idle, makespan: float) -> Iterator[str]:
     """Yield for what a device was idle."""
-    part = share(found.seconds / makespan if makespan else 0.0)
+    part = share(found.seconds / makespan)
     causes = sorted(found.causes.items(), key=lambda item: -item[1])
     listed = [f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}" for cause, seconds in causes[:_MOST_CAUSES]]
     if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
