@@ -17,7 +17,7 @@ from autosched.costs import Costs
 from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
 from autosched.graph import Graph
 from autosched.machine import LINKS, Machine
-from autosched.planning import estimated, policy_of, schedule
+from autosched.planning import estimated, paged, policy_of, schedule
 from autosched.policies import Policy
 from autosched.schedule import Schedule
 from autosched.tables import amount
@@ -54,18 +54,21 @@ def compare(
     [1.0, 1.0, 1.0, 2.0]
     """
     check_kinds(graph, costs, examples, inputs, outputs, place=place)
-    if costs is None and examples is not None:
-        costs = estimated(graph, examples)
+    known = estimated(graph, examples) if costs is None and examples is not None else Costs()
     named = _machines(machines)
     ways = _policies(policies)
-    plan = partial(schedule, graph, costs=costs, inputs=inputs, outputs=outputs, place=place, backend="host")
+    if costs is None:
+        priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
+    else:
+        priced = dict.fromkeys(named, costs)
+    plan = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host")
     singles: dict[str, float | None] = {}
     found: list[Row | Refusal] = []
     for name, way in track([*product(named, ways)]):
         if name not in singles:
-            singles[name] = _seconds(partial(plan, named[name], policy="single"))
+            singles[name] = _seconds(partial(plan, named[name], costs=priced[name], policy="single"))
         try:
-            found.append(_row(name, way, plan(named[name], policy=ways[way]), singles[name]))
+            found.append(_row(name, way, plan(named[name], costs=priced[name], policy=ways[way]), singles[name]))
         except AutoschedError as error:
             found.append(Refusal(name, way, str(error).partition("\n")[0]))
     return Comparison(

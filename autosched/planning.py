@@ -26,7 +26,7 @@ from autosched.policies import POLICIES, Policy, candidates
 from autosched.schedule import Schedule
 from autosched.tree import flatten
 
-__all__ = ["estimated", "policy_of", "schedule"]
+__all__ = ["estimated", "paged", "policy_of", "schedule"]
 
 
 def schedule(
@@ -81,7 +81,7 @@ def schedule(
         machine.device(value.home or machine.host)
     if costs is None:
         costs = estimated(pinned, examples) if examples is not None else Costs()
-        costs = dataclasses.replace(costs, pageable=_pageable(pinned, machine, examples or {}))
+        costs = paged(costs, pinned, machine, examples)
     costs.check(pinned)
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
@@ -138,12 +138,17 @@ def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, co
     return min(plans, key=lambda made: made.makespan)
 
 
-def _pageable(graph: Graph, machine: Machine, examples: Mapping[str, Any]) -> frozenset[str]:
-    """Return which inputs and constants of a real machine with accelerators lie in memory that is not page-locked."""
+def paged(costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:
+    """Return costs that know which inputs and constants lie in memory that is not page-locked.
+
+    On a real machine with accelerators: what an imagined one copies from is imagined too.
+    """
     if machine.imagined or not machine.accelerators:
-        return frozenset()
-    given = {value.name: examples.get(value.name) if value.tensor is None else value.tensor for value in graph.sources}
-    return frozenset(name for name, example in given.items() if any(map(_is_pageable, flatten(example))))
+        return costs
+    known = examples or {}
+    given = {value.name: known.get(value.name) if value.tensor is None else value.tensor for value in graph.sources}
+    slow = frozenset(name for name, example in given.items() if any(map(_is_pageable, flatten(example))))
+    return dataclasses.replace(costs, pageable=slow)
 
 
 def _is_pageable(leaf: Any) -> bool:
@@ -152,15 +157,17 @@ def _is_pageable(leaf: Any) -> bool:
 
 
 def estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
-    """Return ``Costs.estimate``, and warn the caller's caller of tasks that have none."""
+    """Return ``Costs.estimate``, and warn the caller's caller of tasks whose seconds nothing tells."""
     from autosched.frontends.estimate import estimate
 
     found = estimate(graph, examples)
-    if found.unknown:
-        guess = f"{found.costs.default_seconds * 1e6:.0f} us"
-        reason = next(iter(found.unknown.values()))
+    told = {task.name for task in graph.tasks if task.seconds is not None}
+    unknown = {name: reason for name, reason in found.unknown.items() if name not in told}
+    if unknown:
+        guess = f"{found.costs.default_seconds * 1e6:.0f} us{' each' if len(unknown) > 1 else ''}"
+        reason = next(iter(unknown.values()))
         warnings.warn(
-            f"no estimate for {listed(found.unknown)}, taken to cost {guess} each ({reason}); give seconds=",
+            f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
             stacklevel=3,
         )
     return found.costs

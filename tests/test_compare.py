@@ -140,6 +140,18 @@ def test_examples_are_estimated_once() -> None:
     assert all(row.peak_bytes > 0 for row in found.rows)
 
 
+def test_real_machines_copy_from_pageable_memory_as_slowly_as_schedules_say() -> None:
+    torch = pytest.importorskip("torch")
+    link = asc.Link("cpu", "cuda:0", 100, pageable_bytes_per_second=50)
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [link])
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.neg, graph.input("x"), on="cuda:0"))
+    examples = {"x": torch.zeros(100)}
+    (row,) = asc.compare(graph, machine, "single", examples=examples).rows
+    assert row.makespan == asc.schedule(graph, machine, policy="single", examples=examples, backend="host").makespan
+    assert row.makespan > 8  # 400 bytes at 50 a second
+
+
 def test_track_is_given_every_pair_and_may_show_them() -> None:
     seen = []
 
