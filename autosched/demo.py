@@ -20,7 +20,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.backends.emulated import Emulated
-from autosched.viz import gantt_svg, graph_svg
+from autosched.viz import gantt_svg
 
 __all__ = ["Digits", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]
 
@@ -210,39 +210,39 @@ def _equals_serial(
 def _report(schedule: asc.Schedule, examples: Mapping[str, Tensor], folder: Path, kind: str) -> None:
     """Print predicted and measured times of one step, and write the pictures."""
     inputs = {name: tensor.clone() for name, tensor in examples.items()}
-    timelines = sorted((schedule.profile(**inputs) for _ in range(9)), key=lambda timeline: timeline.makespan)
-    measured = timelines[len(timelines) // 2]
+    measured = schedule.profile(repeat=9, **inputs)
     predicted = schedule.simulate()
-    serial, how = _serial_seconds(schedule, inputs)
+    serial = _serial_seconds(schedule, inputs)
     rows = [
         ("predicted makespan", predicted.makespan, ""),
         ("measured makespan", measured.makespan, "median of 9 steps"),
-        ("serial", serial, f"{how}: {serial / measured.makespan:.1f} times the schedule"),
+        ("serial", serial, f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule"),
         ("lower bound", schedule.lower_bound, f"no schedule can be faster; the gap is {schedule.gap:.0%}"),
     ]
     print("\none step" + "".join(f"\n    {name:<20}{seconds * 1e3:9.3f} ms  {note}" for name, seconds, note in rows))
     hidden = measured.overlap().copies_hidden
     expected = predicted.overlap().copies_hidden
     print(f"    {'copies hidden':<20}{hidden:9.0%}     of their time, behind compute; predicted {expected:.0%}")
-    gantt, dag = folder / "mlp.svg", folder / "mlp_graph.svg"
+    gantt, dag, page = (folder / name for name in ("mlp.svg", "mlp_graph.svg", "mlp.html"))
     title = f"One training step of a two-layer MLP on {kind.partition(', so')[0]}"
-    gantt.write_text(gantt_svg(predicted, title=title, measured=measured))
-    dag.write_text(graph_svg(schedule.graph, schedule.placement.device, title="Two-layer MLP on one CPU and two GPUs"))
-    print(f"\nwrote {gantt} (the schedule) and {dag} (the graph)")
+    gantt.write_text(gantt_svg(predicted, title=title, measured=measured), encoding="utf-8")
+    critical = [span.name for span in predicted.critical_path() if span.kind == "run"]
+    schedule.graph.draw(dag, schedule.placement.device, critical=critical)
+    schedule.report(page, measured, title=title)
+    print(f"\nwrote {gantt} (the schedule), {dag} (the graph) and {page} (all of it, for a browser)")
 
 
-def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Measure the same step with one thing at a time."""
+def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
+    """Measure the same step with one task or copy at a time."""
     if schedule.machine.imagined:
         with asc.schedule(schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)) as one:
-            times = sorted(one.profile(**inputs).makespan for _ in range(5))
-        return times[2], "one task or copy at a time"
+            return one.profile(repeat=5, **inputs).makespan
     times = []
     for _ in range(5):
         start = time.perf_counter()
         schedule.run_serial(**inputs)
         times.append(time.perf_counter() - start)
-    return sorted(times)[2], "one task or copy at a time"
+    return statistics.median(times)
 
 
 def _indented(text: str) -> str:

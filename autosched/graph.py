@@ -812,11 +812,11 @@ def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
 
 
 def _caller() -> tuple[str, int]:
-    """Find the user's line: the nearest frame that is neither ours nor torch's."""
+    """Find the user's line: the nearest frame that is neither ours, but for the demo, nor torch's."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in ("autosched", "torch", "contextlib"):
+        module = frame.f_globals.get("__name__", "")
+        if module == "autosched.demo" or module.partition(".")[0] not in ("autosched", "torch", "contextlib"):
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

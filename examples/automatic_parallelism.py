@@ -75,7 +75,7 @@ def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
 
 def profile(scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None) -> asc.Timeline:
     """Return what happened when, in the median of three runs; draw it, where a folder is given."""
-    timeline = sorted((scheduled.profile(**inputs) for _ in range(3)), key=lambda timeline: timeline.makespan)[1]
+    timeline = scheduled.profile(repeat=3, **inputs)
     name = scheduled.graph.name
     if folder:
         (folder / f"{name}.svg").write_text(gantt_svg(scheduled.simulate(), title=name, measured=timeline))
