@@ -19,5 +19,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
+    except OSError as error:  # names the file that was asked for
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         beside.unlink(missing_ok=True)

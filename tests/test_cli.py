@@ -31,8 +31,12 @@ def test_version():
     [
         ([], "the following arguments are required: COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
+        (["show", "f.py:f", "--gpus", "1.5"], "argument --gpus: must be a whole number, got '1.5'"),
+        (["show", "f.py:f", "--gpus", "1000000"], "argument --gpus: must be from 0 to 256, got 1000000"),
+        (["show", "f.py:f", "--slower", "much"], "argument --slower: must be a number above 0, got much"),
+        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from -9223372036854775808 to"),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
-        (["demo", "--epochs", "many"], "argument --epochs: invalid"),
+        (["demo", "--epochs", "many"], "argument --epochs: must be a whole number, got 'many'"),
         (["demo", "--colour"], "unrecognized arguments: --colour"),
     ],
 )
@@ -71,6 +75,11 @@ def test_the_demo_trains_compares_measures_and_draws(tmp_path, capsys):
         root = ElementTree.fromstring((tmp_path / "new" / name).read_text())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "h.0" in "".join(root.itertext())
+    assert "<title>One training step of a two-layer MLP" in (tmp_path / "new" / "mlp.html").read_text(encoding="utf-8")
+
+
+def test_tasks_of_the_demo_come_from_its_own_lines():
+    assert {Path(task.origin.where[0]).name for task in demo.mlp_step().tasks} == {"demo.py"}
 
 
 def test_a_demo_that_differs_from_the_serial_run_names_the_weights_and_fails(tmp_path, capsys, monkeypatch):
@@ -280,7 +289,7 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
         (["--machine", "{file}", "--gpus", "2"], "--gpus or --link and --machine name different machines; give one of"),
         (["--machine", "{file}", "--local"], "--machine and --local name different machines; give one of them"),
         (["--local", "--gpus", "2"], "this machine has no accelerator"),
-        (["--machine", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
+        (["--machine", "nowhere.json"], "autosched: nowhere.json: No such file or directory"),
     ],
 )
 def test_options_that_cannot_be_are_told_in_a_line(options, message, plan, tmp_path, capsys, monkeypatch):
@@ -298,6 +307,38 @@ def test_who_knows_no_costs_is_told_so(capsys):
     assert code == 0
     assert complaints.startswith("autosched: note: nothing tells what tasks cost")
     assert run(capsys, "simulate", "autosched.demo:mlp_example")[2] == ""
+
+
+def test_who_knows_seconds_or_needs_no_inputs_is_warned_of_nothing(tmp_path, capsys):
+    file = tmp_path / "graphs.py"
+    file.write_text(
+        "import autosched as asc, torch\n"
+        "timed, drawn, empty = asc.Graph(), asc.Graph(), asc.Graph()\n"
+        "timed.output(y=timed.add(abs, timed.input('x'), seconds=1.0))\n"
+        "drawn.output(y=drawn.add(torch.rand, 3))\n"
+        "def with_seconds(): return timed, {'x': -1}\n"
+    )
+    for name in ("with_seconds", "drawn", "empty"):
+        code, said, complaints = run(capsys, "simulate", f"{file}:{name}")
+        assert (code, complaints) == (0, "")
+    assert said.startswith("graph: 0 tasks, 0 instructions\n")
+    assert run(capsys, "verify", f"{file}:drawn")[1] == "proved: 1 instruction on 1 stream cannot race\n"
+
+
+def test_a_file_that_cannot_be_written_is_told_by_its_own_name(plan, tmp_path, capsys):
+    path = tmp_path / "nowhere" / "picture.svg"
+    code, _, complaints = run(capsys, "show", plan, "-o", path)
+    assert (code, complaints) == (2, f"autosched: {path}: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [("ANY", True), ("NO_COLOR", False)])
+def test_a_chart_has_colours_on_a_terminal_unless_they_are_not_wanted(variable, coloured, plan, capsys, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(variable, "1")
+    assert "\x1b[" not in run(capsys, "show", plan)[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert ("\x1b[" in run(capsys, "show", plan)[1]) == coloured
 
 
 # ---- show

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from autosched.cli.options import add_costs, costs_of, examples_of, read, whole
+from autosched.cli.options import add_costs, costs_of, examples_of, gpus, read
 from autosched.cli.output import deliver, tracker
 from autosched.cli.subject import add_thing, subject
 from autosched.compare import POLICIES as USUAL
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         epilog="example: autosched compare autosched.demo:mlp_example --gpus 2 4 --links pcie4 nvlink4 -o gpus.svg",
     )
     add_thing(parser)
-    parser.add_argument("--gpus", type=whole, nargs="+", metavar="N", help="numbers of GPUs (default: 1 2 4 8)")
+    parser.add_argument("--gpus", type=gpus, nargs="+", metavar="N", help="numbers of GPUs (default: 1 2 4 8)")
     parser.add_argument("--links", choices=tuple(LINKS), nargs="+", metavar="LINK", help=f"of {', '.join(LINKS)}")
     parser.add_argument("--machines", type=Path, nargs="+", metavar="FILE", help="machines as JSON, beside or instead")
     parser.add_argument(
@@ -73,5 +73,5 @@ def _machines(arguments: argparse.Namespace) -> dict[str, Machine] | list[Machin
         return files
     links = arguments.links or ["pcie4"]
     pairs = product(arguments.gpus or [1, 2, 4, 8], links)
-    made = [Machine.emulated(gpus, link) for gpus, link in pairs]
+    made = [Machine.emulated(count, link) for count, link in pairs]
     return [*made, *files.values()]

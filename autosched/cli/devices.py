@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosched.cli.options import read, whole
+from autosched.cli.options import gpus, read
 from autosched.cli.output import deliver, json_text
 from autosched.machine import Machine
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         description="Show what torch sees here, and the machine that schedules are made for with --local.",
         epilog="example: autosched devices --write machine.json && autosched show plan.json --machine machine.json",
     )
-    parser.add_argument("--gpus", type=whole, metavar="N", help="use N of the GPUs; more than there are share them")
+    parser.add_argument("--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine")
     parser.add_argument("--json", action="store_true", help="print JSON")

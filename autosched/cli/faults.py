@@ -46,9 +46,12 @@ def told() -> Iterator[Outcome]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         outcome.code = PIPE_CLOSED
-    except (AutoschedError, OSError) as error:
+    except AutoschedError as error:
         outcome.code = WRONG_INPUT
         say(str(error))
+    except OSError as error:
+        outcome.code = WRONG_INPUT
+        say(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except KeyboardInterrupt:
         outcome.code = INTERRUPTED
         say("interrupted")

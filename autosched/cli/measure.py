@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.cli.faults import TheirError
-from autosched.cli.options import count, whole
+from autosched.cli.options import count, gpus
 from autosched.cli.output import deliver, tracker
 from autosched.cli.run import inputs_of
 from autosched.cli.subject import add_thing, subject
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         epilog="example: autosched measure autosched.demo:mlp_example -o costs.json --links machine.json",
     )
     add_thing(parser)
-    parser.add_argument("--gpus", type=whole, metavar="N", help="use N of the GPUs; more than there are share them")
+    parser.add_argument("--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them")
     parser.add_argument("--repeat", type=count, default=5, metavar="N", help="take the median of N runs (default: 5)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the costs there instead of to stdout")
     parser.add_argument("--links", type=Path, metavar="FILE", help="measure links too, and write the machine there")

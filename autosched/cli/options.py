@@ -16,9 +16,11 @@ from autosched.planning import schedule
 from autosched.policies import POLICIES
 from autosched.schedule import Schedule
 
-__all__ = ["add_costs", "add_planning", "costs_of", "count", "examples_of", "factor", "planned", "read", "whole"]
+__all__ = ["add_costs", "add_planning", "costs_of", "count", "examples_of", "factor", "gpus", "planned", "read", "seed"]
 
 T = TypeVar("T")
+
+_MOST_GPUS = 256
 
 _LINKS = f"what joins them: {', '.join(LINKS)} (default: pcie4)"
 _POLICIES = f"auto, {', '.join(POLICIES)} (default: auto)"
@@ -29,7 +31,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "machine and policy", "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs."
     )
-    group.add_argument("--gpus", type=whole, metavar="N", help="an emulated machine of one CPU and N GPUs")
+    group.add_argument("--gpus", type=gpus, metavar="N", help="an emulated machine of one CPU and N GPUs")
     group.add_argument("--link", choices=tuple(LINKS), metavar="LINK", help=_LINKS)
     group.add_argument("--machine", type=Path, metavar="FILE", help="a machine as JSON, as `autosched devices` writes")
     group.add_argument("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
@@ -59,6 +61,8 @@ def examples_of(found: Subject, costs: Costs | None) -> Mapping[str, Any] | None
     """Return the inputs to estimate costs from, where costs are not given; say so if nothing tells what tasks cost."""
     if costs is not None:
         return None
+    if found.inputs is None and not found.graph.input_names:
+        return {}
     if found.inputs is None and all(task.seconds is None for task in found.graph.tasks):
         say("note: nothing tells what tasks cost, so each is taken to cost 10 us; return inputs too, or give --costs")
     return found.inputs
@@ -99,23 +103,36 @@ def read(path: Path, parse: Callable[[str], T]) -> T:
 
 def count(text: str) -> int:
     """Return a whole number above 0."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
-    return number
+    return _whole(text, 1)
 
 
-def whole(text: str) -> int:
-    """Return a whole number, 0 or more."""
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {number}")
+def gpus(text: str) -> int:
+    """Return a number of GPUs, which are all linked to each other: a few hundred at most."""
+    return _whole(text, 0, _MOST_GPUS)
+
+
+def seed(text: str) -> int:
+    """Return a number that torch takes for a seed."""
+    return _whole(text, -(2**63), 2**64 - 1)
+
+
+def _whole(text: str, least: int, most: int | None = None) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < least or (most is not None and number > most):
+        allowed = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"must be {allowed}, got {number}")
     return number
 
 
 def factor(text: str) -> float:
     """Return a number above 0."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return number

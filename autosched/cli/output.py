@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from autosched.errors import UsageError
 from autosched.files import write
 
-__all__ = ["deliver", "json_text", "tracker", "width"]
+__all__ = ["coloured", "deliver", "json_text", "tracker", "width"]
 
 
 def deliver(result: str | bytes, path: Path | None) -> None:
@@ -38,6 +39,11 @@ def json_text(document: Any) -> str:
 def width() -> int:
     """Return the columns of the terminal; 100 where there is none."""
     return shutil.get_terminal_size((100, 24)).columns
+
+
+def coloured() -> bool:
+    """Whether stdout is a terminal that shows colours, for a user who wants them (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:

@@ -11,6 +11,7 @@ from autosched.cli.options import add_planning, planned
 from autosched.cli.output import json_text
 from autosched.cli.subject import add_thing, subject
 from autosched.errors import ProgramError, ScheduleError
+from autosched.explaining.words import count
 from autosched.schedule import Schedule
 from autosched.tables import amount, table
 from autosched.timeline import Timeline
@@ -87,7 +88,7 @@ def summary(made: Schedule) -> str:
         ("serial", duration(made.serial_seconds), "the same tasks and copies, one at a time"),
         ("copies hidden", hidden, "of their time, behind compute" if overlap.copy_seconds else "there are none"),
     ]
-    lines = [f"{made.graph.name}: {len(made.graph)} tasks, {len(made.program)} instructions"]
+    lines = [f"{made.graph.name}: {count(len(made.graph), 'task')}, {count(len(made.program), 'instruction')}"]
     lines += [f"  {label:<14}{value:>10}  {note}" for label, value, note in notes]
     rows = [
         (
@@ -120,5 +121,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json_text({"proved": True, "instructions": len(made.program), "streams": len(made.program.streams)}))
     else:
-        print(f"proved: {len(made.program)} instructions on {len(made.program.streams)} streams cannot race")
+        streams = count(len(made.program.streams), "stream")
+        print(f"proved: {count(len(made.program), 'instruction')} on {streams} cannot race")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autosched.cli.options import add_planning, planned
-from autosched.cli.output import deliver, width
+from autosched.cli.output import coloured, deliver, width
 from autosched.cli.predict import summary
 from autosched.cli.subject import add_thing, subject
 from autosched.errors import UsageError
@@ -30,8 +30,8 @@ from autosched.viz import (
 __all__ = ["add"]
 
 
-def _text(schedule: Schedule) -> str:
-    chart = gantt_text(schedule.simulate(), width())
+def _text(schedule: Schedule, colour: bool = False) -> str:
+    chart = gantt_text(schedule.simulate(), width(), colour=colour)
     return f"{schedule}\n\n{chart}\n\n{summary(schedule)}"
 
 
@@ -115,7 +115,10 @@ def add(commands: Any) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     form, what = _choice(arguments)
     made = planned(arguments, subject(arguments.thing, arguments.graph))
-    deliver(_SHOWN[form][what](made), arguments.output)
+    draw = _SHOWN[form][what]
+    if draw is _text and arguments.output is None:
+        draw = partial(_text, colour=coloured())
+    deliver(draw(made), arguments.output)
     return 0
 
 
