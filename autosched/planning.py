@@ -23,6 +23,7 @@ from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, Policy, candidates
+from autosched.program import Copy
 from autosched.schedule import Schedule
 from autosched.tree import flatten
 
@@ -46,7 +47,7 @@ def schedule(
 
     * ``machine``: default ``Machine.local()``.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
-      alone among them, and takes what is predicted to end first.
+      alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same. On a
       real machine examples also say which inputs are page-locked.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
@@ -121,7 +122,7 @@ def _plan(
 
 
 def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs) -> Schedule:
-    """Plan with each candidate; return the first of those predicted to end first."""
+    """Plan with each candidate; return that predicted to end first, of equals the one with the fewest copies."""
     tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
@@ -135,7 +136,7 @@ def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, co
             refusal = error
     if not plans:
         raise refusal
-    return min(plans, key=lambda made: made.makespan)
+    return min(plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program)))
 
 
 def paged(costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import autosched as asc
+from autosched import planning
 from autosched.backends.host import Host
 from autosched.policies import POLICIES
 
@@ -291,8 +292,17 @@ def test_a_program_changed_by_hand_is_proved_before_it_runs():
 def test_a_task_that_cannot_be_estimated_is_named_in_a_warning():
     graph = asc.Graph()
     graph.output(y=graph.add(lambda x: x.numpy().sum(), graph.input("x"), name="far"))
-    with pytest.warns(UserWarning, match=r"no estimate for 'far', taken to cost 10 us each \(.*\); give seconds="):
+    with pytest.warns(UserWarning, match=r"no estimate for 'far', taken to cost 10 us \(.*\); give seconds="):
         asc.schedule(graph, asc.Machine.emulated(gpus=1), examples={"x": torch.ones(2)})
+
+
+def test_of_plans_that_end_as_early_the_one_with_the_fewest_copies_is_taken(monkeypatch):
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("cpu:1")], [asc.Link("cpu", "cpu:1", float("inf"), 0)])
+    graph = asc.Graph()
+    graph.output(b=graph.add(abs, graph.add(abs, graph.input("x"), name="a", seconds=1.0), name="b", seconds=1.0))
+    plans = [asc.Placement({"a": "cpu", "b": last}, ("a", "b")) for last in ("cpu:1", "cpu")]
+    monkeypatch.setattr(planning, "candidates", lambda *_: [lambda *_, plan=plan: plan for plan in plans])
+    assert asc.schedule(graph, machine).placement.device == {"a": "cpu", "b": "cpu"}
 
 
 def test_what_is_no_machine_and_no_backend_is_refused_at_once():
