@@ -35,8 +35,10 @@ function width(ink, words) {
 function shorten(ink, words, room) {
   const full = width(ink, words);
   if (full <= room) return words;
-  const kept = Math.floor(words.length * (room - 8) / full);
-  return kept < 3 ? "" : `${[...words].slice(0, kept).join("")}…`;
+  const letters = [...words], cut = kept => `${letters.slice(0, kept).join("")}…`;
+  let kept = Math.floor(letters.length * (room - 8) / full);
+  while (kept >= 3 && width(ink, cut(kept)) > room) kept--;  // its first letters may be wide ones
+  return kept < 3 ? "" : cut(kept);
 }
 
 function sized(canvas) {
