@@ -199,6 +199,12 @@ def test_a_device_begins_no_sentence():
     assert "\nUsing cuda:0 gives nothing here: there is too little to do at once (cuda:0 takes 1% longer)." in words
 
 
+def test_an_explanation_is_short_in_a_shell_and_whole_in_a_notebook():
+    found = on_one_device().explain()
+    assert repr(found) == "<Explanation of 'on one device': 0.00802 s predicted, 1 suggestion>"
+    assert found._repr_mimebundle_() == {"text/plain": str(found)}
+
+
 def test_a_better_policy_is_named():
     found = on_one_device(None, policy=single_on("cuda:1")).explain().advice[0]
     assert (found.kind, found.makespan) == ("idle policy", on_one_device(None).makespan)

@@ -16,6 +16,7 @@ from autosched.explaining.causes import all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
 from autosched.explaining.places import Plans, note, places
 from autosched.explaining.transfers import copy_streams, keep, pin
+from autosched.explaining.words import count
 from autosched.explaining.work import host_reads, launches
 from autosched.explaining.writing import written
 from autosched.program import Copy, Run
@@ -45,7 +46,7 @@ class Late:
     measured: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """Why a schedule takes as long as it does, and what would help. Times are seconds.
 
@@ -80,6 +81,13 @@ class Explanation:
 
     def __str__(self) -> str:
         return written(self)
+
+    def __repr__(self) -> str:
+        how = "measured" if self.measured else "predicted"
+        return f"<Explanation of {self.name!r}: {self.makespan:.3g} s {how}, {count(len(self.advice), 'suggestion')}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self)}
 
 
 @without_collecting()
