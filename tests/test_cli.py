@@ -227,7 +227,7 @@ def test_a_module_is_found_in_the_folder_where_one_is(builder, capsys, monkeypat
         ("{builder}", "name a function in it, "),
         ("{builder}:grahp", "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', "),
         ("{builder}:needs", "is called without arguments, and it is needs(argument)"),
-        ("{builder}:answer", "must return a Graph, (Graph, inputs) or (Graph, inputs, Machine), got 'int'"),
+        ("{builder}:answer", "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'"),
     ],
 )
 def test_a_thing_that_is_not_there_is_told_in_a_line(thing, message, builder, capsys):

@@ -114,9 +114,9 @@ def _moved(where: str, leaf: Any) -> Any:
 
 
 def profiled(made: Schedule, inputs: Mapping[str, Any], repeat: int) -> Timeline:
-    """Return the median of some measured runs, by makespan; the first is not among them."""
+    """Return the median of some measured runs, each on inputs of its own; the first is not among them."""
     runs = [made.profile(**_own(made, inputs)) for _ in tracker("profiling")(range(repeat + 1))]
-    return sorted(runs[1:], key=lambda timeline: timeline.makespan)[repeat // 2]
+    return Timeline.median(runs[1:])
 
 
 def _trace(made: Schedule, measured: Timeline) -> str:

@@ -129,5 +129,6 @@ def _as_subject(text: str, item: Any) -> Subject:
         case (Graph() as graph, Mapping() as inputs, Machine() as machine):
             return Subject(graph, inputs, machine)
     raise UsageError(
-        f"{text} must return a Graph, (Graph, inputs) or (Graph, inputs, Machine), got {shown(type(item).__name__)}"
+        f"{text} must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, "
+        f"got {shown(type(item).__name__)}"
     )
