@@ -256,9 +256,9 @@ def duration(seconds: float) -> str:
     >>> duration(0), duration(0.00125), duration(0.0009999999), duration(1234)
     ('0 us', '1.25 ms', '1 ms', '1,234 s')
     """
-    scale, unit = _unit(float(f"{seconds:.3g}"))  # what is rounded up to a unit is told in it
-    value = seconds / scale
-    return f"{value:,.0f} {unit}" if abs(value) >= 99.95 else f"{value:.3g} {unit}"
+    rounded = float(f"{seconds:.3g}")  # to a whole unit perhaps, and then it is told in that
+    scale, unit = _unit(rounded)
+    return f"{seconds / scale:,.0f} {unit}" if abs(rounded) >= 99.95 * scale else f"{rounded / scale:.3g} {unit}"
 
 
 def ticks(end: float, most: int) -> list[tuple[float, str]]:
