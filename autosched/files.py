@@ -19,7 +19,9 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
-    except OSError as error:  # names the file that was asked for
+    except OSError as error:  # is to name the file that was asked for
+        if str(error.filename) != str(beside):
+            raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     finally:
         beside.unlink(missing_ok=True)

@@ -490,7 +490,7 @@ def test_hash_seeds_do_not_change_a_drawing():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(9.999e-4, "1,000 us"), (1e-3, "1 ms"), (0.1, "100 ms"), (59.96, "60 s"), (3600, "3,600 s"), (3e-9, "0.003 us")],
+    [(9.999e-4, "1 ms"), (1e-3, "1 ms"), (0.1, "100 ms"), (59.96, "60 s"), (3600, "3,600 s"), (3e-9, "0.003 us")],
 )
 def test_durations_are_written_in_the_unit_that_suits_them(seconds, text):
     assert duration(seconds) == text
