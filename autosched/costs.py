@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -129,12 +129,20 @@ class Costs:
         return costs
 
     def override(
-        self, seconds: Mapping[str, Seconds] | None = None, nbytes: Mapping[str, float] | None = None
+        self,
+        seconds: Mapping[str, Seconds] | None = None,
+        nbytes: Mapping[str, float] | None = None,
+        pageable: Iterable[str] = (),
     ) -> Costs:
-        """Return costs in which these entries replace or join what is there."""
+        """Return costs in which these entries replace or join what is there.
+
+        >>> Costs().override(pageable=["x"]).pageable
+        frozenset({'x'})
+        """
         _check_table(seconds or {}, "seconds")
         _check_table(nbytes or {}, "nbytes")
-        return replace(self, seconds={**self.seconds, **(seconds or {})}, nbytes={**self.nbytes, **(nbytes or {})})
+        tables = {**self.seconds, **(seconds or {})}, {**self.nbytes, **(nbytes or {})}
+        return replace(self, seconds=tables[0], nbytes=tables[1], pageable=self.pageable.union(pageable))
 
     def task_seconds(self, task: Task, device: Device) -> float:
         """Return the seconds of a task on a device; infinity where a table per device leaves the device out."""

@@ -116,7 +116,7 @@ def _plan(
     if not isinstance(placement, Placement):
         raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
     program = lower(graph, machine, placement, outputs)
-    made = Schedule(graph, machine, costs, placement, program, backend, check)
+    made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs))
     made.simulate()  # raises for what the machine cannot do
     return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +89,7 @@ class Schedule:
     program: Program
     backend: str | Backend = "host"
     check: Check = False
+    wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # outputs, where asked for
 
     # ---- running
 
@@ -305,7 +306,7 @@ class Schedule:
         >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().advice
         ()
         """
-        case = Case(self.graph, self.machine, self.costs, self.placement, self.program)
+        case = Case(self.graph, self.machine, self.costs, self.placement, self.program, self.wanted)
         return explain(case, measured) if task is None else explain_task(case, task, measured)
 
     def __str__(self) -> str:

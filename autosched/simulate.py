@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autosched.costs import Costs
@@ -19,15 +19,11 @@ from autosched.placement import home
 from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline import Span, Timeline, what
 
-__all__ = ["durations", "is_pageable", "simulate"]
+__all__ = ["durations", "is_pageable", "makespan", "simulate"]
 
 
-def simulate(
-    program: Program, graph: Graph, machine: Machine, costs: Costs, seconds: Sequence[float] | None = None
-) -> Timeline:
+def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
     """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
-
-    ``seconds`` of each instruction stand for those that costs and machine give.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -36,11 +32,22 @@ def simulate(
     >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
     2.0
     """
-    if seconds is None:
-        seconds = durations(program, graph, machine, costs)
+    spans: list[Span] = []
+    for i, instruction, start, end in _moments(program, durations(program, graph, machine, costs)):
+        nbytes = _nbytes(instruction, graph, costs)
+        spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
+    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
+
+
+def makespan(program: Program, seconds: Sequence[float]) -> float:
+    """Return when the last instruction ends if they take these seconds; raises ScheduleError as ``simulate`` does."""
+    return max((end for *_, end in _moments(program, seconds)), default=0.0)
+
+
+def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, Run | Copy, float, float]]:
+    """Yield runs and copies, when they start and when they end."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
-    spans: list[Span] = []
     for i, instruction in enumerate(program.instructions):
         match instruction:
             case Record(stream, event):
@@ -57,9 +64,7 @@ def simulate(
                     raise ScheduleError(f"{instruction} on {instruction.stream} would end later than a float can say")
                 for stream in streams:
                     free[stream] = end
-                nbytes = _nbytes(instruction, graph, costs)
-                spans.append(Span(*what(instruction), streams, start, end, i, nbytes))
-    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
+                yield i, instruction, start, end
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:

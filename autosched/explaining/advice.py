@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Advice", "Remedy", "fewest", "worthwhile"]
+__all__ = ["LEAST", "Advice", "Remedy", "fewest", "worthwhile"]
 
-_LEAST = 0.02  # of the makespan, below which no change is worth its trouble
+LEAST = 0.02  # of the makespan, below which no change is worth its trouble
+_DOUBTFUL = 0.1  # the same for what links may be unable to do
 _MOST = 0.9  # of what all of several changes gain, with which the first few are enough
 
 _LAST = ("bound", "fewer bound", "copies at once")
@@ -55,8 +56,13 @@ def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...
     [('pin', 1.0, 0.25)]
     """
     gains = [(makespan - remedy.makespan, remedy) for remedy in remedies]
-    paying = sorted((pair for pair in gains if pair[0] > _LEAST * makespan), key=lambda p: (p[1].kind in _LAST, -p[0]))
+    paying = [(gain, remedy) for gain, remedy in gains if gain > _least(remedy) * makespan]
+    paying.sort(key=lambda pair: (pair[1].kind in _LAST, -pair[0]))
     return tuple(Advice(*remedy, gain, gain / makespan) for gain, remedy in paying)
+
+
+def _least(remedy: Remedy) -> float:
+    return _DOUBTFUL if remedy.kind == "copies at once" else LEAST
 
 
 def fewest(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autosched.costs import Costs
@@ -16,7 +16,7 @@ from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement, home
 from autosched.program import Copy, Program
-from autosched.simulate import durations, simulate
+from autosched.simulate import durations, makespan, simulate
 from autosched.timeline import Timeline
 
 __all__ = ["SMALL", "Case"]
@@ -26,7 +26,7 @@ SMALL = 2_000  # tasks, up to which there is time to lower many other programs
 
 @dataclass(frozen=True)
 class Case:
-    """What a schedule is made of.
+    """What a schedule is made of; ``wanted`` is where its outputs were asked for, as far as known.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -42,16 +42,17 @@ class Case:
     costs: Costs
     placement: Placement
     program: Program
+    wanted: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def predicted(self) -> Timeline:
-        """The predicted timeline."""
+        """The predicted timeline. Raises ScheduleError for what the machine cannot do."""
         return simulate(self.program, self.graph, self.machine, self.costs)
 
-    @property
+    @cached_property
     def makespan(self) -> float:
-        """Predicted seconds."""
-        return self.predicted.makespan
+        """Predicted seconds. Raises ScheduleError for what the machine cannot do."""
+        return makespan(self.program, self.seconds)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
@@ -93,13 +94,9 @@ class Case:
 
     # ---- what if
 
-    def simulate(self) -> Timeline:
-        """Return the predicted timeline. Raises ScheduleError for what the machine cannot do."""
-        return self.predicted
-
     def timed(self, seconds: Sequence[float]) -> float:
         """Return the makespan if instructions took these seconds."""
-        return simulate(self.program, self.graph, self.machine, self.costs, seconds).makespan
+        return makespan(self.program, seconds)
 
     def priced(self, costs: Costs) -> Case:
         """Return the case at other costs, in which nothing moves."""
@@ -112,13 +109,14 @@ class Case:
     def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
         """Return the case as placed otherwise, on another machine perhaps. Raises ScheduleError for what cannot be."""
         machine = machine or self.machine
-        program = lower(self.graph, machine, placement, self._wanted)
+        program = lower(self.graph, machine, placement, self._outputs)
         return dataclasses.replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property
-    def _wanted(self) -> dict[str, str]:
-        """Where outputs are wanted, as far as they go there from elsewhere."""
-        return {label: device for label, device in self.program.outputs if device != self._made(label)}
+    def _outputs(self) -> dict[str, str]:
+        """Where outputs must be: where they were asked for, and where they go from elsewhere."""
+        sent = {label: device for label, device in self.program.outputs if device != self._made(label)}
+        return {**sent, **self.wanted}
 
     def _made(self, label: str) -> str:
         value = self.graph.values[self.graph.outputs[label]]

@@ -174,7 +174,7 @@ def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
     """Return what would be if tasks, which share a device, were on another."""
     placement = Placement({**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order)
     try:
-        return _ended(device, tasks[0], case.placed(placement).simulate())
+        return _ended(device, tasks[0], case.placed(placement).predicted)
     except ScheduleError as error:
         return Option(device, 0.0, 0.0, str(error))
 

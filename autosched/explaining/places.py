@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy
 from autosched.explaining.case import SMALL, Case
-from autosched.explaining.words import joined, names, place, share, spelled
+from autosched.explaining.words import count, joined, names, place, share, spelled
 from autosched.graph import Task
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
@@ -35,7 +36,7 @@ class Plans:
     def of(cls, case: Case) -> Plans:
         """Plan anew. Of large graphs by few policies, or by none."""
         return cls(
-            _plans(case, (single, heft)),
+            _plans(case, (heft,) if case.bound else (single, heft)),
             _plans(case.freed, (heft,)) if case.bound else (),
             _plans(case.unbound(case.slow_here), (heft,)) if case.slow_here else (),
         )
@@ -46,7 +47,7 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
     graph = case.graph
     if len(graph) > _MOST:
         return ()
-    made: list[Case] = []
+    made: list[tuple[float, Case]] = []
     tried = [case.placement]
     for policy in candidates(graph, case.machine) if len(graph) <= SMALL else few:
         try:
@@ -55,11 +56,10 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
                 continue
             tried.append(placement)
             plan = case.placed(placement)
-            plan.simulate()
+            made.append((plan.makespan, plan))
         except ScheduleError:  # another policy may find a way
             continue
-        made.append(plan)
-    return tuple(sorted(made, key=lambda plan: plan.makespan))
+    return tuple(plan for _, plan in sorted(made, key=itemgetter(0)))
 
 
 def places(case: Case, plans: Plans) -> Iterator[Remedy]:
@@ -100,9 +100,10 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
     unused = [name for name in plan.used if name not in case.used]
     who = ""
     if bound:
-        what = "all tasks are" if len(bound) == len(case.graph.tasks) else f"{len(bound):,} tasks are"
+        what = f"{count(len(bound), 'task')} {'is' if len(bound) == 1 else 'are'}"
+        what = "all tasks are" if 1 < len(bound) == len(case.graph.tasks) else what
         devices = joined(list(dict.fromkeys(str(task.device) for task in bound)))
-        who = f"{what} bound to {devices} ({place(bound[0])})"
+        who = f"{what} bound to {devices} (at {place(bound[0])}, or by place=)"
     auto = "policy='auto'" + (" without that" if bound else "")
     if len(plan.used) < len(case.used):
         kind = f"fewer {kind}"

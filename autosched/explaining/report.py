@@ -12,12 +12,12 @@ from autosched.collecting import without_collecting
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import Advice, Remedy, worthwhile
 from autosched.explaining.case import Case
-from autosched.explaining.causes import all_before, gates
+from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
 from autosched.explaining.places import Plans, note, places
-from autosched.explaining.transfers import copy_streams, keep, pin
+from autosched.explaining.transfers import copy_streams, keep, pageable_note, pin
 from autosched.explaining.words import count
-from autosched.explaining.work import host_reads, launches
+from autosched.explaining.work import host_note, host_reads, launches
 from autosched.explaining.writing import written
 from autosched.program import Copy, Run
 from autosched.timeline import Timeline, what
@@ -107,6 +107,8 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     gate = gates(timeline, before)
     path = critical_path(case.program, timeline, gate)
     plans = Plans.of(case)
+    planned = before if measured is None else all_before(case, case.predicted)
+    waited = _waited(case, planned)
     return Explanation(
         name=case.graph.name,
         measured=measured is not None,
@@ -116,8 +118,8 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
-        advice=worthwhile(_remedies(case, plans), case.makespan),
-        notes=note(case, plans),
+        advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
+        notes=(*note(case, plans), *host_note(case, waited), *pageable_note(case)),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
         path_seconds=path_seconds(path),
@@ -129,13 +131,19 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
     )
 
 
-def _remedies(case: Case, plans: Plans) -> Iterator[Remedy]:
-    """Yield all that could be changed, as predicted."""
-    before = all_before(case, case.predicted)
+def _waited(case: Case, before: Sequence[Sequence[Behind]]) -> Counter[int]:
+    """Return for how long accelerators are predicted to wait for each span."""
     gate = gates(case.predicted, before)
     waited: Counter[int] = Counter()
     for device in case.used:
         waited.update(held_up(device, case.predicted, gate))  # adds
+    return waited
+
+
+def _remedies(
+    case: Case, plans: Plans, before: Sequence[Sequence[Behind]], waited: Mapping[int, float]
+) -> Iterator[Remedy]:
+    """Yield all that could be changed, as predicted."""
     yield from pin(case)
     yield from keep(case)
     yield from host_reads(case, waited)

@@ -10,17 +10,19 @@ from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
-from autosched.explaining.words import amount, count, joined, names
+from autosched.explaining.words import amount, count, names
 from autosched.graph import Use
 from autosched.machine import Link, Machine
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream
-from autosched.simulate import is_pageable, simulate
+from autosched.simulate import is_pageable, makespan
 from autosched.timeline import Span
 from autosched.viz.paint import duration
 
-__all__ = ["copy_streams", "keep", "pin"]
+__all__ = ["copy_streams", "keep", "pageable_note", "pin"]
 
+_FEW = 4  # devices, up to which it is said what to keep on each
+_PAGEABLE = 0.1  # of the makespan, from which it matters whether memory is page-locked
 _MOST = 4_000  # copies, each of which gets a stream of its own to begin with: lowering takes long for more
 
 
@@ -40,11 +42,31 @@ def pin(case: Case) -> Iterator[Remedy]:
     def without(pinned: Sequence[str]) -> float:
         return case.priced(dataclasses.replace(case.costs, pageable=case.costs.pageable.difference(pinned))).makespan
 
-    pinned, makespan = fewest(largest, case.makespan, without)
+    pinned, found = fewest(largest, case.makespan, without)
     one, size, link = len(pinned) == 1, amount(sum(slow[name][0] for name in pinned)), slow[pinned[0]][1]
     lies = "it lies in pageable host memory and is" if one else "they lie in pageable host memory and are"
     words = f"pin {names(pinned)} ({size}), by .pin_memory(): {lies} copied {_rates(link)}"
-    yield Remedy("pin", words, (), tuple(pinned), makespan)
+    yield Remedy("pin", words, (), tuple(pinned), found)
+
+
+def pageable_note(case: Case) -> tuple[str, ...]:
+    """Say what pageable host memory would cost, on an emulated machine whose costs say nothing of it."""
+    if not case.machine.imagined or case.costs.pageable:
+        return ()
+    sources = {value.name: case.costs.value_nbytes(value) for value in case.graph.sources}
+    slower = case.priced(dataclasses.replace(case.costs, pageable=frozenset(sources)))
+    most = {
+        case.graph.values[case.graph.value(copy.value).root].name
+        for copy in case.program
+        if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, slower.costs)
+    }
+    if slower.makespan <= (1 + _PAGEABLE) * case.makespan:
+        return ()
+    largest = sorted((name for name in sources if name in most), key=lambda name: -sources[name])
+    return (
+        f"host memory is taken to be page-locked; if {names(largest)} were not, the run would take "
+        f"{duration(slower.makespan)}: costs.override(pageable=[...]) tells of it",
+    )
 
 
 def _rates(link: Link | None) -> str:
@@ -76,12 +98,14 @@ def keep(case: Case) -> Iterator[Remedy]:
         except ScheduleError:  # other tasks need them elsewhere, and no link leads there
             return math.inf
 
-    kept, makespan = fewest(largest, case.makespan, without, case.tries)
-    moved, where = names(kept), joined(list(dict.fromkeys(homes[name] for name in kept)))
+    kept, found = fewest(largest, case.makespan, without, case.tries)
+    where = list(dict.fromkeys(homes[name] for name in kept))
+    moved = [f"{names([name for name in kept if homes[name] == device])} on {device}" for device in where]
+    them = " and ".join(moved) if len(where) < _FEW else f"{names(kept)} where they are used"
     travels = "it travels" if len(kept) == 1 else "they travel"
     total = amount(sum(size[name] for name in kept))
-    words = f"keep {moved} ({total}) on {where}, by inputs=: {travels} from the host in each run"
-    yield Remedy("keep", words, (), tuple(kept), makespan)
+    words = f"keep {them} ({total}), by inputs=: {travels} from the host in each run"
+    yield Remedy("keep", words, (), tuple(kept), found)
 
 
 def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Remedy]:
@@ -96,9 +120,10 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
     stand = "stands" if len(values) == 1 else "stand"
     longest = duration(waits[values[0]])
     line = f"{count(len(values), 'copy')} {stand} in line on {stream}, for up to {longest} ({names(values)})"
-    by_link = simulate(_by_link(apart.program), case.graph, free, case.costs).makespan
+    by_link = makespan(_by_link(apart.program), apart.seconds)
     if by_link <= (case.makespan + apart.makespan) / 2:
-        yield Remedy("copy streams", f"{line}: give each link a copy stream", (), values, by_link)
+        words = f"{line}: a copy stream for each link lets them go at once (by hand, in schedule.code)"
+        yield Remedy("copy streams", words, (), values, by_link)
     else:
         words = f"{line}: a copy stream for each, if the link carries them side by side, or smaller copies"
         yield Remedy("copies at once", words, (), values, apart.makespan)

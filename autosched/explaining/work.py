@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from autosched.errors import ScheduleError
-from autosched.explaining.advice import Remedy, fewest
+from autosched.explaining.advice import LEAST, Remedy, fewest
 from autosched.explaining.case import Case
-from autosched.explaining.words import joined, names, place
+from autosched.explaining.words import joined, names, place, share
 from autosched.graph import Task
 from autosched.machine import Device
 from autosched.placement import Placement, choices
 from autosched.program import Copy, Run, Stream, Wait
 from autosched.viz.paint import duration
 
-__all__ = ["host_reads", "launches"]
+__all__ = ["host_note", "host_reads", "launches"]
+
+_CURE = "keep it on the device (no .item(), float() or .cpu())"
 
 
 def launches(case: Case) -> Iterator[Remedy]:
@@ -71,19 +73,36 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
 
     What a policy put on the host is another matter.
     """
-    blamed, allowed = _blamed(case, held_up), choices(case.graph, case.machine).devices
-    readers = sorted(
-        (t for t in case.graph.tasks if blamed.get(t.name) and len(allowed[t.index]) == 1 and _reads(case, t)),
-        key=lambda t: -blamed[t.name],
-    )
-    middle = [task for task in readers if _leads_back(case, task)]
-    last = [task for task in readers if task not in middle]
+    blamed = _blamed(case, held_up)
+    middle, last = _readers(case, blamed)
     if middle:
         tasks, makespan = fewest(middle, case.makespan, lambda some: case.timed(_at_once(case, some)))
-        yield _remedy(case, tasks, blamed, "keep it on the device (no .item(), float() or .cpu())", makespan)
-    if last:
+        yield _remedy(case, tasks, blamed, _CURE, makespan)
+    if sum(blamed[task.name] for task in last) > LEAST * case.makespan:
         tasks, makespan = fewest(last, case.makespan, lambda some: _later(case, some), case.tries)
         yield _remedy(case, tasks, blamed, "read it after all else", makespan)
+
+
+def host_note(case: Case, held_up: Mapping[int, float]) -> tuple[str, ...]:
+    """Say which host tasks accelerators wait for, if that costs little as predicted; it may cost more in fact."""
+    blamed = _blamed(case, held_up)
+    middle, _ = _readers(case, blamed)
+    saved = case.makespan - case.timed(_at_once(case, middle)) if middle else 0.0
+    if not 0 < saved <= LEAST * case.makespan:
+        return ()
+    cure = f"to keep it on the device would save {share(saved / case.makespan)}, as predicted"
+    return (_remedy(case, middle, blamed, cure, case.makespan).words,)
+
+
+def _readers(case: Case, blamed: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
+    """Return the host tasks to blame: those that accelerators need the results of, and others; the worst first."""
+    allowed = choices(case.graph, case.machine).devices
+    readers = sorted(
+        (t for t in case.graph.tasks if blamed.get(t.name) and len(allowed[t.index]) == 1 and _reads(case, t)),
+        key=lambda t: -float(f"{blamed[t.name]:.3g}"),
+    )
+    back = _leading_back(case)
+    return [t for t in readers if t.index in back], [t for t in readers if t.index not in back]
 
 
 def _remedy(case: Case, tasks: Sequence[Task], blamed: Mapping[str, float], cure: str, makespan: float) -> Remedy:
@@ -135,9 +154,13 @@ def _behind(case: Case, task: Task) -> set[int]:
     return found
 
 
-def _leads_back(case: Case, task: Task) -> bool:
-    """Whether accelerators need what follows from a task."""
-    return any(_accelerated(case, index) for index in _behind(case, task))
+def _leading_back(case: Case) -> set[int]:
+    """Return the tasks such that accelerators need what follows from them."""
+    found: set[int] = set()
+    for task in reversed(case.graph.tasks):
+        if _accelerated(case, task.index) or not found.isdisjoint(case.graph.users[task.index]):
+            found.add(task.index)
+    return found
 
 
 def _at_once(case: Case, tasks: Sequence[Task]) -> list[float]:

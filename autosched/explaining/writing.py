@@ -74,8 +74,7 @@ def _facts(found: Explanation) -> Iterator[str]:
     for where in found.idle:
         yield from _idle(where, found.makespan)
     if found.twice_as_fast:
-        saves = [f"{name} {_less(part)}" for name, part in found.twice_as_fast.items()]
-        yield f"{'Twice as fast':<15}{', '.join(saves)}"
+        yield f"{'Twice as fast':<15}{', '.join(map(_saves, found.twice_as_fast, found.twice_as_fast.values()))}"
     if found.late:
         yield from _filled("; ".join(map(_late, found.late)), f"{'Late':<15}", " " * 15)
     if found.critical_path:
@@ -100,6 +99,10 @@ def _idle(found: Idle, makespan: float) -> Iterator[str]:
     yield from _filled(text, f"{found.device:<15}", " " * 15)
 
 
+def _saves(name: str, part: float) -> str:
+    return f"{name} {'nothing' if part < 0.005 else f'-{part:.0%}'}"
+
+
 def _late(late: Late) -> str:
     more = duration(late.measured - late.predicted)
     if late.kind == "gaps":
@@ -117,6 +120,7 @@ def _path(found: Explanation) -> Iterator[str]:
     steps = found.critical_path
     longest = sorted(range(len(steps)), key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))[:_MOST_STEPS]
     kept, skipped = set(longest if len(steps) > _MOST_STEPS else range(len(steps))), list[Step]()
+    kept |= {i for i in range(len(steps)) if {i - 1, i + 1} <= kept | {-1, len(steps)}}  # as short as "... 1 step"
     width = max((len(_step(steps[i])) for i in kept), default=0)
     for i, step in enumerate(steps):
         if i not in kept:
@@ -130,6 +134,7 @@ def _path(found: Explanation) -> Iterator[str]:
 
 
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield a line for steps that are not shown."""
     if steps:
         yield f"{'':11}  {duration(sum(s.end - s.start for s in steps)):>8}  ... {count(len(steps), 'step')}"
 
