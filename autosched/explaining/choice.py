@@ -19,6 +19,7 @@ from autosched.explaining.facts import slack
 from autosched.explaining.words import names, place
 from autosched.placement import Placement, choices, constraint
 from autosched.program import Copy
+from autosched.task import Task
 from autosched.timeline import Span, Timeline
 from autosched.viz.paint import duration
 
@@ -70,12 +71,12 @@ class TaskExplanation:
 
     def __str__(self) -> str:
         how = "measured" if self.measured else "predicted"
+        times = f"{how} from {duration(self.start)} to {duration(self.end)} of {duration(self.makespan)}"
         lines = [
-            f"{self.name} on {self.device}: {how} from {duration(self.start)} to {duration(self.end)} "
-            f"of {duration(self.makespan)} ({self.source})",
-            f"  where  {self.reason}",
+            *_filled(f"{self.name} on {self.device}: {times} ({self.source})", ""),
+            *_filled(self.reason, "  where  "),
             *_compared(self),
-            *textwrap.wrap(_when(self), 100, initial_indent="  when   ", subsequent_indent=" " * 9),
+            *_filled(_when(self), "  when   "),
             f"  slack  {_slack(self)}",
         ]
         return "\n".join(lines)
@@ -165,9 +166,14 @@ def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, 
     if len(choices(case.graph, case.machine).devices[task.index]) == 1:
         case = case.freed
     allowed = choices(case.graph, case.machine).devices[task.index]
-    able = [device for device in allowed if case.costs.task_seconds(task, case.machine.device(device)) < math.inf]
+    moved = [task, *map(case.graph.task, together)]
+    able = [device for device in allowed if max(_seconds(case, one, device) for one in moved) < math.inf]
     others = [device for device in able if device != here][: None if len(case.graph) <= SMALL else _FEW]
     return (_ended(here, name, case.predicted), *(_moved(case, (name, *together), device) for device in others))
+
+
+def _seconds(case: Case, task: Task, device: str) -> float:
+    return case.costs.task_seconds(task, case.machine.device(device))
 
 
 def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
@@ -187,6 +193,10 @@ def _ended(device: str, name: str, timeline: Timeline) -> Option:
 # ---- words
 
 
+def _filled(text: str, first: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * 9, break_on_hyphens=False)
+
+
 def _compared(found: TaskExplanation) -> list[str]:
     """Return a line for each device, if there are several."""
     if len(found.options) < 2:
@@ -196,7 +206,7 @@ def _compared(found: TaskExplanation) -> list[str]:
     lines += [f"{'':9}{option.device:<{width}}  {_ends(option, found.options[0])}" for option in found.options]
     if found.together:
         along = "goes" if len(found.together) == 1 else "go"
-        lines.append(f"{'':9}to another device {names(found.together)} {along} along")
+        lines += _filled(f"to another device {names(found.together)} {along} along", " " * 9)
     return lines
 
 

@@ -127,8 +127,8 @@ def note(case: Case, plans: Plans) -> tuple[str, ...]:
     """Say what more devices, or fewer, would not give."""
     more = [plan for plan in plans.kept if len(plan.used) > len(case.used)]
     fewer = [plan for plan in plans.kept if len(plan.used) < len(case.used)]
-    if more and more[0].makespan >= case.makespan:
-        slower = more[0].makespan / case.makespan - 1 if case.makespan else 0.0
+    if more and more[0].makespan >= case.makespan > 0:
+        slower = more[0].makespan / case.makespan - 1
         take = "takes" if len(more[0].used) == 1 else "take"
         longer = f"{take} {share(slower)} longer" if slower > 0.005 else f"{take} as long"
         return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer})",)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autosched.task import Task
 
-__all__ = ["amount", "count", "joined", "names", "place", "share", "spelled"]
+__all__ = ["amount", "count", "joined", "names", "place", "share", "short", "spelled"]
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -63,6 +63,15 @@ def place(task: Task) -> str:
     """Return where the user added a task: the file without its folders, and the line."""
     file, line = task.origin.where
     return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{line}"
+
+
+def short(name: str, most: int = 32) -> str:
+    """Return a name that is not too long for a table: of a longer one the beginning and, which tells more, the end.
+
+    >>> short("layer1.0.conv2.convolution", most=20)
+    'layer1...convolution'
+    """
+    return name if len(name) <= most else f"{name[: most // 3]}...{name[most // 3 + 3 - most :]}"
 
 
 def share(part: float) -> str:

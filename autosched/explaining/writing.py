@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autosched.explaining.facts import Idle, Step
-from autosched.explaining.words import amount, count, share
+from autosched.explaining.words import amount, count, share, short
 from autosched.viz.paint import duration
 
 if TYPE_CHECKING:
@@ -57,32 +59,30 @@ def _advised(found: Explanation) -> Iterator[str]:
         head = f"{number:>3}. -{share(advice.share)}  "
         yield from _filled(f"{advice.words} -> {duration(advice.makespan)}", head, " " * len(head))
     for note in found.notes:
-        yield from _filled(note[0].upper() + note[1:] + ".", "", "")
+        yield from _filled((note if ":" in note.split()[0] else note[0].upper() + note[1:]) + ".", "", "")
 
 
 def _facts(found: Explanation) -> Iterator[str]:
     """Yield how it is."""
-    best, bound = found.efficiency, f", {count(found.bound, 'task')} bound as they are," if found.bound else ""
-    yield from _filled(
-        f"{share(best.share)}: no schedule{bound} takes less than {duration(best.seconds)}: {_BOUNDS[best.bound]}",
-        "Efficiency     ",
-        " " * 15,
-    )
+    if found.efficiency.seconds:
+        yield from _filled(_efficiency(found), f"{'Efficiency':<15}", " " * 15)
     if found.copies:
         moved = f"{amount(found.copied_bytes)} in {found.copies:,}" if found.copied_bytes else f"{found.copies:,}"
         yield f"{'Copies':<15}{moved}, {share(found.copies_hidden)} of their time hidden behind compute"
-    for where in found.idle:
+    for where in found.idle if found.makespan else ():
         yield from _idle(where, found.makespan)
     if found.twice_as_fast:
         yield f"{'Twice as fast':<15}{', '.join(map(_saves, found.twice_as_fast, found.twice_as_fast.values()))}"
     if found.late:
         yield from _filled("; ".join(map(_late, found.late)), f"{'Late':<15}", " " * 15)
-    if found.critical_path:
+    if found.makespan:
         yield from _path(found)
 
 
-def _less(part: float) -> str:
-    return f"-{part:.0%}" if part >= 0.005 else "0%"
+def _efficiency(found: Explanation) -> str:
+    best, bound = found.efficiency, f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
+    bound = ", 1 task bound as it is," if found.bound == 1 else bound
+    return f"{share(best.share)}: no schedule{bound} takes less than {duration(best.seconds)}: {_BOUNDS[best.bound]}"
 
 
 def _idle(found: Idle, makespan: float) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _path(found: Explanation) -> Iterator[str]:
     """Yield the longest steps of the critical path, in their order, and how many are between."""
     parts = [f"{share(seconds / found.makespan)} {_PATH[cause]}" for cause, seconds in _sorted(found.path_seconds)]
     yield from _filled(", ".join(parts), f"{'Critical path':<15}", " " * 15)
-    steps = found.critical_path
+    steps = list(_lasting(found.critical_path))
     longest = sorted(range(len(steps)), key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))[:_MOST_STEPS]
     kept, skipped = set(longest if len(steps) > _MOST_STEPS else range(len(steps))), list[Step]()
     kept |= {i for i in range(len(steps)) if {i - 1, i + 1} <= kept | {-1, len(steps)}}  # as short as "... 1 step"
@@ -133,6 +133,13 @@ def _path(found: Explanation) -> Iterator[str]:
     yield from _skipped(skipped)
 
 
+def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield the steps that take time; behind one that takes none, such as a view, there is nothing to wait for."""
+    for before, step in pairwise((None, *steps)):
+        if step is not None and step.end > step.start:
+            yield replace(step, cause="data") if before is not None and before.end <= before.start else step
+
+
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
     """Yield a line for steps that are not shown."""
     if steps:
@@ -140,14 +147,14 @@ def _skipped(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _step(step: Step) -> str:
-    return f"{'copy ' if step.kind == 'copy' else ''}{step.name}, {step.where}"
+    return f"{'copy ' if step.kind == 'copy' else ''}{short(step.name)}, {step.where}"
 
 
 def _why(step: Step) -> str:
     """Say what a step was waiting for, where that is not what the step before it made."""
     late = f"{duration(step.gap)} late" if step.gap > 0.05 * (step.end - step.start) and step.gap > 0 else ""
     why = {"device": "device busy with", "link": "in line behind", "order": "after"}.get(step.cause, "")
-    return ", ".join(filter(None, (f"{why} {step.behind!r}" if why else "", late)))
+    return ", ".join(filter(None, (f"{why} {short(step.behind)!r}" if why else "", late)))
 
 
 def _sorted(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
