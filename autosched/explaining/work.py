@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autosched.errors import ScheduleError
 from autosched.explaining.advice import LEAST, Remedy, fewest
 from autosched.explaining.case import Case
-from autosched.explaining.words import joined, names, place, share
+from autosched.explaining.words import count, joined, names, place, share
 from autosched.graph import Task
 from autosched.machine import Device
 from autosched.placement import Placement, choices
@@ -21,18 +21,24 @@ _CURE = "keep it on the device (no .item(), float() or .cpu())"
 
 
 def launches(case: Case) -> Iterator[Remedy]:
-    """Say which tasks take longer to launch than to run; those in a row, launched as one, would pay for it once."""
+    """Say which tasks take longer to launch than to run; those in a row, launched as one, would pay for it once.
+
+    ``asc.merge`` alone does not do that: what was merged is launched one by one, and counts here as a row does.
+    """
     rows = _rows(case)
-    saved = {i: launch for row in rows for i, launch in list(row.items())[1:]}
-    if not saved:
+    saved = {i: launch for row in rows for i, launch in row.items()}
+    for first in map(min, rows):
+        saved[first] -= min(saved[first], _device(case, first).launch_seconds)
+    if not any(saved.values()):
         return
     makespan = case.timed([seconds - saved.get(i, 0.0) for i, seconds in enumerate(case.seconds)])
     tiny = [i for row in rows for i in row]
-    tasks = [_task(case, i).name for i in tiny]
+    tasks, where = [_task(case, i).name for i in tiny], place(_task(case, tiny[0]))
     launch, whole = sum(sum(row.values()) for row in rows), sum(case.seconds[i] for i in tiny)
     words = (
-        f"{len(tasks):,} tasks of about {duration(whole / len(tasks))} ({names(tasks)}) cost more to launch "
-        f"({duration(launch)}) than to run ({duration(whole - launch)}): merge them, or replay them as one graph"
+        f"{count(len(tasks), 'task')} of about {duration(whole / len(tasks))} ({names(tasks)}, {where}) "
+        f"{'costs' if len(tasks) == 1 else 'cost'} more to launch ({duration(launch)}) than to run "
+        f"({duration(whole - launch)}): merge kernels into one (torch.compile), or replay all as a CUDA graph"
     )
     yield Remedy("launch", words, tuple(tasks), (), makespan)
 
@@ -45,7 +51,7 @@ def _rows(case: Case) -> list[dict[int, float]]:
         if isinstance(instruction, Wait):
             open_rows.pop(instruction.stream, None)
         elif isinstance(instruction, Run) and case.seconds[i]:
-            device = case.machine.device(instruction.stream.device)
+            device = _device(case, i)
             launch = min(_launch_seconds(case, _task(case, i), device), case.seconds[i])
             if device.kind == "cpu" or launch <= case.seconds[i] / 2:
                 open_rows.pop(instruction.stream, None)
@@ -53,7 +59,7 @@ def _rows(case: Case) -> list[dict[int, float]]:
             if instruction.stream not in open_rows:
                 rows.append(open_rows.setdefault(instruction.stream, {}))
             open_rows[instruction.stream][i] = launch
-    return [row for row in rows if len(row) > 1]
+    return [row for row in rows if len(row) > 1 or any(row[i] > _device(case, i).launch_seconds for i in row)]
 
 
 def _launch_seconds(case: Case, task: Task, device: Device) -> float:
@@ -191,6 +197,10 @@ def _later(case: Case, tasks: Sequence[Task]) -> float:
         return case.placed(Placement(case.placement.device, order)).makespan
     except ScheduleError:
         return math.inf
+
+
+def _device(case: Case, instruction: int) -> Device:
+    return case.machine.device(case.program.instructions[instruction].stream.device)
 
 
 def _task(case: Case, instruction: int) -> Task:
