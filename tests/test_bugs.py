@@ -481,7 +481,8 @@ def test_arguments_of_another_kind_ended_schedule_with_an_error_of_pythons(
 
 @pytest.mark.parametrize("graph", [None, "graph", asc.Graph])
 def test_what_is_no_graph_is_said_to_be_none(graph: Any) -> None:
-    for call in (asc.schedule, lambda given, _: asc.load("/nowhere", given)):
+    calls = (asc.schedule, lambda given, _: asc.load("/nowhere", given))
+    for call in calls if graph is not None else calls[:1]:  # a schedule can be looked at without its graph
         with pytest.raises(asc.ScheduleError, match="graph must be a Graph, got "):
             call(graph, MACHINE)
 
