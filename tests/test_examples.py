@@ -86,7 +86,7 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
         ("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"]),
         pytest.param("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"], marks=pytest.mark.slow),
         ("model_parallel_resnet50", RESNET50, ["resnet50_splits", "resnet50_step", "resnet50_ways"]),
-        ("communication_strategies", STRATEGIES, ["communication_seconds"]),
+        pytest.param("communication_strategies", STRATEGIES, ["communication_seconds"], marks=pytest.mark.slow),
     ],
 )
 def test_an_example_runs_and_prints_its_lines_in_order(script, lines, pictures, tmp_path):
