@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "learning": DATA,
     "traces": [*DATA, "allowed"],
     # what would be otherwise it places, lowers and simulates; times are written as in pictures
-    "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "task", "viz"],
+    "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "tables", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed", "task"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks

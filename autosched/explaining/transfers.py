@@ -10,12 +10,13 @@ from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
-from autosched.explaining.words import amount, count, names
+from autosched.explaining.words import count, names
 from autosched.graph import Use
 from autosched.machine import Link, Machine
 from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, makespan
+from autosched.tables import amount
 from autosched.timeline import Span
 from autosched.viz.paint import duration
 
@@ -43,7 +44,7 @@ def pin(case: Case) -> Iterator[Remedy]:
         return case.priced(dataclasses.replace(case.costs, pageable=case.costs.pageable.difference(pinned))).makespan
 
     pinned, found = fewest(largest, case.makespan, without)
-    one, size, link = len(pinned) == 1, amount(sum(slow[name][0] for name in pinned)), slow[pinned[0]][1]
+    one, size, link = len(pinned) == 1, amount(sum(slow[name][0] for name in pinned), "B"), slow[pinned[0]][1]
     lies = "it lies in pageable host memory and is" if one else "they lie in pageable host memory and are"
     words = f"pin {names(pinned)} ({size}), by .pin_memory(): {lies} copied {_rates(link)}"
     yield Remedy("pin", words, (), tuple(pinned), found)
@@ -73,7 +74,7 @@ def _rates(link: Link | None) -> str:
     """Say how fast a link is for pageable memory, and how fast it could be."""
     if link is None or link.pageable_bytes_per_second is None:
         return "as fast as any other"
-    return f"at {amount(link.pageable_bytes_per_second)}/s instead of {amount(link.bytes_per_second)}/s"
+    return f"at {amount(link.pageable_bytes_per_second, 'B/s')} instead of {amount(link.bytes_per_second, 'B/s')}"
 
 
 def keep(case: Case) -> Iterator[Remedy]:
@@ -103,7 +104,7 @@ def keep(case: Case) -> Iterator[Remedy]:
     moved = [f"{names([name for name in kept if homes[name] == device])} on {device}" for device in where]
     them = " and ".join(moved) if len(where) < _FEW else f"{names(kept)} where they are used"
     travels = "it travels" if len(kept) == 1 else "they travel"
-    total = amount(sum(size[name] for name in kept))
+    total = amount(sum(size[name] for name in kept), "B")
     words = f"keep {them} ({total}), by inputs=: {travels} from the host in each run"
     yield Remedy("keep", words, (), tuple(kept), found)
 

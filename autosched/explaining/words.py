@@ -6,19 +6,9 @@ from collections.abc import Sequence
 
 from autosched.task import Task
 
-__all__ = ["amount", "count", "joined", "names", "place", "share", "short", "spelled"]
+__all__ = ["count", "joined", "names", "place", "share", "short", "spelled"]
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-
-
-def amount(nbytes: float) -> str:
-    """Return bytes for readers.
-
-    >>> amount(64e6), amount(1500), amount(8)
-    ('64 MB', '1.5 KB', '8 B')
-    """
-    scale, unit = next((pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")) if nbytes >= pair[0]), (1.0, "B"))
-    return f"{nbytes / scale:.3g} {unit}"
 
 
 def count(number: int, noun: str) -> str:

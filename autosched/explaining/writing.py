@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autosched.explaining.facts import Idle, Step
-from autosched.explaining.words import amount, count, share, short
+from autosched.explaining.words import count, share, short
+from autosched.tables import amount
 from autosched.viz.paint import duration
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _facts(found: Explanation) -> Iterator[str]:
     if found.efficiency.seconds:
         yield from _filled(_efficiency(found), f"{'Efficiency':<15}", " " * 15)
     if found.copies:
-        moved = f"{amount(found.copied_bytes)} in {found.copies:,}" if found.copied_bytes else f"{found.copies:,}"
+        moved = f"{amount(found.copied_bytes, 'B')} in {found.copies:,}" if found.copied_bytes else f"{found.copies:,}"
         yield f"{'Copies':<15}{moved}, {share(found.copies_hidden)} of their time hidden behind compute"
     for where in found.idle if found.makespan else ():
         yield from _idle(where, found.makespan)
