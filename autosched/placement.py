@@ -6,7 +6,7 @@ Holds no times and no streams. ``groups`` says which tasks must go together, ``c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from autosched.errors import ScheduleError, listed
@@ -20,12 +20,15 @@ __all__ = ["Placement", "check", "choices", "constraint", "home"]
 class Placement:
     """Where each task runs (by name), and in which order tasks are issued.
 
+    ``bound`` is a makespan, in seconds, that no placement beats, as far as the policy has proved one.
+
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
     'cpu'
     """
 
     device: Mapping[str, str]
     order: tuple[str, ...]
+    bound: float = field(default=0.0, compare=False, repr=False)
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:

@@ -262,7 +262,8 @@ class Schedule:
     @cached_property
     def lower_bound(self) -> float:
         """Seconds below which no schedule of this graph on this machine can be."""
-        return max(bounds(self.graph, self.machine, self.costs).values(), default=0.0)
+        known = bounds(self.graph, self.machine, self.costs)
+        return max([*known.values(), self.placement.bound])
 
     @property
     def gap(self) -> float:
