@@ -1,0 +1,157 @@
+"""Plan: what is planned so far, task by task: who runs when on which stream, and which copies that takes.
+
+What list scheduling asks: where would this task finish first, given all that was placed before? Tasks go into gaps that
+are long enough; copies onto the copy streams that they hold, one after another. Chooses no order of tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autosched.errors import ScheduleError
+from autosched.policies.problem import Path, Problem
+
+__all__ = ["Plan", "Slot"]
+
+_MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
+
+# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its arrival elsewhere.
+_Source = tuple[float, int, int, Sequence[Path], float, dict[int, float]]
+
+
+_Copy = tuple[int, int, float]  # datum, source, when it ends
+
+
+class Slot(NamedTuple):
+    """Where and when a task could run, and the copies that this takes."""
+
+    device: int
+    stream: int
+    gap: int  # among those of the stream
+    start: float
+    copies: list[_Copy]
+
+
+class Plan:
+    """What is planned so far: the tasks on each compute stream, the copies on each copy stream."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        devices, tasks = range(len(problem.devices)), len(problem.tasks)
+        self.device = [-1] * tasks
+        self.start = [math.nan] * tasks
+        self.finish = [math.nan] * tasks
+        # Of each device, of each stream: when its gaps begin, and when they end; the last one never does.
+        self.gaps = [[([0.0], [math.inf]) for _ in range(streams)] for streams in problem.streams]
+        self.out_free = [0.0 for _ in devices]
+        self.in_free = [0.0 for _ in devices]
+        # Of each datum: the devices that it was copied to, and when it arrives.
+        self.arrival: list[dict[int, float]] = [{} for _ in problem.data.names]
+        self.together = _group_seconds(problem)
+
+    def earliest_finish(self, task: int, devices: tuple[int, ...]) -> Slot:
+        """Return the slot where a task would finish first.
+
+        The first of a group decides for all of it, so there the seconds of the others count too.
+        """
+        seconds = self.problem.seconds[task]
+        together = self.together.get(self.problem.group[task], seconds)
+        after = max([self.finish[u] for u in self.problem.before[task]], default=0.0)
+        sources = self._sources(task)
+        best, least = None, math.inf
+        for device in devices:
+            limit = least - together[device]
+            copies: list[_Copy] = []
+            ready = self._ready(device, sources, after, limit, copies)
+            if ready >= limit:
+                continue
+            stream, gap, start = self._gap(device, ready, seconds[device], limit)
+            if start + together[device] < least:
+                best, least = Slot(device, stream, gap, start, copies), start + together[device]
+        if best is None:
+            raise ScheduleError(
+                f"task {self.problem.tasks[task]!r} would end later than a float can say, wherever it runs"
+            )
+        return best
+
+    def commit(self, task: int, slot: Slot) -> None:
+        """Plan a task, and its copies, in this slot."""
+        device, stream, gap, start, copies = slot
+        finish = start + self.problem.seconds[task][device]
+        begins, ends = self.gaps[device][stream]
+        parts = [(a, b) for a, b in ((begins[gap], start), (finish, ends[gap])) if a < b]
+        begins[gap : gap + 1] = [a for a, _ in parts]
+        ends[gap : gap + 1] = [b for _, b in parts]
+        self.device[task], self.start[task], self.finish[task] = device, start, finish
+        for datum, source, end in copies:
+            self.arrival[datum][device] = end
+            path = self.problem.paths[source][device]
+            if path.holds_out:
+                self.out_free[source] = end
+            if path.holds_in:
+                self.in_free[device] = end
+
+    def _sources(self, task: int) -> list[_Source]:
+        """Return what a task reads, the earliest first."""
+        data, paths, sources = self.problem.data, self.problem.paths, []
+        for datum in self.problem.reads[task]:
+            maker = data.maker[datum]
+            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            row = paths[device if maker >= 0 else data.row[datum]]
+            sources.append((since, datum, device, row, data.nbytes[datum], self.arrival[datum]))
+        sources.sort()
+        return sources
+
+    def _ready(self, device: int, sources: list[_Source], ready: float, limit: float, copies: list[_Copy]) -> float:
+        """Return when all of ``sources`` are on a device, and append the copies for that.
+
+        Infinity if that is not below ``limit``, which spares looking further.
+        """
+        in_free = self.in_free[device]
+        out_free: dict[int, float] = {}  # after the copies so far
+        for since, datum, source, paths, nbytes, arrival in sources:
+            end = since if source == device else arrival.get(device)
+            if end is None:
+                latency, rate, holds_out, holds_in = paths[device]
+                start = since
+                if holds_out and (free := out_free.get(source, self.out_free[source])) > start:
+                    start = free
+                if holds_in and in_free > start:
+                    start = in_free
+                end = out_free[source] = start + (latency + nbytes / rate)
+                if holds_in:
+                    in_free = end
+                copies.append((datum, source, end))
+            if end > ready:
+                ready = end
+                if ready >= limit:
+                    return math.inf
+        return ready
+
+    def _gap(self, device: int, ready: float, seconds: float, limit: float) -> tuple[int, int, float]:
+        """Return the earliest gap that is long enough as (stream, gap, start); infinity if not below ``limit``."""
+        found = (0, 0, math.inf)
+        for stream, (begins, ends) in enumerate(self.gaps[device]):
+            gap = first = bisect_right(ends, ready)
+            start = max(ready, begins[gap])
+            while start < limit and start + seconds > ends[gap]:
+                gap = gap + 1 if gap < first + _MOST_GAPS else len(ends) - 1
+                start = begins[gap]
+            if start < limit:
+                found, limit = (stream, gap, start), start
+        return found
+
+
+def _group_seconds(problem: Problem) -> dict[int, list[float]]:
+    """Return for each group of several tasks their seconds on each device, summed."""
+    members: dict[int, list[int]] = {}
+    for task, group in enumerate(problem.group):
+        members.setdefault(group, []).append(task)
+    return {
+        group: [sum(column) for column in zip(*(problem.seconds[task] for task in tasks), strict=True)]
+        for group, tasks in members.items()
+        if len(tasks) > 1
+    }
