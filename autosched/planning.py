@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from autosched.allowed import WORDS
@@ -22,7 +22,7 @@ from autosched.graph import Graph
 from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import POLICIES, Policy, candidates
+from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates
 from autosched.program import Copy
 from autosched.schedule import Schedule
 from autosched.tree import flatten
@@ -35,6 +35,9 @@ def schedule(
     machine: Machine | None = None,
     *,
     policy: str | Policy = "auto",
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
     costs: Costs | None = None,
     examples: Mapping[str, Any] | None = None,
     inputs: str | Mapping[str, str] | None = None,
@@ -48,6 +51,9 @@ def schedule(
     * ``machine``: default ``Machine.local()``.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
       alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
+    * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans; without it ``"auto"``
+      takes a moment, and those that count their work, ``"auto"`` and ``"search"``, plan the same each time. ``seed``
+      makes a search another one; ``progress`` is called with the part that is done and the best makespan so far.
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same. On a
       real machine examples also say which inputs are page-locked.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
@@ -87,17 +93,27 @@ def schedule(
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
     with without_collecting():
-        made = _best(plan, pinned, machine, costs) if policy == "auto" else plan(policy_of(policy))
+        if policy == "auto":
+            made = _best(plan, pinned, machine, costs, candidates(pinned, machine, seconds, seed, progress))
+        else:
+            made = plan(policy_of(policy, seconds, seed, progress))
         made.verify()
     return made
 
 
-def policy_of(policy: str | Policy) -> Policy:
-    """Return a policy by name, or as it is. Raises ScheduleError for unknown names."""
+def policy_of(
+    policy: str | Policy, seconds: float | None = None, seed: int = 0, progress: Progress | None = None
+) -> Policy:
+    """Return a policy by name, or as it is. Raises ScheduleError for unknown names, and for time that none takes."""
+    if isinstance(policy, str) and policy in TIMED:
+        return TIMED[policy](seconds, seed, progress=progress)
+    if seconds is not None:
+        timed = ", ".join(map(repr, ["auto", *TIMED]))
+        raise ScheduleError(f"seconds= is for the policies {timed}; {policy!r} takes the time that it needs")
     if callable(policy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
-        known = ", ".join(map(repr, ["auto", *POLICIES]))
+        known = ", ".join(map(repr, ["auto", *POLICIES, *TIMED]))
         raise ScheduleError(f"unknown policy {policy!r}; known are {known}, or pass a function")
     return POLICIES[policy]
 
@@ -121,12 +137,14 @@ def _plan(
     return made
 
 
-def _best(plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs) -> Schedule:
+def _best(
+    plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs, policies: Iterable[Policy]
+) -> Schedule:
     """Plan with each candidate; return that predicted to end first, of equals the one with the fewest copies."""
     tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
-    for policy in candidates(graph, machine):
+    for policy in policies:
         try:
             placement = policy(graph, machine, costs)
             if placement not in tried:

@@ -13,15 +13,38 @@ being in the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
+from autosched.policies.portfolio import portfolio
 from autosched.policies.problem import Policy
 from autosched.policies.round_robin import round_robin
+from autosched.policies.search import Progress, search
 from autosched.policies.single import single, single_on
 
-__all__ = ["POLICIES", "Policy", "candidates", "heft", "in_order", "round_robin", "single", "single_on"]
+__all__ = [
+    "POLICIES",
+    "TIMED",
+    "Policy",
+    "Progress",
+    "candidates",
+    "heft",
+    "in_order",
+    "portfolio",
+    "round_robin",
+    "search",
+    "single",
+    "single_on",
+]
 
-POLICIES: Mapping[str, Policy] = {"single": single, "round_robin": round_robin, "heft": heft}
+TIMED: Mapping[str, Callable[..., Policy]] = {"search": search}
+"""Policies that look for better plans for as long as they are told: functions (seconds, seed, progress=) of them."""
+
+POLICIES: Mapping[str, Policy] = {
+    "single": single,
+    "round_robin": round_robin,
+    "heft": heft,
+    "portfolio": portfolio,
+}

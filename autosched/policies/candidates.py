@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from autosched.graph import Graph
 from autosched.machine import Device, Machine
-from autosched.policies.heft import heft
 from autosched.policies.problem import Policy
-from autosched.policies.round_robin import round_robin
+from autosched.policies.search import Progress, quick, search
 from autosched.policies.single import single, single_on
 
 __all__ = ["candidates"]
@@ -16,16 +15,26 @@ __all__ = ["candidates"]
 _SMALL = 2_000  # tasks, up to which there is time to lower and simulate what rarely wins
 
 
-def candidates(graph: Graph, machine: Machine) -> tuple[Policy, ...]:
-    """Return the policies to try; of equal devices that nothing is bound to, one is tried alone.
+def candidates(
+    graph: Graph,
+    machine: Machine,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Policy, ...]:
+    """Return the policies to try: one device alone, and a search, which weighs all other policies.
+
+    Of equal devices that nothing is bound to, one is tried alone; of large graphs none, since the search has done that.
 
     >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
-    5
+    4
     """
+    improved = quick if seconds is None else search(seconds, seed, progress=progress)
+    if len(graph) > _SMALL:
+        return (improved,)
     pinned = {task.device for task in graph.tasks} | {value.home for value in graph.sources}
     like: dict[Device, str] = {}
     for device in machine.devices:
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    spread = (round_robin,) if len(graph) <= _SMALL else ()
-    return (*map(single_on, like.values()), single, *spread, heft)
+    return (*map(single_on, like.values()), single, improved)

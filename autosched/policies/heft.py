@@ -2,7 +2,7 @@
 
 Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
 TPDS 13(3), 2002: tasks by descending upward rank, each on the device where it would finish first, in a gap between
-tasks placed before if one is large enough.
+tasks placed before if one is large enough. O(e p + n log n) for e readings and p devices, since few gaps are looked at.
 
 Beyond the paper: a device has several compute streams; a datum goes to a device once; links differ; and where the
 machine has contention, copies are planned on the copy streams they hold, one after another.
@@ -14,10 +14,13 @@ from autosched.costs import Costs
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.jit import mode
+from autosched.policies.listing import Listing
 from autosched.policies.plan import Plan
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
 from autosched.policies.ranks import upward_ranks
+from autosched.policies.tables import Tables
 
 __all__ = ["heft"]
 
@@ -35,6 +38,15 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
+    if possible.partial:
+        return _among_islands(problem, possible)
+    listing = Listing(Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks)
+    planned = listing.plan(listing.order(listing.mean))
+    return problem.placement(planned.device, listing.by_start(planned.start))
+
+
+def _among_islands(problem: Problem, possible: Possible) -> Placement:
+    """Place tasks on a machine where not all devices are linked, so that a choice rules out others."""
     rank = upward_ranks(problem, possible)
     priority = sorted(range(len(rank)), key=lambda task: -rank[task])  # stable, and topological as ranks are
     plan = Plan(problem)

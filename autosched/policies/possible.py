@@ -46,6 +46,11 @@ class Possible:
         if self._partial:
             self._link()
 
+    @property
+    def partial(self) -> bool:
+        """Whether some devices are not linked, so that one choice may rule out others."""
+        return self._partial
+
     def copy(self) -> Possible:
         """Return an independent copy, to try something else from here."""
         twin = object.__new__(Possible)

@@ -1,0 +1,109 @@
+"""The portfolio: many biased list schedules, and every device alone, of which the best is taken.
+
+Each list goes forward or backward through the graph, by upward ranks at mean or at least seconds, and puts each task
+on the device of least earliest finish time + ``excess`` * (seconds there - least seconds) + ``ahead`` * optimistic
+cost. Finishing first alone, which is HEFT, spends a device's time on tasks that it is bad at; the second term prices
+that, and the third looks ahead, as lookahead HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no
+cost. No list is best everywhere: each of 15 known heuristics is at least twice as bad as another somewhere (Coleman,
+Krishnamachari, arXiv 2403.07120). O(e p) for each of up to 72 lists, e readings and p devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autosched.costs import Costs
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.heft import heft
+from autosched.policies.jit import mode
+from autosched.policies.listing import Listing
+from autosched.policies.possible import Possible
+from autosched.policies.problem import Problem
+from autosched.policies.tables import Tables
+
+__all__ = ["Found", "best_listed", "members", "portfolio"]
+
+_EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
+_AHEAD = (0.0, 1.0, 0.3)
+_BIASES = sorted(itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1]))
+_WORK = 2e7  # steps for all lists of a large graph, about a second
+
+
+class Found(NamedTuple):
+    """A placement, and when it ends."""
+
+    makespan: float
+    device: Any
+    order: Any
+
+
+def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place tasks as the best of many biased list schedules does, or on one device alone.
+
+    Ties go to one device, then to the list tried first. On machines where not all devices are linked it is ``heft``.
+    Raises ScheduleError where tasks cannot all be placed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
+    >>> portfolio(graph, Machine.emulated(gpus=1), Costs()).device
+    {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
+    """
+    problem = Problem.of(graph, machine, costs)
+    if Possible(problem).partial:
+        return heft(graph, machine, costs)
+    listing = Listing(Tables.of(problem), mode(members(problem) * steps(problem)), problem.tasks)
+    found = best_listed(listing, members(problem))
+    return problem.placement(found.device, found.order)
+
+
+def steps(problem: Problem) -> float:
+    """Return about how many steps a kernel needs for one list."""
+    return 4.0 * len(problem.tasks) * len(problem.devices)
+
+
+def members(problem: Problem) -> int:
+    """Return how many lists there is time for, at least a few."""
+    return max(6, min(4 * len(_BIASES), int(_WORK / max(steps(problem), 1))))
+
+
+def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Found:
+    """Return the best of the first ``most`` lists and of every device alone; stops at a makespan of ``bound``."""
+    best = Found(math.inf, None, None)
+    for device, order in itertools.chain(_alone(listing), _listed(listing, most)):
+        if best.makespan <= bound:
+            break
+        end, _, _ = listing.evaluate(device, order, best.makespan)
+        if end < best.makespan:
+            best = Found(end, device, order)
+    return best
+
+
+def _alone(listing: Listing) -> Iterator[tuple[Any, Any]]:
+    """Yield for each device, of those alike the first, the placement that puts there all that can be there."""
+    n, devices = len(listing.names), listing.devices
+    together = listing.shape.together.reshape(n, devices)
+    quickest, seen = together.argmin(axis=1), set()
+    for p in range(devices):
+        device = np.where(np.isfinite(together[:, p]), p, quickest)
+        alike = together[:, p].tobytes()
+        if alike not in seen:
+            seen.add(alike)
+            yield listing.mode.whole(device), listing.mode.whole(np.arange(n))
+
+
+def _listed(listing: Listing, most: int) -> Iterator[tuple[Any, Any]]:
+    """Yield what so many lists plan: tasks by their start and, as copies leave in order of issue, by their finish."""
+    ways = [(way, rank) for way in (listing, listing.backwards) for rank in ("mean", "least")]
+    for (excess, ahead), (way, rank) in itertools.islice(itertools.product(_BIASES, ways), most):
+        planned = way.plan(way.order(getattr(way, rank)), excess, ahead)
+        planned = planned if way is listing else listing.mirrored(planned)
+        yield planned.device, listing.by_start(planned.start)
+        if listing.contention:
+            yield planned.device, listing.by_start(planned.finish)
