@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -155,6 +155,13 @@ class Costs:
             return sum(self.task_seconds(part, device) for part in task.parts)
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
+
+    def everywhere(self, task: Task, devices: Sequence[Device]) -> list[float]:
+        """Return the seconds of a task on each of these devices."""
+        given = self.seconds.get(task.name, task.seconds)
+        if type(given) in (int, float):
+            return [float(given)] * len(devices)
+        return [self.task_seconds(task, device) for device in devices]
 
     def value_nbytes(self, value: Value) -> float:
         """Return the bytes of a value."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from autosched.errors import ScheduleError
 from autosched.policies.problem import Problem
 
@@ -92,11 +94,13 @@ class Possible:
         """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""
         problem, data = self.problem, self.problem.data
         bit = {name: 1 << p for p, name in enumerate(problem.devices)}
-        for task, (allowed, seconds) in enumerate(zip(problem.allowed, problem.seconds, strict=True)):
+        for task, (allowed, everywhere) in enumerate(
+            zip(problem.allowed, np.isfinite(problem.table).all(axis=1).tolist(), strict=True)
+        ):
             if len(allowed) < len(bit):
                 self._narrow(task, sum(bit[name] for name in allowed), "it must run on {}")
-            if math.inf in seconds:
-                finite = sum(1 << p for p, number in enumerate(seconds) if number < math.inf)
+            if not everywhere:
+                finite = sum(1 << p for p, number in enumerate(problem.table[task].tolist()) if number < math.inf)
                 self._narrow(task, finite, "its seconds, or those of what shares its memory, are finite on {}")
         if not self._partial:
             return

@@ -6,9 +6,13 @@ Decides nothing and knows no times but those of single tasks and copies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autosched.costs import Costs
 from autosched.graph import Graph, Use
@@ -80,7 +84,7 @@ class Problem:
     streams: Sequence[int]  # compute streams, by device
     paths: Sequence[Sequence[Path]]  # [source][destination]; below them those from pageable memory of each source
     data: Data
-    seconds: Sequence[Sequence[float]]  # [task][device]
+    table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
     before: Sequence[Sequence[int]]  # by task, those that must have ended
@@ -102,46 +106,62 @@ class Problem:
                 for q in machine.devices
             ],
             data=data,
-            seconds=[[costs.task_seconds(task, device) for device in machine.devices] for task in graph.tasks],
+            table=_seconds(graph, machine, costs),
             allowed=allowed.devices,
             group=allowed.group,
-            before=[[dependency.task for dependency in task.dependencies] for task in graph.tasks],
+            before=[[dependency[0] for dependency in task.dependencies] for task in graph.tasks],
             reads=reads,
             returns=returns,
         )
 
-    def placement(self, device: Sequence[int], order: Iterable[int]) -> Placement:
-        """Return a placement by names: ``device`` by task, ``order`` of tasks."""
-        names = (self.devices[p] for p in device)
-        return Placement(dict(zip(self.tasks, names, strict=True)), tuple(self.tasks[task] for task in order))
+    @cached_property
+    def seconds(self) -> list[list[float]]:
+        """The seconds as ``[task][device]``, which plain Python reads faster than a table."""
+        rows: list[list[float]] = self.table.tolist()
+        return rows
+
+    def placement(self, device: Any, order: Any, bound: float = 0.0) -> Placement:
+        """Return a placement by names: ``device`` by task, ``order`` of tasks, which are sequences or arrays."""
+        where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
+        names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
+        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), bound)
+
+
+def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
+    """Return what each task takes on each device."""
+    rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
+    return np.array(rows, float).reshape(len(rows), len(machine.devices))
 
 
 def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
     """Number the data that tasks read, and those that go back to their home in the end."""
     number = {name: p for p, name in enumerate(machine.names)}
-    known: dict[tuple[int, int], int] = {}
+    known: dict[Use, int] = {}
     names: list[str] = []
     nbytes: list[float] = []
     makers: list[int] = []
     homes: list[int] = []
     rows: list[int] = []
 
-    def datum(index: int, version: int) -> int:
-        found = known.get((index, version))
-        if found is None:
-            found = known[index, version] = len(names)
-            value = graph.values[index]
-            maker = graph.maker(Use(index, version))
-            names.append(value.name)
-            nbytes.append(costs.value_nbytes(value))
-            makers.append(-1 if maker is None else maker)
-            homes.append(number[home(graph, machine, value)] if maker is None else -1)
-            rows.append(homes[-1] + (len(number) if maker is None and value.name in costs.pageable else 0))
-        return found
+    def new(use: Use) -> int:
+        known[use] = len(names)
+        value, maker = graph.values[use.value], graph.maker(use)
+        names.append(value.name)
+        nbytes.append(costs.value_nbytes(value))
+        makers.append(-1 if maker is None else maker)
+        homes.append(number[home(graph, machine, value)] if maker is None else -1)
+        rows.append(homes[-1] + (len(number) if maker is None and value.name in costs.pageable else 0))
+        return known[use]
 
-    reads = [[datum(index, version) for index, version in graph.needs(task)] for task in graph.tasks]
+    def datum(use: Use) -> int:
+        return known[use] if use in known else new(use)
+
+    reads = [
+        [known[use] if use in known else new(use) for use in (graph.needs(task) if task.part else task.reads)]
+        for task in graph.tasks
+    ]
     returns = [
-        (datum(value.index, graph.last_version(value.index)), number[home(graph, machine, value)])
+        (datum(Use(value.index, graph.last_version(value.index))), number[home(graph, machine, value)])
         for value in graph.sources
         if graph.last_version(value.index)
     ]

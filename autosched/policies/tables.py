@@ -48,27 +48,25 @@ class Tables(NamedTuple):
     def of(cls, problem: Problem) -> Tables:
         """Flatten a problem."""
         devices = {name: p for p, name in enumerate(problem.devices)}
-        seconds = np.array(problem.seconds, float).reshape(len(problem.tasks), len(devices))
+        seconds = problem.table.copy()
         for task, allowed in enumerate(problem.allowed):
             if len(allowed) < len(devices):
-                barred = [p for name, p in devices.items() if name not in allowed]
-                seconds[task, barred] = np.inf
+                seconds[task, [p for name, p in devices.items() if name not in allowed]] = np.inf
         group = np.array(problem.group, np.int64)
         together = _together(seconds, group)
         data, paths = problem.data, [path for row in problem.paths for path in row]
-        before = [
-            [u for u in before if all(data.maker[d] != u for d in reads)]
-            for before, reads in zip(problem.before, problem.reads, strict=True)
-        ]
+        maker = np.array(data.maker, np.int64)
+        reads_at, reads = _ragged(problem.reads)
         return cls(
             seconds.ravel(),
             together.ravel(),
             together.min(axis=1, initial=np.inf),
             np.array(problem.streams, np.int64),
             group,
-            *_ragged(before),
-            *_ragged(problem.reads),
-            np.array(data.maker, np.int64),
+            *_others(*_ragged(problem.before), maker[reads], np.diff(reads_at)),
+            reads_at,
+            reads,
+            maker,
             np.array(data.home, np.int64),
             np.array(data.row, np.int64),
             np.array(data.nbytes, float),
@@ -128,6 +126,14 @@ def _together(seconds: Floats, group: Ints) -> Floats:
     total = np.zeros_like(seconds)
     np.add.at(total, group, seconds)
     return total[group]
+
+
+def _others(at: Ints, before: Ints, makers: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Return, as a ragged table, those of ``before`` that are not among the makers of what a task reads."""
+    n = len(counts)
+    later = np.repeat(np.arange(n), np.diff(at))
+    kept = ~np.isin(later * (n + 1) + before, np.repeat(np.arange(n), counts) * (n + 1) + makers)
+    return _grouped(later[kept], before[kept], n)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
