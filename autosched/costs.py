@@ -159,7 +159,7 @@ class Costs:
     def everywhere(self, task: Task, devices: Sequence[Device]) -> list[float]:
         """Return the seconds of a task on each of these devices."""
         given = self.seconds.get(task.name, task.seconds)
-        if type(given) in (int, float):
+        if type(given) is float or type(given) is int:
             return [float(given)] * len(devices)
         return [self.task_seconds(task, device) for device in devices]
 
