@@ -74,31 +74,48 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
-    machine = Machine.local() if machine is None else machine
+    machine = _machine(machine)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
+    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
+    _check_inputs(pinned, machine)
+    costs = _costs(costs, pinned, machine, examples)
+    backend = suited(machine) if backend is None else backend
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
+    with without_collecting():
+        timed = seconds, seed, progress
+        policies = candidates(pinned, machine, *timed) if policy == "auto" else [policy_of(policy, *timed)]
+        made = _best(plan, pinned, machine, costs, policies)
+        made.verify()
+    return made
+
+
+def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:
+    """Return the costs given, or estimated, or the same for each task. Raises ScheduleError for names of no task."""
+    if costs is None:
+        costs = estimated(graph, examples, level=4) if examples is not None else Costs()
+        costs = paged(costs, graph, machine, examples)
+    costs.check(graph)
+    return costs
+
+
+def _check_inputs(graph: Graph, machine: Machine) -> None:
+    """Raise ScheduleError for names that inputs cannot have, MachineError where they live on no device."""
+    if taken := [word for word in WORDS if word in graph.input_names]:
+        raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
+    for value in graph.sources:
+        machine.device(value.home or machine.host)
+
+
+def _machine(machine: Machine | None) -> Machine:
+    """Return the machine, or this one. Raises MachineError for what is none."""
+    if machine is None:
+        return Machine.local()
     if not isinstance(machine, Machine):
         raise MachineError(
             f"machine must be a Machine, got {machine!r}; Machine.local() and Machine.emulated() make one"
         )
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    if taken := [word for word in WORDS if word in pinned.input_names]:
-        raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
-    for value in pinned.sources:
-        machine.device(value.home or machine.host)
-    if costs is None:
-        costs = estimated(pinned, examples) if examples is not None else Costs()
-        costs = paged(costs, pinned, machine, examples)
-    costs.check(pinned)
-    backend = suited(machine) if backend is None else backend
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
-    with without_collecting():
-        if policy == "auto":
-            made = _best(plan, pinned, machine, costs, candidates(pinned, machine, seconds, seed, progress))
-        else:
-            made = plan(policy_of(policy, seconds, seed, progress))
-        made.verify()
-    return made
+    return machine
 
 
 def policy_of(
@@ -125,12 +142,9 @@ def _plan(
     outputs: Mapping[str, str],
     backend: str | Backend,
     check: Check,
-    policy: Policy,
+    placement: Placement,
 ) -> Schedule:
-    """Place, lower and predict."""
-    placement = policy(graph, machine, costs)
-    if not isinstance(placement, Placement):
-        raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
+    """Lower a placement, and predict."""
     program = lower(graph, machine, placement, outputs)
     made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs))
     made.simulate()  # raises for what the machine cannot do
@@ -138,18 +152,20 @@ def _plan(
 
 
 def _best(
-    plan: Callable[[Policy], Schedule], graph: Graph, machine: Machine, costs: Costs, policies: Iterable[Policy]
+    plan: Callable[[Placement], Schedule], graph: Graph, machine: Machine, costs: Costs, policies: Iterable[Policy]
 ) -> Schedule:
-    """Plan with each candidate; return that predicted to end first, of equals the one with the fewest copies."""
+    """Plan with each policy; return what is predicted to end first, of equals that with the fewest copies."""
     tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
     for policy in policies:
         try:
             placement = policy(graph, machine, costs)
+            if not isinstance(placement, Placement):
+                raise ScheduleError(f"policy {policy!r} must return a Placement, got {placement!r}")
             if placement not in tried:
                 tried.append(placement)
-                plans.append(plan(lambda *_, found=placement: found))
+                plans.append(plan(placement))
         except ScheduleError as error:
             refusal = error
     if not plans:
@@ -175,8 +191,8 @@ def _is_pageable(leaf: Any) -> bool:
     return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
-def estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
-    """Return ``Costs.estimate``, and warn the caller's caller of tasks whose seconds nothing tells."""
+def estimated(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
+    """Return ``Costs.estimate``, and warn the caller so many calls up of tasks whose seconds nothing tells."""
     from autosched.frontends.estimate import estimate
 
     found = estimate(graph, examples)
@@ -187,6 +203,6 @@ def estimated(graph: Graph, examples: Mapping[str, Any]) -> Costs:
         reason = next(iter(unknown.values()))
         warnings.warn(
             f"no estimate for {listed(unknown)}, taken to cost {guess} ({reason}); give seconds=",
-            stacklevel=3,
+            stacklevel=level,
         )
     return found.costs

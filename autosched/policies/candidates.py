@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from autosched.graph import Graph
 from autosched.machine import Device, Machine
+from autosched.policies.heft import heft
 from autosched.policies.problem import Policy
+from autosched.policies.round_robin import round_robin
 from autosched.policies.search import Progress, quick, search
 from autosched.policies.single import single, single_on
 
@@ -22,12 +24,12 @@ def candidates(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Policy, ...]:
-    """Return the policies to try: one device alone, and a search, which weighs all other policies.
+    """Return the policies to try: one device alone, the simple ones, and a search, which weighs many lists.
 
     Of equal devices that nothing is bound to, one is tried alone; of large graphs none, since the search has done that.
 
     >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
-    4
+    6
     """
     improved = quick if seconds is None else search(seconds, seed, progress=progress)
     if len(graph) > _SMALL:
@@ -37,4 +39,4 @@ def candidates(
     for device in machine.devices:
         anonymous = replace(device, name=device.kind, physical=None)
         like.setdefault(device if device.name in pinned else anonymous, device.name)
-    return (*map(single_on, like.values()), single, improved)
+    return (*map(single_on, like.values()), single, round_robin, heft, improved)

@@ -94,7 +94,7 @@ class Possible:
         """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""
         problem, data = self.problem, self.problem.data
         bit = {name: 1 << p for p, name in enumerate(problem.devices)}
-        finite_rows: list[bool] = np.isfinite(problem.table).all(axis=1).tolist()
+        finite_rows = np.isfinite(problem.table).min(axis=1, initial=True).tolist()
         for task, (allowed, everywhere) in enumerate(zip(problem.allowed, finite_rows, strict=True)):
             if len(allowed) < len(bit):
                 self._narrow(task, sum(bit[name] for name in allowed), "it must run on {}")
