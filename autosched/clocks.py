@@ -3,24 +3,32 @@
 ``behind[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. That a stream is
 behind all of itself goes without saying, and is not kept there. Knows streams and events; what must be ordered is for
 others to say.
+
+A machine without contention gives each copy a stream of its own, and a place in every clock for each of these would
+make planning quadratic. So a stream of one copy alone may have none: who comes behind that copy comes behind one of
+those who waited for it, and these few are kept instead. Nothing that is known is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 
-__all__ = ["Clocks", "Stamp"]
+__all__ = ["Clocks", "Stamp", "alone", "joined"]
 
 
-# A moment: a stream (by its index), how many runs and copies it has had, and how far along each stream that is behind.
+# A moment: a stream (by its index), how far along that is, and how far along each stream that is behind.
 # Plain tuples of numbers all through: the garbage collector leaves those alone, and planning makes very many.
 Stamp = tuple[int, int, tuple[int, ...]]
 
 
 class Clocks:
     """The clocks while a program is walked in issue order.
+
+    Streams that are ``alone`` have no place in clocks. Each holds one copy, which is on no other stream, and only
+    streams that have a place wait for it.
 
     >>> a, b = Stream("cpu", "a"), Stream("cpu", "b")
     >>> clocks = Clocks([a, b])
@@ -31,11 +39,17 @@ class Clocks:
     True
     """
 
-    def __init__(self, streams: Iterable[Stream]):
-        self.index = {stream: i for i, stream in enumerate(streams)}
-        self.count = [0] * len(self.index)  # of each stream, its runs and copies so far
-        self.behind = [(0,) * len(self.index)] * len(self.index)
+    def __init__(self, streams: Iterable[Stream], alone: Collection[Stream] = ()):
+        known = dict.fromkeys(streams)
+        placed = [stream for stream in known if stream not in alone] if alone else known
+        self.index = {stream: i for i, stream in enumerate(placed)}
+        self.places = len(self.index)  # streams from here on have none
+        for stream in known if alone else ():
+            self.index.setdefault(stream, len(self.index))
+        self.count = [0] * len(self.index)  # of each stream, its runs and copies so far, and its waits for copies alone
+        self.behind = [(0,) * self.places] * len(self.index)
         self.events: dict[int, Stamp] = {}
+        self.waiters: dict[int, list[tuple[int, int]]] = {}  # of streams alone: who is behind them, from where on
 
     def advance(self, instruction: Run | Copy) -> Stamp:
         """Let a run or copy take place; one that occupies two streams orders each behind the other."""
@@ -65,19 +79,49 @@ class Clocks:
         """Order what comes next on a stream behind a moment, and all that this was behind."""
         own, (other, position, seen) = self.index[stream], stamp
         behind = joined(self.behind[own], seen)
-        behind[other] = max(behind[other], position)
+        if other < self.places:
+            behind[other] = max(behind[other], position)
+        elif not self.reaches(behind, other, position):
+            # A moment of its own, so that who waits for this stream from now on is told from who did before.
+            behind[own] = self.count[own] = self.count[own] + 1
+            self.waiters.setdefault(other, []).append((own, behind[own]))
         self.behind[own] = tuple(behind)
 
     def passed(self, stamp: Stamp, stream: Stream) -> bool:
         """Whether all that comes next on ``stream`` is ordered behind ``stamp``."""
         own, (other, position, _) = self.index[stream], stamp
-        return own == other or self.behind[own][other] >= position
+        return own == other or self.reaches(self.behind[own], other, position)
+
+    def reaches(self, behind: Sequence[int], other: int, position: int) -> bool:
+        """Whether what is so far along each stream that has a place is behind a position of any stream."""
+        if other < self.places:
+            return behind[other] >= position
+        return not position or any(behind[own] >= since for own, since in self.waiters.get(other, ()))
 
     def seen(self, stamp: Stamp, instruction: Instruction) -> bool:
         """Whether an instruction, on whichever streams it occupies, comes behind ``stamp``."""
         return any(self.passed(stamp, stream) for stream in occupied(instruction))
 
 
-def joined(a: tuple[int, ...], b: tuple[int, ...]) -> list[int]:
+def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
+    """Return the streams of one copy alone, but for those for which another of them waits.
+
+    >>> alone([Copy(Stream("cpu", "copy-0"), "x", 0, "cpu", "cuda:0"), Run(Stream("cuda:0", "compute"), "y")])
+    frozenset({Stream(device='cpu', name='copy-0')})
+    """
+    held = Counter(s for i in instructions if isinstance(i, (Run, Copy)) for s in occupied(i))
+    copies = (i for i in instructions if isinstance(i, Copy))
+    found = {copy.stream for copy in copies if copy.also is None and held[copy.stream] == 1}
+    waited: set[Stream] = set()
+    recorded: dict[int, Stream] = {}
+    for instruction in instructions if found else ():
+        if isinstance(instruction, Record):
+            recorded[instruction.event] = instruction.stream
+        elif isinstance(instruction, Wait) and instruction.stream in found and instruction.event in recorded:
+            waited.add(recorded[instruction.event])
+    return frozenset(found - waited)
+
+
+def joined(a: Sequence[int], b: Sequence[int]) -> list[int]:
     """Return the elementwise maximum."""
     return [x if x > y else y for x, y in zip(a, b, strict=True)]

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from autosched.clocks import Clocks, Stamp
+from autosched.clocks import Clocks, Stamp, alone
 from autosched.errors import GraphError, ProgramError
 from autosched.graph import HOST, Graph, Task, Use, Value
 from autosched.machine import Machine
@@ -98,7 +98,7 @@ class _Verifier:
         self.graph = graph
         self.host = host
         self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
-        self.clocks = Clocks(program.streams)
+        self.clocks = Clocks(program.streams, alone(program.instructions))
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)

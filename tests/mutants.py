@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "an event right behind the last use is overlooked, and recorded again",
         f"{LOWERING}/frees.py",
-        "if at >= position), None)",
-        "if at > position), None)",
+        "bisect_left(records, (position,))",
+        "bisect_left(records, (position + 1,))",
         "tests/test_lowering.py::test_no_two_events_are_recorded_at_one_moment",
     ),
     Mutant(

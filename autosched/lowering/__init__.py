@@ -17,7 +17,7 @@ from autosched.graph import Graph
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
 from autosched.lowering.frees import insert_frees
-from autosched.lowering.hazards import find_hazards
+from autosched.lowering.hazards import alone, find_hazards
 from autosched.lowering.streams import assign_streams
 from autosched.machine import Machine
 from autosched.placement import Placement, check, home
@@ -35,7 +35,8 @@ def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping
     runs = assign_streams(graph, machine, placement)
     instructions, places = insert_copies(graph, machine, runs, outputs or {})
     hazards = find_hazards(graph, machine, instructions, places)
-    program = insert_frees(insert_events(instructions, hazards.after), hazards.blocks)
+    lone = frozenset() if machine.contention else alone(instructions, hazards)
+    program = insert_frees(insert_events(instructions, hazards.after, lone), hazards.blocks, lone)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),

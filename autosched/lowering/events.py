@@ -6,17 +6,22 @@ Vector clocks tell what is implied; asking for the latest producer first leaves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autosched.clocks import Clocks, Stamp
-from autosched.program import Copy, Instruction, Record, Run, Wait, occupied
+from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["insert_events"]
 
 
-def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> list[Instruction]:
-    """Return the instructions with records and waits, so that each comes behind the positions in ``after``."""
-    waits = _needed_waits(instructions, after)
+def insert_events(
+    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], alone: Collection[Stream] = ()
+) -> list[Instruction]:
+    """Return the instructions with records and waits, so that each comes behind the positions in ``after``.
+
+    ``alone`` are streams that need no place in clocks.
+    """
+    waits = _needed_waits(instructions, after, alone)
     event: dict[int, int] = {}
     result: list[Instruction] = []
     waited = {producer for producers in waits.values() for producer in producers}
@@ -29,9 +34,11 @@ def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[i
     return result
 
 
-def _needed_waits(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+def _needed_waits(
+    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], alone: Collection[Stream]
+) -> dict[int, list[int]]:
     """Return for instructions that must wait the positions they must wait for, those left out that are implied."""
-    clocks = Clocks(dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction)))
+    clocks = Clocks(dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction)), alone)
     stamps: list[Stamp] = []
     waits: dict[int, list[int]] = {}
     for i, instruction in enumerate(instructions):

@@ -7,6 +7,7 @@ another device, or of another part, disturbs no writer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,10 +16,10 @@ from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
 from autosched.placement import home
-from autosched.program import Copy, Run, Stream
+from autosched.program import Copy, Run, Stream, occupied
 from autosched.standing import Standing
 
-__all__ = ["Block", "Hazards", "find_hazards"]
+__all__ = ["Block", "Hazards", "alone", "find_hazards"]
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +39,23 @@ class Hazards(NamedTuple):
 
     after: list[tuple[int, ...]]
     blocks: list[Block]
+
+
+def alone(instructions: Sequence[Run | Copy], hazards: Hazards) -> frozenset[Stream]:
+    """Return the streams of one copy alone that wait for no other of them, as ``clocks`` wants them.
+
+    Those that own memory are left out, since they wait for all who use it.
+    """
+    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
+    found = {i: each.stream for i, each in enumerate(instructions) if held[each.stream] == len(occupied(each)) == 1}
+    found = {i: stream for i, stream in found.items() if isinstance(instructions[i], Copy)}
+    waited = {found[p] for i in found for p in hazards.after[i] if p in found and not _implied(hazards.after, i, p)}
+    return frozenset(found.values()).difference(waited, (block.owner for block in hazards.blocks))
+
+
+def _implied(after: Sequence[Sequence[int]], i: int, before: int) -> bool:
+    """Whether ``i`` comes after another that comes after ``before``."""
+    return any(before in after[between] for between in after[i])
 
 
 class _Held(NamedTuple):
