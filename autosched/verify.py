@@ -99,6 +99,7 @@ class _Verifier:
         self.host = host
         self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
         self.clocks = Clocks(program.streams, alone(program.instructions))
+        self.events: dict[int, Stamp] = {}
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
@@ -120,14 +121,14 @@ class _Verifier:
                     self._run(instruction)
                 case Copy():
                     self._copy(instruction)
-                case Record(_, event):
-                    if event in self.clocks.events:
+                case Record(stream, event):
+                    if event in self.events:
                         self._fail("events", f"event e{event} is recorded twice")
-                    self.clocks.record(instruction)
-                case Wait(_, event):
-                    if event not in self.clocks.events:
+                    self.events[event] = self.clocks.now(self.clocks.index[stream])
+                case Wait(stream, event):
+                    if event not in self.events:
                         self._fail("events", f"event e{event} is waited for but not recorded before")
-                    self.clocks.wait(instruction)
+                    self.clocks.catch_up(self.clocks.index[stream], self.events[event])
                 case Free():
                     self._free(instruction)
         self._end()
@@ -147,7 +148,7 @@ class _Verifier:
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
         self._place(run, task)
-        self.stamps[self.at] = self.clocks.advance(run)
+        self.stamps[self.at] = self.clocks.advance(self.clocks.index[run.stream])
         for dependency in task.dependencies:
             if dependency.kind == "order":
                 self._follow(run, task, self.graph.tasks[dependency.task])
@@ -226,7 +227,7 @@ class _Verifier:
         target = (copy.value, copy.version, copy.destination)
         if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
-        self.stamps[self.at] = self.clocks.advance(copy)
+        self.stamps[self.at] = self._advance(copy)
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
         self._use(copy, source, self.standing.get(*source), part, writes=False)
@@ -245,6 +246,10 @@ class _Verifier:
             block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
             block.accesses.write(part, self.at)
         block.uses[copy.stream] = self.at
+
+    def _advance(self, copy: Copy) -> Stamp:
+        index = self.clocks.index
+        return self.clocks.advance(index[copy.stream], None if copy.also is None else index[copy.also])
 
     def _part(self, name: str) -> Part:
         try:
@@ -348,7 +353,7 @@ class _Verifier:
 
     def _behind(self, instruction: Instruction, before: int) -> bool:
         """Whether an earlier access has surely ended. The clocks already contain the instruction itself."""
-        return before == _GIVEN or self.clocks.passed(self.stamps[before], instruction.stream)
+        return before == _GIVEN or self.clocks.passed(self.stamps[before], self.clocks.index[instruction.stream])
 
     # ---- telling
 

@@ -2,9 +2,10 @@
 
     streams   each task gets a compute stream of its device            -> runs
     copies    what is read elsewhere travels, as early as it exists    -> runs and copies
-    hazards   what touches the same memory, and how long that lives    (read by the next two)
-    events    records and waits, as few as keep every hazard           -> + records and waits
-    frees     memory goes back where no stream has to wait for it      -> + frees
+    hazards   what touches the same memory, and how long that lives    (read by the next)
+    events    records and waits, as few as keep every hazard; and,
+    frees     on the same walk, memory goes back where that costs
+              no wait                                                  -> + records, waits and frees
 
 Knows no times and no costs: the placement has decided where and in which order.
 """
@@ -16,7 +17,6 @@ from collections.abc import Mapping
 from autosched.graph import Graph
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
-from autosched.lowering.frees import insert_frees
 from autosched.lowering.hazards import alone, find_hazards
 from autosched.lowering.streams import assign_streams
 from autosched.machine import Machine
@@ -36,7 +36,7 @@ def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping
     instructions, places = insert_copies(graph, machine, runs, outputs or {})
     hazards = find_hazards(graph, machine, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
-    program = insert_frees(insert_events(instructions, hazards.after, lone), hazards.blocks, lone)
+    program = insert_events(instructions, hazards.after, hazards.blocks, lone)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),

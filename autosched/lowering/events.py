@@ -1,7 +1,8 @@
 """Insert records and waits: every hazard between two streams gets one, unless it is implied by those before.
 
 Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a plan from
-``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020).
+``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). The same walk tells
+``frees`` how far each stream has come.
 """
 
 from __future__ import annotations
@@ -9,42 +10,61 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from autosched.clocks import Clocks, Stamp
-from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
+from autosched.lowering.frees import Frees
+from autosched.lowering.hazards import Block
+from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["insert_events"]
 
 
 def insert_events(
-    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], alone: Collection[Stream] = ()
+    instructions: Sequence[Run | Copy],
+    after: Sequence[Sequence[int]],
+    blocks: Sequence[Block],
+    alone: Collection[Stream] = (),
 ) -> list[Instruction]:
-    """Return the instructions with records and waits, so that each comes behind the positions in ``after``.
+    """Return the instructions with records, waits and frees, so that each comes behind the positions in ``after``.
 
-    ``alone`` are streams that need no place in clocks.
+    ``blocks`` are to be freed; ``alone`` are streams that need no place in clocks.
     """
-    waits = _needed_waits(instructions, after, alone)
-    event: dict[int, int] = {}
+    clocks = Clocks((stream for instruction in instructions for stream in occupied(instruction)), alone)
+    frees = Frees(clocks, blocks)
+    waits: set[int] = set()
+    lines = [_line(i, each, after[i], clocks, frees, waits) for i, each in enumerate(instructions)]
+    event = {producer: number for number, producer in enumerate(sorted(waits))}
     result: list[Instruction] = []
-    waited = {producer for producers in waits.values() for producer in producers}
     for i, instruction in enumerate(instructions):
-        result += [Wait(instruction.stream, event[producer]) for producer in waits.get(i, ())]
-        result.append(instruction)
-        if i in waited:
-            event[i] = len(event)
-            result.append(Record(instruction.stream, event[i]))
+        stream = instruction.stream
+        for item in lines[i]:
+            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
+        if i in event:
+            result.append(Record(stream, event[i]))
+    frees.finish(result, event)
     return result
 
 
-def _needed_waits(
-    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], alone: Collection[Stream]
-) -> dict[int, list[int]]:
-    """Return for instructions that must wait the positions they must wait for, those left out that are implied."""
-    clocks = Clocks(dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction)), alone)
-    stamps: list[Stamp] = []
-    waits: dict[int, list[int]] = {}
-    for i, instruction in enumerate(instructions):
-        for producer in reversed(after[i]):
-            if not clocks.seen(stamps[producer], instruction):
-                clocks.catch_up(instruction.stream, stamps[producer])
-                waits.setdefault(i, []).append(producer)
-        stamps.append(clocks.advance(instruction))
-    return waits
+def _line(
+    i: int, instruction: Run | Copy, after: Sequence[int], clocks: Clocks, frees: Frees, waits: set[int]
+) -> list[int | Free | Run | Copy]:
+    """Return an instruction with the positions that it must wait for before it, and frees where they may be."""
+    stamps, places = frees.stamps, clocks.places
+    own = clocks.index[instruction.stream]
+    also = clocks.index[instruction.also] if type(instruction) is Copy and instruction.also is not None else None
+    line: list[int | Free | Run | Copy] = []
+    for producer in reversed(after):
+        stamp = stamps[producer]
+        stream = stamp[0]
+        if stream == own or (stream < places and clocks.behind[own][stream] >= stamp[1]):
+            continue
+        if clocks.passed(stamp, own) or (also is not None and clocks.passed(stamp, also)):
+            continue
+        clocks.catch_up(own, stamp)
+        waits.add(producer)
+        line.append(producer)
+        frees.waited(own, stream, line)
+    stamps.append(clocks.advance(own, also))
+    line.append(instruction)
+    if also is not None:
+        frees.release(also, line)
+    frees.ended(i, line)
+    return line
