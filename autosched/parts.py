@@ -323,12 +323,19 @@ class Accesses:
 
     def read(self, part: Part, who: int) -> list[int]:
         """Note a read; return the writers that it must come after."""
+        if self._parts is None and not part.bounds:
+            self._read.append(who)
+            return self._wrote.copy()
         writers = self.writers(part)
         self._of(part)[1].append(who)
         return writers
 
     def write(self, part: Part, who: int) -> tuple[list[int], list[int]]:
         """Note a write; return the writers and the readers that it must come after."""
+        if self._parts is None and not part.bounds:
+            found = self._wrote, self._read
+            self._wrote, self._read = [who], []
+            return found
         writers, readers = self._wrote, self._read
         if part.bounds:
             writers, readers = writers.copy(), readers.copy()

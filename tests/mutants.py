@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "a value is said to be there though a part of it came early",
         "autosched/standing.py",
-        "return None if (value, device) in self._early else self._items.get((value, version, device))",
-        "return self._items.get((value, version, device))",
+        "if self._early and (value, device) in self._early:",
+        "if not self:",
         REFERENCE,
     ),
     Mutant(

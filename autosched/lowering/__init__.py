@@ -32,9 +32,10 @@ def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping
     Raises ScheduleError for placements that break a constraint, and where no link leads.
     """
     check(placement, graph, machine)
-    runs = assign_streams(graph, machine, placement)
-    instructions, places = insert_copies(graph, machine, runs, outputs or {})
-    hazards = find_hazards(graph, machine, instructions, places)
+    tasks = [graph.task(name) for name in placement.order]
+    runs = assign_streams(graph, machine, tasks, placement.device)
+    instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {})
+    hazards = find_hazards(graph, machine, tasks, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
     program = insert_events(instructions, hazards.after, hazards.blocks, lone)
     return Program(

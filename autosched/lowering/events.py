@@ -8,8 +8,9 @@ Vector clocks tell what is implied; asking for the latest producer first leaves 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 
-from autosched.clocks import Clocks, Stamp
+from autosched.clocks import Clocks
 from autosched.lowering.frees import Frees
 from autosched.lowering.hazards import Block
 from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
@@ -27,15 +28,16 @@ def insert_events(
 
     ``blocks`` are to be freed; ``alone`` are streams that need no place in clocks.
     """
-    clocks = Clocks((stream for instruction in instructions for stream in occupied(instruction)), alone)
+    streams = chain.from_iterable(map(occupied, instructions))
+    clocks = Clocks(streams, alone)
     frees = Frees(clocks, blocks)
-    waits: set[int] = set()
-    lines = [_line(i, each, after[i], clocks, frees, waits) for i, each in enumerate(instructions)]
-    event = {producer: number for number, producer in enumerate(sorted(waits))}
+    lines = _walk(instructions, after, clocks, frees)
+    waited = sorted({item for line in lines for item in line if type(item) is int})
+    event = {producer: number for number, producer in enumerate(waited)}
     result: list[Instruction] = []
-    for i, instruction in enumerate(instructions):
-        stream = instruction.stream
-        for item in lines[i]:
+    for i, line in enumerate(lines):
+        stream = instructions[i].stream
+        for item in line:
             result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
         if i in event:
             result.append(Record(stream, event[i]))
@@ -43,28 +45,30 @@ def insert_events(
     return result
 
 
-def _line(
-    i: int, instruction: Run | Copy, after: Sequence[int], clocks: Clocks, frees: Frees, waits: set[int]
-) -> list[int | Free | Run | Copy]:
-    """Return an instruction with the positions that it must wait for before it, and frees where they may be."""
-    stamps, places = frees.stamps, clocks.places
-    own = clocks.index[instruction.stream]
-    also = clocks.index[instruction.also] if type(instruction) is Copy and instruction.also is not None else None
-    line: list[int | Free | Run | Copy] = []
-    for producer in reversed(after):
-        stamp = stamps[producer]
-        stream = stamp[0]
-        if stream == own or (stream < places and clocks.behind[own][stream] >= stamp[1]):
-            continue
-        if clocks.passed(stamp, own) or (also is not None and clocks.passed(stamp, also)):
-            continue
-        clocks.catch_up(own, stamp)
-        waits.add(producer)
-        line.append(producer)
-        frees.waited(own, stream, line)
-    stamps.append(clocks.advance(own, also))
-    line.append(instruction)
-    if also is not None:
-        frees.release(also, line)
-    frees.ended(i, line)
-    return line
+def _walk(
+    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], clocks: Clocks, frees: Frees
+) -> list[list[int | Free | Run | Copy]]:
+    """Return each instruction with the positions that it must wait for before it, and frees where they may be."""
+    index, behind, places, stamps = clocks.index, clocks.behind, clocks.places, frees.stamps
+    lines: list[list[int | Free | Run | Copy]] = []
+    for i, instruction in enumerate(instructions):
+        own = index[instruction.stream]
+        also = index[instruction.also] if type(instruction) is Copy and instruction.also is not None else None
+        line: list[int | Free | Run | Copy] = []
+        for producer in reversed(after[i]):
+            stamp = stamps[producer]
+            stream = stamp[0]
+            if stream == own or (stream < places and behind[own][stream] >= stamp[1]):
+                continue
+            if clocks.passed(stamp, own) or (also is not None and clocks.passed(stamp, also)):
+                continue
+            clocks.catch_up(own, stamp)
+            line.append(producer)
+            frees.waited(own, stream, line)
+        stamps.append(clocks.advance(own, also))
+        line.append(instruction)
+        if also is not None:
+            frees.release(also, line)
+        frees.ended(i, line)
+        lines.append(line)
+    return lines

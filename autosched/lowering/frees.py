@@ -17,7 +17,6 @@ from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait
 __all__ = ["Frees"]
 
 
-_Use = tuple[int, int]  # a stream and a position there
 _Line = list[int | Free | Run | Copy]
 
 
@@ -32,13 +31,14 @@ class Frees:
         self.blocks = blocks
         self.stamps: list[Stamp] = []
         self.owner = [clocks.index[_owner(block)] for block in blocks]
-        self.stuck: dict[int, _Use] = {}  # by block, the first use that its owner has not passed
+        self.uses = [[*block.uses.values()] for block in blocks]
+        self.stuck: dict[int, int] = {}  # by block, the first use that its owner has not passed
         # Of each owner, by stream: a heap of (position there, use, block), to be tried when the owner has passed that.
-        self.held: list[dict[int, list[tuple[int, _Use, int]]]] = [{} for _ in range(clocks.places)]
+        self.held: list[dict[int, list[tuple[int, int, int]]]] = [{} for _ in range(clocks.places)]
         self.watched: dict[int, list[int]] = {}  # blocks used by streams alone
         self.ending: dict[int, list[int]] = {}  # blocks by their last use
-        for number, block in enumerate(blocks):
-            self.ending.setdefault(max(block.uses.values()), []).append(number)
+        for number, uses in enumerate(self.uses):
+            self.ending.setdefault(max(uses), []).append(number)
 
     def ended(self, position: int, line: _Line) -> None:
         """Free, as far as may be, what is used last by the run or copy at a position."""
@@ -47,14 +47,14 @@ class Frees:
 
     def waited(self, own: int, user: int, line: _Line) -> None:
         """Free what a stream owns that has waited for another; who waits for a copy alone is known from now on."""
-        self._watch(user)
+        if user >= self.clocks.places:
+            self._watch(user)
         self.release(own, line)
 
     def _watch(self, user: int) -> None:
-        if user >= self.clocks.places:
-            for number in self.watched.get(user, ()):
-                if number in self.stuck and self.stuck[number][0] == user and user in self.clocks.waiters:
-                    self._hold(number, *self.clocks.waiters[user][-1])
+        for number in self.watched.get(user, ()):
+            if number in self.stuck and self.stamps[self.stuck[number]][0] == user and user in self.clocks.waiters:
+                self._hold(number, *self.clocks.waiters[user][-1])
 
     def _hold(self, number: int, user: int, position: int) -> None:
         """Let a block be tried again as soon as its owner has passed a position of a stream."""
@@ -63,13 +63,14 @@ class Frees:
 
     def _try(self, number: int, line: _Line) -> None:
         """Free a block, or hold it until its owner has passed the first use that it has not."""
-        block, clocks, owner = self.blocks[number], self.clocks, self.owner[number]
-        for use in block.uses.values():
-            user, position, _ = stamp = self.stamps[use]
-            if user == owner or clocks.passed(stamp, owner):
+        clocks, stamps, owner = self.clocks, self.stamps, self.owner[number]
+        behind, places = clocks.behind[owner], clocks.places
+        for use in self.uses[number]:
+            user, position, _ = stamps[use]
+            if user == owner or (behind[user] >= position if user < places else clocks.reaches(behind, user, position)):
                 continue
-            self.stuck[number] = user, position
-            if user < clocks.places:
+            self.stuck[number] = use
+            if user < places:
                 self._hold(number, user, position)
                 return
             self.watched.setdefault(user, []).append(number)
@@ -77,17 +78,21 @@ class Frees:
                 self._hold(number, *waiter)
             return
         self.stuck.pop(number, None)
+        block = self.blocks[number]
         line.append(Free(_owner(block), block.value, block.version))
 
     def release(self, own: int, line: _Line) -> None:
         """Free what a stream owns, as far as may be now that its clock has moved."""
-        if own >= self.clocks.places or not self.held[own]:
+        held = self.held[own] if own < self.clocks.places else None
+        if not held:
             return
         behind, due = self.clocks.behind[own], []
-        for user, heap in self.held[own].items():
+        for user, heap in held.items():
             while heap and heap[0][0] <= behind[user]:
-                due.append(heapq.heappop(heap)[1:])
-        for use, number in sorted(due):
+                due.append(heapq.heappop(heap))
+        if len(due) > 1:  # by stream; two uses of one stream are in the order of their positions
+            due.sort(key=lambda item: (self.stamps[item[1]][0], item[1], item[2]))
+        for _, use, number in due:
             if self.stuck.get(number) == use:
                 self._try(number, line)
 
@@ -141,7 +146,7 @@ class _Ending:
         """Return the streams to wait for, each with its event (None: to be recorded), none implied by the others."""
         last: dict[int, int] = {}
         for number in held:
-            for use in self.frees.blocks[number].uses.values():
+            for use in self.frees.uses[number]:
                 user, position, _ = stamp = self.frees.stamps[use]
                 if not self.clocks.passed(stamp, own):
                     last[user] = max(last.get(user, 0), position)

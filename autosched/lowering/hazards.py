@@ -37,7 +37,7 @@ class Block:
 class Hazards(NamedTuple):
     """For each run or copy the positions that it must come after; and the blocks to be freed."""
 
-    after: list[tuple[int, ...]]
+    after: list[list[int]]
     blocks: list[Block]
 
 
@@ -58,122 +58,133 @@ def _implied(after: Sequence[Sequence[int]], i: int, before: int) -> bool:
     return any(before in after[between] for between in after[i])
 
 
-class _Held(NamedTuple):
-    """A value on a device: its block, and what put it there; of a view, that is not who wrote the block."""
-
-    block: Block
-    maker: int
+# A value on a device: its block, and what put it there; of a view, that is not who wrote the block.
+_Held = tuple[Block, int]
 
 
 def find_hazards(
-    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy], outputs: Mapping[str, str]
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    instructions: Sequence[Run | Copy],
+    outputs: Mapping[str, str],
 ) -> Hazards:
-    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end."""
+    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end.
+
+    ``tasks`` are those of the runs, in their order.
+    """
     walk = _Walk(graph, machine)
+    coming = iter(tasks)
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Run):
-            walk.run(i, instruction, graph.task(instruction.task))
+            walk.run(i, instruction.stream, next(coming))
         else:
             walk.copy(i, instruction)
     for label, device in outputs.items():
         value = graph.outputs[label]
-        walk.held(value, graph.last_version(value), device).block.kept = True
+        walk.held(value, graph.last_version(value), device)[0].kept = True
     return Hazards(walk.after, [block for block in walk.blocks if not block.kept])
 
 
 class _Walk:
     def __init__(self, graph: Graph, machine: Machine):
         self.graph = graph
+        self.values = graph.values
         self.standing: Standing[int, _Held] = Standing()
         self.home: dict[int, Block] = {}  # of inputs and constants
         self.blocks: list[Block] = []
-        self.after: list[tuple[int, ...]] = []
-        self.found: list[int] = []  # what the run or copy at hand must come after
+        self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
         for value in graph.sources:
             self.home[value.index] = self._new(-1, Use(value.index, 0), home(graph, machine, value), None)
             self.home[value.index].kept = True
 
     def _new(self, i: int, use: Use, device: str, owner: Stream | None) -> Block:
-        block = Block(self.graph.values[use.value].name, use.version, owner)
+        index, version = use
+        value = self.values[index]
+        block = Block(value.name, version, owner)
         self.blocks.append(block)
-        self.standing.put(*use, device, _Held(block, i))
+        self.standing.put(index, version, device, (block, i))
         if i >= 0:
-            block.accesses.write(self.graph.values[use.value].part, i)
+            block.accesses.write(value.part, i)
         return block
 
     def held(self, value: int, version: int, device: str) -> _Held:
         """Return what a device holds of a version, which must be there."""
         found = self.standing.get(value, version, device)
-        assert found is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        assert found is not None, f"{self.values[value].name}@{version} is not on {device}"
         return found
 
-    def _touched(self, i: int, stream: Stream, held: _Held) -> Block:
-        if held.block.owner is None:
-            held.block.owner = stream
-        held.block.uses[stream] = i
-        self.found.append(held.maker)
-        return held.block
-
-    def run(self, i: int, run: Run, task: Task) -> None:
+    def run(self, i: int, stream: Stream, task: Task) -> None:
         """Note what a run reads, writes and makes, and which tasks it was told to follow."""
-        stream, device = run.stream, run.stream.device
-        self.found += [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
+        device, values = stream.device, self.values
+        found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
-        written = {use.value for use in task.writes}
         blocks: dict[int, Block] = {}
-        for value, version in task.reads:
-            part = self.graph.touched(task, value)
-            held = self.held(value, version, device) if part is None else self.standing.held(value, device)
-            assert held is not None
-            block = blocks[value] = self._touched(i, stream, held)
-            part = part or self.graph.values[value].part
-            if value in written:
-                writers, readers = block.accesses.write(part, i)
-                self.found += writers + readers
+        for use in task.reads:
+            value, version = use
+            part = None if task.part is None else self.graph.touched(task, value)
+            held = self.standing.get(value, version, device) if part is None else self.standing.held(value, device)
+            assert held is not None, f"{values[value].name}@{version} is not on {device}"
+            block, maker = held
+            blocks[value] = block
+            if block.owner is None:
+                block.owner = stream
+            block.uses[stream] = i
+            found.append(maker)
+            if use in task.writes:
+                writers, readers = block.accesses.write(part or values[value].part, i)
+                found += writers + readers
             else:
-                self.found += block.accesses.read(part, i)
-        for value, version in task.changes:
-            stands = self.standing.change(value, version, device)
-            held = self.standing.held(value, device)
-            if stands is not None and held is not None and held.block.value == self.graph.values[value].name:
-                held.block.version = stands
+                found += block.accesses.read(part or values[value].part, i)
+        if task.changes:
+            self._change(task, device)
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(i, stream, use, blocks)
-        self._close(i)
+        self.after.append(_earlier(i, found))
+
+    def _change(self, task: Task, device: str) -> None:
+        """Take on what a run writes, and the name of the memory in which that is."""
+        for value, version in task.changes:
+            stands = self.standing.change(value, version, device)
+            held = self.standing.held(value, device)
+            if stands is not None and held is not None and held[0].value == self.values[value].name:
+                held[0].version = stands
 
     def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> None:
         """Put a result into memory of its own, or into that of the argument of which it is a view."""
-        root = self.graph.values[use.value].root
+        root = self.values[use.value].root
         if root == use.value:
             self._new(i, use, stream.device, stream).uses[stream] = i
             return
-        base = next(block for value, block in blocks.items() if self.graph.values[value].root == root)
-        self.standing.put(*use, stream.device, _Held(base, i))
+        base = next(block for value, block in blocks.items() if self.values[value].root == root)
+        self.standing.put(*use, stream.device, (base, i))
 
     def copy(self, i: int, copy: Copy) -> None:
         """Note what a copy reads, and the block that it fills."""
-        use = Use(self.graph.value(copy.value).index, copy.version)
-        part = self.graph.values[use.value].part
-        source = self.held(*use, copy.source)
-        if copy.stream.device == copy.source:
-            self._touched(i, copy.stream, source)
-        else:
-            source.block.uses[copy.stream] = i
-            self.found.append(source.maker)
-        self.found += source.block.accesses.read(part, i)
+        stream = copy.stream
+        value = self.graph.value(copy.value)
+        use, part = Use(value.index, copy.version), value.part
+        source, maker = self.held(*use, copy.source)
+        if source.owner is None and stream.device == copy.source:
+            source.owner = stream
+        source.uses[stream] = i
+        found = source.accesses.read(part, i)
+        found.append(maker)
         if copy.overwrite:
             block = self.home[use.value]
             writers, readers = block.accesses.write(part, i)
-            self.found += writers + readers
-            self.standing.put(*use, copy.destination, _Held(block, i))
+            found += writers + readers
+            self.standing.put(*use, copy.destination, (block, i))
         else:
-            owner = copy.also or (copy.stream if copy.stream.device == copy.destination else None)
+            owner = copy.also or (stream if stream.device == copy.destination else None)
             block = self._new(i, use, copy.destination, owner)
-        block.uses[copy.stream] = i
-        self._close(i)
+        block.uses[stream] = i
+        self.after.append(_earlier(i, found))
 
-    def _close(self, i: int) -> None:
-        self.after.append(tuple(sorted({p for p in self.found if 0 <= p < i})))
-        self.found.clear()
+
+def _earlier(i: int, found: Sequence[int]) -> list[int]:
+    """Return the positions before ``i``, each once, in order."""
+    kept = {p for p in found if 0 <= p < i}
+    return sorted(kept) if len(kept) > 1 else list(kept)
