@@ -11,8 +11,8 @@ those who waited for it, and these few are kept instead. Nothing that is known i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 
@@ -95,8 +95,15 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
     >>> alone([Copy(Stream("cpu", "copy-0"), "x", 0, "cpu", "cuda:0"), Run(Stream("cuda:0", "compute"), "y")])
     frozenset({Stream(device='cpu', name='copy-0')})
     """
-    held = Counter(s for i in instructions if isinstance(i, (Run, Copy)) for s in occupied(i))
-    copies = (i for i in instructions if isinstance(i, Copy))
+    held: dict[Stream, int] = {}
+    copies: list[Copy] = []
+    for instruction in instructions:
+        if isinstance(instruction, Copy):
+            copies.append(instruction)
+        elif isinstance(instruction, Run):
+            held[instruction.stream] = 2  # or more: that it is no copy is enough
+    for stream in chain.from_iterable(map(occupied, copies)):
+        held[stream] = held.get(stream, 0) + 1
     found = {copy.stream for copy in copies if copy.also is None and held[copy.stream] == 1}
     waited: set[Stream] = set()
     recorded: dict[int, Stream] = {}

@@ -16,9 +16,9 @@ grows with instructions times streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from autosched.clocks import Clocks, Stamp, alone
 from autosched.errors import GraphError, ProgramError
@@ -41,16 +41,13 @@ class _Memory:
 
     owners: tuple[Stream, ...]  # empty where any stream of the device may free it
     accesses: Accesses = field(default_factory=Accesses)
-    uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream
+    uses: dict[int, int] = field(default_factory=dict)  # the last of each stream
     freed: bool = False
     kept: bool = False  # inputs, constants and outputs stay
 
 
-class _Held(NamedTuple):
-    """A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory."""
-
-    memory: _Memory
-    maker: int
+# A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory.
+_Held = tuple[_Memory, int]
 
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
@@ -86,8 +83,14 @@ def _check_machine(program: Program, machine: Machine) -> None:
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
                 raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
+    joined: dict[tuple[str, str], bool] = {}
     for at, copy in enumerate(program.instructions):
-        if isinstance(copy, Copy) and machine.link(copy.source, copy.destination) is None:
+        if not isinstance(copy, Copy):
+            continue
+        ends = copy.source, copy.destination
+        if ends not in joined:
+            joined[ends] = machine.link(*ends) is not None
+        if not joined[ends]:
             what = f"no link joins {copy.source} and {copy.destination}"
             raise ProgramError(_shown(program, at, "place", what, None))
 
@@ -99,6 +102,9 @@ class _Verifier:
         self.host = host
         self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
         self.clocks = Clocks(program.streams, alone(program.instructions))
+        self.index = self.clocks.index
+        self.own = 0  # the stream of the instruction at hand
+        self.clock: tuple[int, ...] = ()  # and what that is behind
         self.events: dict[int, Stamp] = {}
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
@@ -111,26 +117,22 @@ class _Verifier:
         self.at_home: dict[str, int] = {}  # the version of it that is there
         self.ran: dict[int, int] = {}  # by task, where in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
+        self.bonds = bool(graph.kept_together)
 
     def run(self) -> None:
         self._inputs()
         for at, instruction in enumerate(self.program.instructions):
             self.at = at
-            match instruction:
-                case Run():
-                    self._run(instruction)
-                case Copy():
-                    self._copy(instruction)
-                case Record(stream, event):
-                    if event in self.events:
-                        self._fail("events", f"event e{event} is recorded twice")
-                    self.events[event] = self.clocks.now(self.clocks.index[stream])
-                case Wait(stream, event):
-                    if event not in self.events:
-                        self._fail("events", f"event e{event} is waited for but not recorded before")
-                    self.clocks.catch_up(self.clocks.index[stream], self.events[event])
-                case Free():
-                    self._free(instruction)
+            if isinstance(instruction, Run):
+                self._run(instruction)
+            elif isinstance(instruction, Copy):
+                self._copy(instruction)
+            elif isinstance(instruction, Free):
+                self._free(instruction)
+            elif isinstance(instruction, Record):
+                self._record(instruction)
+            elif isinstance(instruction, Wait):
+                self._wait(instruction)
         self._end()
 
     # ---- the laws, an instruction at a time
@@ -143,19 +145,34 @@ class _Verifier:
             self.home[name] = block = self._new((name, 0, device), ())
             self.at_home[name], block.kept = 0, True
 
+    def _record(self, record: Record) -> None:
+        if record.event in self.events:
+            self._fail("events", f"event e{record.event} is recorded twice")
+        self.events[record.event] = self.clocks.now(self.index[record.stream])
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.event not in self.events:
+            self._fail("events", f"event e{wait.event} is waited for but not recorded before")
+        self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
+
+    def _advance(self, stream: Stream, also: Stream | None = None) -> None:
+        """Let a run or copy take place; what is asked from now on is asked of it."""
+        self.own = self.index[stream]
+        stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
+        self.stamps[self.at], self.clock = stamp, stamp[2]
+
     def _run(self, run: Run) -> None:
-        task = self._task(run)
+        task, device = self._task(run), run.stream.device
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
         self._place(run, task)
-        self.stamps[self.at] = self.clocks.advance(self.clocks.index[run.stream])
+        self._advance(run.stream)
         for dependency in task.dependencies:
             if dependency.kind == "order":
-                self._follow(run, task, self.graph.tasks[dependency.task])
-        written = {use.value for use in task.writes}
-        used = {use.value: self._access(run, task, use, use.value in written) for use in task.reads}
+                self._follow(task, self.graph.tasks[dependency.task])
+        used = {use.value: self._access(device, task, use, use in task.writes) for use in task.reads}
         for value, version in task.changes:
-            self._change(self.names[value], version, run.stream.device)
+            self._change(self.names[value], version, device)
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(run, use, used)
@@ -165,7 +182,7 @@ class _Verifier:
         must = self.host if task.device == HOST else task.device
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
-        for values in self.graph.bonds(task):
+        for values in self.graph.bonds(task) if self.bonds else ():
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
                 self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
@@ -173,27 +190,27 @@ class _Verifier:
     def _change(self, name: str, version: int, device: str) -> None:
         stands = self.standing.change(name, version, device)
         held = self.standing.held(name, device)
-        if stands is not None and held is not None and held.memory is self.home.get(name):
+        if stands is not None and held is not None and held[0] is self.home.get(name):
             self.at_home[name] = stands
 
-    def _follow(self, run: Run, task: Task, before: Task) -> None:
+    def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
-        if not self._behind(run, self.ran[before.index]):
+        if not self._behind(self.ran[before.index]):
             self._race(what, self.ran[before.index])
 
-    def _access(self, run: Run, task: Task, use: Use, writes: bool) -> _Memory:
+    def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Hold an argument of a task to the laws."""
         value = self.graph.values[use.value]
-        part, device = self.graph.touched(task, use.value), run.stream.device
+        part = None if task.part is None else self.graph.touched(task, use.value)
         if part is None:
             place = value.name, use.version, device
-            block = self._use(run, place, self.standing.get(*place), value.part, writes)
+            block = self._use(place, self.standing.get(*place), value.part, writes)
         else:  # the versions of other parts do not matter
             stands = self.standing.latest(value.name, device)
             place = value.name, use.version if stands is None else stands, device
-            block = self._use(run, place, self.standing.held(value.name, device), part, writes)
+            block = self._use(place, self.standing.held(value.name, device), part, writes)
             self._check_part(task, value, block, part)
         if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
             self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
@@ -217,39 +234,35 @@ class _Verifier:
         root, place = self.graph.values[use.value].root, (self.names[use.value], use.version, run.stream.device)
         if root == use.value:
             block = self._new(place, (run.stream,))
-            block.uses[run.stream] = self.at
+            block.uses[self.own] = self.at
             block.accesses.write(self.graph.values[root].part, self.at)
         else:
             base = next(block for value, block in used.items() if self.graph.values[value].root == root)
-            self.standing.put(*place, _Held(base, self.at))
+            self.standing.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
         if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
-        self.stamps[self.at] = self._advance(copy)
+        self._advance(copy.stream, copy.also)
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
-        self._use(copy, source, self.standing.get(*source), part, writes=False)
+        self._use(source, self.standing.get(*source), part, writes=False)
         if self.standing.get(*target) is not None:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
                 self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
-            self._touch(copy, block, part, writes=True)
+            self._touch(block, part, writes=True)
             self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
-            self.standing.put(*target, _Held(block, self.at))
+            self.standing.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
             block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
             block.accesses.write(part, self.at)
-        block.uses[copy.stream] = self.at
-
-    def _advance(self, copy: Copy) -> Stamp:
-        index = self.clocks.index
-        return self.clocks.advance(index[copy.stream], None if copy.also is None else index[copy.also])
+        block.uses[self.own] = self.at
 
     def _part(self, name: str) -> Part:
         try:
@@ -262,15 +275,17 @@ class _Verifier:
         held = self.standing.get(*place)
         if held is None:
             self._fail("free", f"{_named(place)} is not there to be freed")
-        block = held.memory
+        block = held[0]
         if block.freed:
             self._fail("free", f"{_named(place)} is freed twice")
         if block.kept:
             self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
         if block.owners and free.stream not in block.owners:
             self._fail("free", f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it")
+        self.own = self.index[free.stream]
+        self.clock = self.clocks.behind[self.own]
         for use in block.uses.values():
-            if not self._behind(free, use):
+            if not self._behind(use):
                 self._fail("free", f"{_named(place)} is freed while {self._verb(use)} may still use it", use)
         block.freed = True
 
@@ -297,44 +312,45 @@ class _Verifier:
         held = self.standing.get(*place)
         if held is None:
             self._fail("result", f"{what}, {_named(place)}, is not there at the end")
-        if held.memory.freed:
+        if held[0].freed:
             self._fail("result", f"{what}, {_named(place)}, is freed")
-        return held.memory
+        return held[0]
 
     # ---- memory
 
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
         self.blocks[place] = block = _Memory(owners)
-        self.standing.put(*place, _Held(block, self.at))
+        self.standing.put(*place, (block, self.at))
         return block
 
-    def _use(self, instruction: Run | Copy, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
+    def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
         """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
-        if not self._behind(instruction, maker):
+        if not self._behind(maker):
             self._race(f"{_named(place)} is made by {self._verb(maker)}, which", maker)
-        self._touch(instruction, block, part, writes, place)
+        self._touch(block, part, writes, place)
         return block
 
-    def _touch(
-        self, instruction: Run | Copy, block: _Memory, part: Part, writes: bool, place: _Place | None = None
-    ) -> None:
+    def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
         """Hold an access to the laws: behind all that it conflicts with."""
-        writers, readers = block.accesses.write(part, self.at) if writes else (block.accesses.read(part, self.at), [])
-        what = f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
+        readers: Sequence[int] = ()
+        if writes:
+            writers, readers = block.accesses.write(part, self.at)
+        else:
+            writers = block.accesses.read(part, self.at)
         for before in writers:
-            if not self._behind(instruction, before):
+            if not self._behind(before):
                 if place is not None:
                     self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
-                self._race(f"{what} memory that {self._verb(before)} wrote, which", before)
+                self._race(f"{self._writing()} memory that {self._verb(before)} wrote, which", before)
         for before in readers:
-            if not self._behind(instruction, before):
-                self._race(f"{what} memory that {self._verb(before)} reads, which", before)
-        block.uses[instruction.stream] = self.at
+            if not self._behind(before):
+                self._race(f"{self._writing()} memory that {self._verb(before)} reads, which", before)
+        block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
         """Return why a place holds nothing."""
@@ -351,9 +367,14 @@ class _Verifier:
             else ("not there; nothing made it before")
         )
 
-    def _behind(self, instruction: Instruction, before: int) -> bool:
-        """Whether an earlier access has surely ended. The clocks already contain the instruction itself."""
-        return before == _GIVEN or self.clocks.passed(self.stamps[before], self.clocks.index[instruction.stream])
+    def _behind(self, before: int) -> bool:
+        """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
+        if before == _GIVEN:
+            return True
+        stream, position, _ = self.stamps[before]
+        if stream < self.clocks.places:
+            return stream == self.own or self.clock[stream] >= position
+        return stream == self.own or self.clocks.reaches(self.clock, stream, position)
 
     # ---- telling
 
@@ -362,6 +383,11 @@ class _Verifier:
             return self.graph.task(run.task)
         except GraphError as error:
             self._fail("single", str(error))
+
+    def _writing(self) -> str:
+        """Return what messages call the write at hand."""
+        instruction = self.program.instructions[self.at]
+        return f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
 
     def _verb(self, at: int) -> str:
         """Return what messages call a run or copy."""

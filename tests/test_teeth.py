@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.clocks import Clocks, alone
+from autosched.clocks import Clocks, Stamp, alone
 from autosched.graph import Task, Value
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
@@ -95,15 +95,17 @@ def test_clocks_know_who_waited_before_a_copy_alone_and_who_waited_behind_it() -
 def assert_clocks_know(program: Program) -> None:
     expected = happens_before(program)
     clocks, stamps = Clocks(program.streams, alone(program.instructions)), {}
+    events: dict[int, Stamp] = {}
     for b, instruction in enumerate(program.instructions):
+        streams = [clocks.index[stream] for stream in occupied(instruction)]
         if isinstance(instruction, Wait):
-            clocks.wait(instruction)
-        known = {a for a, stamp in stamps.items() if clocks.seen(stamp, instruction)}
+            clocks.catch_up(streams[0], events[instruction.event])
+        known = {a for a, stamp in stamps.items() if any(clocks.passed(stamp, stream) for stream in streams)}
         assert known == {a for a in stamps if (a, b) in expected}
         if isinstance(instruction, (Run, Copy)):
-            stamps[b] = clocks.advance(instruction)
+            stamps[b] = clocks.advance(*streams)
         elif isinstance(instruction, Record):
-            clocks.record(instruction)
+            events[instruction.event] = clocks.now(streams[0])
 
 
 def corpus(n: int, views: bool):

@@ -1,8 +1,8 @@
 """Insert records and waits: every hazard between two streams gets one, unless it is implied by those before.
 
 Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a plan from
-``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). The same walk tells
-``frees`` how far each stream has come.
+``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). ``frees`` is told
+how far each stream has come.
 """
 
 from __future__ import annotations
