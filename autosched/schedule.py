@@ -36,6 +36,7 @@ from autosched.program import Program
 from autosched.rebuilding import rebuilt
 from autosched.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulate import durations, simulate
+from autosched.simulate import makespan as last_end
 from autosched.timeline import Timeline
 from autosched.verify import verify
 from autosched.viz.page import page_html
@@ -239,10 +240,10 @@ class Schedule:
         verify(self.program, self.graph, self.machine)
         self.__dict__["_proved"] = True
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Predicted seconds from the first instruction to the last."""
-        return self._predicted.makespan
+        return last_end(self.program, durations(self.program, self.graph, self.machine, self.costs))
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
@@ -331,5 +332,5 @@ def _bound(saved: Saved, graph: Graph) -> Schedule:
     parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
     made = Schedule(pinned, *parts)
     made.verify()
-    made.simulate()  # raises for what the machine cannot do
+    _ = made.makespan  # raises for what the machine cannot do
     return made
