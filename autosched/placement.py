@@ -97,7 +97,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
         for use in task.writes:
             if graph.in_parts(use.value):
                 yield first.setdefault(graph.values[use.value].root, task.index), task.index
-        for bond in graph.bonds(task):
+        for bond in graph.bonds(task) if graph.kept_together else ():
             yield first.setdefault(bond, task.index), task.index
 
 
@@ -114,20 +114,22 @@ def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
                 yield task.index, home(graph, machine, root), why
 
 
-def _bases(graph: Graph, task: Task) -> list[Value]:
+def _bases(graph: Graph, task: Task) -> Sequence[Value]:
     """Return the roots whose device this task must share."""
+    values = graph.values
+    views = [use for use in task.outputs if values[use.value].root != use.value]
+    if not views and not task.writes:
+        return ()
     roots: dict[int, None] = {}
     for use in task.writes:
         if len(graph.members(use.value)) > 1:
-            roots[graph.values[use.value].root] = None
-    for use in task.outputs:
-        root = graph.values[use.value].root
-        if root == use.value:
-            continue
-        many = sum(graph.values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
+            roots[values[use.value].root] = None
+    for use in views:
+        root = values[use.value].root
+        many = sum(values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
         if task.view or many or graph.last_version(root):
             roots[root] = None
-    return [graph.values[root] for root in roots]
+    return [values[root] for root in roots]
 
 
 def check(placement: Placement, graph: Graph, machine: Machine) -> None:
@@ -138,27 +140,25 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     if len(placement.order) != len(graph.tasks) or len(set(placement.order)) != len(graph.tasks):
         raise ScheduleError(f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}")
     allowed = choices(graph, machine)
-    position = {name: i for i, name in enumerate(placement.order)}
+    position = {name: i for i, name in enumerate(order)}
+    at = [position.get(task.name, -1) for task in graph.tasks]
     chosen: dict[int, Task] = {}
-    for task in graph.tasks:
-        device = placement.device.get(task.name)
-        if task.name not in position or device is None:
+    for task, here, group, possible in zip(graph.tasks, at, allowed.group, allowed.devices, strict=True):
+        device = table.get(task.name)
+        if here < 0 or device is None:
             raise ScheduleError(f"the placement leaves out task {task.name!r}")
-        machine.device(device)
-        first = chosen.setdefault(allowed.group[task.index], task)
-        if device not in allowed.devices[task.index]:
-            raise ScheduleError(
-                f"task {task.name!r} is placed on {device!r} but must run on {allowed.devices[task.index][0]!r}"
-            )
-        if device != placement.device[first.name]:
+        if device not in possible:
+            machine.device(device)
+            raise ScheduleError(f"task {task.name!r} is placed on {device!r} but must run on {possible[0]!r}")
+        first = chosen.setdefault(group, task)
+        if first is not task and device != table[first.name]:
             raise ScheduleError(
                 f"task {task.name!r} is placed on {device!r} but must be with {first.name!r} on "
-                f"{placement.device[first.name]!r}: they share memory, or are kept together"
+                f"{table[first.name]!r}: they share memory, or are kept together"
             )
-        for dependency in task.dependencies:
-            before = graph.tasks[dependency.task]
-            if position.get(before.name, -1) > position[task.name]:
+        for before, kind in task.dependencies:
+            if at[before] > here:
                 raise ScheduleError(
-                    f"the placement orders {task.name!r} before {before.name!r}, "
-                    f"on which it depends ({dependency.kind})"
+                    f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
+                    f"on which it depends ({kind})"
                 )
