@@ -8,18 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from autosched.errors import ScheduleError, listed
 from autosched.graph import HOST, Graph, Task, Value
 from autosched.machine import Machine
 
-__all__ = ["Placement", "check", "choices", "constraint", "home"]
+__all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
+
+
+class Send(NamedTuple):
+    """A copy of a version of a value to a device, and the task right before which it is issued."""
+
+    value: str
+    version: int
+    device: str
+    before: str
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where each task runs (by name), and in which order tasks are issued.
 
+    ``copies``, where copies queue for copy streams, says in which order and how early they leave: each is issued right
+    before a task, but never before what makes it, nor behind the first that needs it. Others leave when they can.
     ``bound`` is a makespan, in seconds, that no placement beats, as far as the policy has proved one.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
@@ -28,6 +40,7 @@ class Placement:
 
     device: Mapping[str, str]
     order: tuple[str, ...]
+    copies: tuple[Send, ...] = field(default=(), repr=False)
     bound: float = field(default=0.0, compare=False, repr=False)
 
 

@@ -34,7 +34,7 @@ def lower(graph: Graph, machine: Machine, placement: Placement, outputs: Mapping
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement.device)
-    instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {})
+    instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {}, placement.copies)
     hazards = find_hazards(graph, machine, tasks, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
     program = insert_events(instructions, hazards.after, hazards.blocks, lone)

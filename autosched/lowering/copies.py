@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from operator import itemgetter
 
 from autosched.errors import ScheduleError
 from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
-from autosched.placement import home
+from autosched.placement import Send, home
 from autosched.program import Copy, Run, Stream
 from autosched.standing import Standing
 
@@ -20,17 +21,22 @@ __all__ = ["copy_streams", "insert_copies"]
 
 
 def insert_copies(
-    graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    runs: Sequence[Run],
+    outputs: Mapping[str, str],
+    sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str]]:
     """Return the runs with copies between them, and where each output is at the end, by its label.
 
-    ``tasks`` are those of the runs, in their order.
+    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
     """
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
             raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
-    travel = _Travel(graph, machine)
+    travel = _Travel(graph, machine, _slots(graph, tasks, sends))
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
         travel.run(i, task, run.stream.device)
     for value in graph.sources:
@@ -43,23 +49,37 @@ def insert_copies(
         made = home(graph, machine, value) if value.producer is None else travel.holders[use][0]
         places[label] = outputs.get(label, made)
         travel.bring(use, places[label])
-    result: list[Run | Copy] = list(travel.copies.get(-1, ()))
+    result: list[Run | Copy] = travel.behind(-1)
     for i, run in enumerate(runs):
         result.append(run)
-        result += travel.copies.get(i, ())
+        if i in travel.copies:
+            result += travel.behind(i)
     return result, places
+
+
+def _slots(graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]) -> dict[tuple[int, int, str], tuple[int, int]]:
+    """Return for copies the run that they shall stand behind, and their rank there."""
+    if not sends:
+        return {}
+    position = {task.name: i for i, task in enumerate(tasks)}
+    return {
+        (graph.value(send.value).index, send.version, send.device): (position[send.before] - 1, rank)
+        for rank, send in enumerate(sends)
+    }
 
 
 class _Travel:
     """Where each version of each value is, while runs are walked in issue order."""
 
-    def __init__(self, graph: Graph, machine: Machine):
+    def __init__(self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]):
         self.graph = graph
+        self.slots = slots
+        self.at = -1  # the run before the one at hand
         self.machine = machine
         self.maker: dict[Use, int] = {}  # the run that made a version, -1 for what was there
         self.holders: dict[Use, tuple[str, ...]] = {}  # the devices where it is, that where it was made first
         self.standing: Standing[int, None] = Standing()  # of values that are written, alone
-        self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
+        self.copies: dict[int, list[tuple[int, Copy]]] = {}  # by the run that they stand behind, with their rank there
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
@@ -72,6 +92,7 @@ class _Travel:
 
     def run(self, i: int, task: Task, device: str) -> None:
         """Bring what a run reads, and take note of what it leaves on its device."""
+        self.at = i - 1
         for use in task.reads:
             if task.part is not None and self.graph.touched(task, use.value) is not None:
                 self._bring_part(use, device)
@@ -84,6 +105,10 @@ class _Travel:
                 self.maker[left], self.holders[left] = i, (device,)
         for use in task.outputs:
             self._arrive(use, device, i)
+
+    def behind(self, run: int) -> list[Run | Copy]:
+        """Return the copies that stand behind a run."""
+        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
 
     def _bring_part(self, use: Use, device: str) -> None:
         """Copy a value of which a part is touched, if none of it is there: where it is written, others are not."""
@@ -107,7 +132,9 @@ class _Travel:
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
         self.count += 1
         copy = Copy(stream, value.name, use.version, source, device, also, back)
-        self.copies.setdefault(self.maker[use], []).append(copy)
+        slot, rank = self.slots.get((*use, device), (-1, -1))
+        slot = max(self.maker[use], min(slot, self.at))
+        self.copies.setdefault(slot, []).append((rank, copy))
         self.holders[use] = (*holders, device)
         if written:
             self.standing.put(*use, device, None)

@@ -41,8 +41,7 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     if possible.partial:
         return _among_islands(problem, possible)
     listing = Listing(Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks)
-    planned = listing.plan(listing.order(listing.mean))
-    return problem.placement(planned.device, listing.by_start(planned.start))
+    return listing.placement(problem, listing.plan(listing.order(listing.mean)))
 
 
 def _among_islands(problem: Problem, possible: Possible) -> Placement:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autosched.costs import Costs
 from autosched.graph import Graph, Use
 from autosched.machine import Device, Machine
-from autosched.placement import Placement, choices, home
+from autosched.placement import Placement, Send, choices, home
 
 __all__ = ["Data", "Path", "Policy", "Problem"]
 
@@ -33,6 +33,7 @@ class Data:
     """
 
     names: Sequence[str]
+    versions: Sequence[int]
     nbytes: Sequence[float]
     maker: Sequence[int]
     home: Sequence[int]
@@ -120,11 +121,11 @@ class Problem:
         rows: list[list[float]] = self.table.tolist()
         return rows
 
-    def placement(self, device: Any, order: Any, bound: float = 0.0) -> Placement:
+    def placement(self, device: Any, order: Any, copies: tuple[Send, ...] = ()) -> Placement:
         """Return a placement by names: ``device`` by task, ``order`` of tasks, which are sequences or arrays."""
         where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
         names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
-        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), bound)
+        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
@@ -138,6 +139,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
     names: list[str] = []
+    versions: list[int] = []
     nbytes: list[float] = []
     makers: list[int] = []
     homes: list[int] = []
@@ -147,6 +149,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         known[use] = len(names)
         value, maker = graph.values[use.value], graph.maker(use)
         names.append(value.name)
+        versions.append(use.version)
         nbytes.append(costs.value_nbytes(value))
         makers.append(-1 if maker is None else maker)
         homes.append(number[home(graph, machine, value)] if maker is None else -1)
@@ -165,4 +168,4 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         for value in graph.sources
         if graph.last_version(value.index)
     ]
-    return Data(names, nbytes, makers, homes, rows), reads, returns
+    return Data(names, versions, nbytes, makers, homes, rows), reads, returns
