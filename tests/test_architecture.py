@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
     "bounds": ["collecting", "errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
-    "policies": ["errors", "graph", "machine", "costs", "placement", "bounds"],
+    "policies": ["collecting", "errors", "graph", "machine", "costs", "placement", "bounds"],
     "clocks": ["program"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program

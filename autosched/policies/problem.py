@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph, Use
 from autosched.machine import Device, Machine
@@ -93,6 +94,7 @@ class Problem:
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
     @classmethod
+    @without_collecting()
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
         """Tabulate a graph on a machine. Raises ScheduleError for constraints that contradict each other."""
         allowed = choices(graph, machine)
