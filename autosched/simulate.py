@@ -16,7 +16,7 @@ from autosched.errors import ProgramError, ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import home
-from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline import Span, Timeline, what
 
 __all__ = ["durations", "is_pageable", "makespan", "simulate"]
@@ -65,8 +65,7 @@ def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, 
         elif isinstance(instruction, Wait):
             if instruction.event not in events:
                 raise ProgramError(f"{stream} waits for e{instruction.event}, which is not recorded before")
-            if events[instruction.event] > free[stream]:
-                free[stream] = events[instruction.event]
+            free[stream] = max(free[stream], events[instruction.event])
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
