@@ -25,7 +25,7 @@ from autosched.errors import GraphError, ProgramError
 from autosched.graph import HOST, Graph, Task, Use, Value
 from autosched.machine import Machine
 from autosched.parts import Accesses, Part
-from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
 from autosched.standing import Standing
 
 __all__ = ["verify"]
@@ -83,16 +83,12 @@ def _check_machine(program: Program, machine: Machine) -> None:
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
                 raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
-    joined: dict[tuple[str, str], bool] = {}
-    for at, copy in enumerate(program.instructions):
-        if not isinstance(copy, Copy):
-            continue
-        ends = copy.source, copy.destination
-        if ends not in joined:
-            joined[ends] = machine.link(*ends) is not None
-        if not joined[ends]:
+    ends = dict.fromkeys((i.source, i.destination) for i in program.instructions if isinstance(i, Copy))
+    apart = [pair for pair in ends if machine.link(*pair) is None]
+    for at, copy in enumerate(program.instructions if apart else ()):
+        if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
             what = f"no link joins {copy.source} and {copy.destination}"
-            raise ProgramError(_shown(program, at, "place", what, None))
+            raise ProgramError(excerpt(program, at, "place", what, None))
 
 
 class _Verifier:
@@ -117,7 +113,6 @@ class _Verifier:
         self.at_home: dict[str, int] = {}  # the version of it that is there
         self.ran: dict[int, int] = {}  # by task, where in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
-        self.bonds = bool(graph.kept_together)
 
     def run(self) -> None:
         self._inputs()
@@ -134,8 +129,6 @@ class _Verifier:
             elif isinstance(instruction, Wait):
                 self._wait(instruction)
         self._end()
-
-    # ---- the laws, an instruction at a time
 
     def _inputs(self) -> None:
         found, names = sorted(name for name, _ in self.program.inputs), sorted(v.name for v in self.graph.sources)
@@ -182,7 +175,7 @@ class _Verifier:
         must = self.host if task.device == HOST else task.device
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
-        for values in self.graph.bonds(task) if self.bonds else ():
+        for values in self.graph.bonds(task) if self.graph.kept_together else ():
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
                 self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
@@ -198,7 +191,7 @@ class _Verifier:
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
         if not self._behind(self.ran[before.index]):
-            self._race(what, self.ran[before.index])
+            self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Hold an argument of a task to the laws."""
@@ -316,8 +309,6 @@ class _Verifier:
             self._fail("result", f"{what}, {_named(place)}, is freed")
         return held[0]
 
-    # ---- memory
-
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
         self.blocks[place] = block = _Memory(owners)
         self.standing.put(*place, (block, self.at))
@@ -331,7 +322,7 @@ class _Verifier:
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
         if not self._behind(maker):
-            self._race(f"{_named(place)} is made by {self._verb(maker)}, which", maker)
+            self._fail("order", f"{_named(place)} is made by {self._verb(maker)}, which is not waited for", maker)
         self._touch(block, part, writes, place)
         return block
 
@@ -345,11 +336,21 @@ class _Verifier:
         for before in writers:
             if not self._behind(before):
                 if place is not None:
-                    self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
-                self._race(f"{self._writing()} memory that {self._verb(before)} wrote, which", before)
+                    self._fail(
+                        "order", f"{_named(place)} is made by {self._verb(before)}, which is not waited for", before
+                    )
+                self._fail(
+                    "order",
+                    f"{self._writing()} memory that {self._verb(before)} wrote, which is not waited for",
+                    before,
+                )
         for before in readers:
             if not self._behind(before):
-                self._race(f"{self._writing()} memory that {self._verb(before)} reads, which", before)
+                self._fail(
+                    "order",
+                    f"{self._writing()} memory that {self._verb(before)} reads, which is not waited for",
+                    before,
+                )
         block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
@@ -361,22 +362,15 @@ class _Verifier:
         elsewhere = [other for other in self.standing.where(value, version) if other != device]
         if stands is not None and stands == version:
             return "a part of it was overwritten by what comes later"
-        return (
-            f"not there; it is on {elsewhere[0]}: a copy is missing"
-            if elsewhere
-            else ("not there; nothing made it before")
-        )
+        where = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        return f"not there; {where}"
 
     def _behind(self, before: int) -> bool:
         """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
         if before == _GIVEN:
             return True
         stream, position, _ = self.stamps[before]
-        if stream < self.clocks.places:
-            return stream == self.own or self.clock[stream] >= position
         return stream == self.own or self.clocks.reaches(self.clock, stream, position)
-
-    # ---- telling
 
     def _task(self, run: Run) -> Task:
         try:
@@ -397,28 +391,10 @@ class _Verifier:
         assert isinstance(instruction, Copy)
         return f"the copy of {instruction.value!r} to {instruction.destination}"
 
-    def _race(self, what: str, other: int) -> NoReturn:
-        self._fail("order", f"{what} is not waited for", other)
-
     def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
-        raise ProgramError(_shown(self.program, self.at, law, what, other))
+        raise ProgramError(excerpt(self.program, self.at, law, what, other))
 
 
 def _named(place: _Place) -> str:
     value, version, device = place
     return f"{value!r}{f' (version {version})' if version else ''} on {device}"
-
-
-def _shown(program: Program, at: int, law: str, what: str, other: int | None, around: int = 3) -> str:
-    """Return a message with the program around the fault, an arrow, and the other side of the conflict."""
-    instructions: tuple[Instruction, ...] = program.instructions
-    if not 0 <= at < len(instructions):
-        return what
-    width = max(len(str(i.stream)) for i in instructions)
-    shown = [i for i in range(len(instructions)) if abs(i - at) <= around or i == other]
-    lines: list[str] = []
-    for before, i in zip([None, *shown], shown, strict=False):
-        lines += ["    ..."] if before is not None and i != before + 1 else []
-        mark = "    <-- here" if i == at else "    <-- not waited for" if i == other else ""
-        lines.append(f"    {instructions[i].stream!s:<{width}}  {instructions[i]}{mark}")
-    return f"{what} (law: {law})\n\n" + "\n".join(lines)
