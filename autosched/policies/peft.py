@@ -10,7 +10,6 @@ may go.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from autosched.costs import Costs
@@ -20,7 +19,7 @@ from autosched.placement import Placement
 from autosched.policies.plan import Plan, Slot
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
-from autosched.policies.ranks import optimistic_costs
+from autosched.policies.ranks import mean, optimistic_costs
 from autosched.policies.turns import by_priority
 
 __all__ = ["peft"]
@@ -41,7 +40,7 @@ def peft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     table = optimistic_costs(problem, possible)
-    means = [statistics.fmean(row[p] for p in possible.devices(task)) for task, row in enumerate(table)]
+    means = [mean(row, possible.devices(task)) for task, row in enumerate(table)]
 
     def pick(plan: Plan, task: int, devices: Sequence[int]) -> Slot:
         return plan.earliest_finish(task, devices, table[task])

@@ -13,7 +13,7 @@ import numpy as np
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
 
-__all__ = ["critical_path", "downward_ranks", "followers", "optimistic_costs", "static_levels", "upward_ranks"]
+__all__ = ["critical_path", "downward_ranks", "followers", "mean", "optimistic_costs", "static_levels", "upward_ranks"]
 
 
 def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
@@ -72,6 +72,7 @@ def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
     return level
 
 
+@np.errstate(over="ignore")
 def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
     """Return the optimistic cost table: ``[task][device]``, the least seconds between a task's end there and the end.
 
@@ -107,6 +108,11 @@ def followers(problem: Problem) -> list[list[int]]:
     return after
 
 
+def mean(row: Sequence[float], devices: Sequence[int]) -> float:
+    """Return the mean of a row's numbers of some devices."""
+    return sum([row[p] for p in devices]) / len(devices)
+
+
 class _Means:
     """Mean seconds of tasks, and of copies between different devices."""
 
@@ -116,8 +122,7 @@ class _Means:
         self._links: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
 
     def seconds(self, task: int) -> float:
-        row, devices = self.problem.seconds[task], self.possible.devices(task)
-        return sum([row[p] for p in devices]) / len(devices)
+        return mean(self.problem.seconds[task], self.possible.devices(task))
 
     def copy(self, datum: int, task: int) -> float:
         """Return the mean seconds of a datum's way to a task that reads it; nothing within a group."""
