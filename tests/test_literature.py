@@ -140,6 +140,14 @@ def test_peft_goes_where_what_follows_is_quick_and_heft_does_not():
     assert (found["heft"], found["peft"], found["lookahead"], found["cpop"]) == (11, 4, 4, 4)
 
 
+def test_cpop_weighs_alike_what_has_no_choice():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2})
+    b = graph.add(int, a, name="b", seconds=9, on="p1")
+    graph.add(int, b, name="c", seconds=2)
+    assert cpop(graph, processors(2), COSTS).device == {"a": "p1", "b": "p1", "c": "p1"}
+
+
 def test_cpop_sends_tasks_of_the_critical_path_elsewhere_only_where_they_must_be():
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=1)
@@ -155,6 +163,17 @@ def test_lookahead_places_a_task_for_all_that_follow():
     graph.add(int, a, name="b", seconds=1)
     graph.add(int, a, name="c", seconds=2, on="p2")
     assert lookahead(graph, processors(2), COSTS).device == {"a": "p2", "b": "p2", "c": "p2"}
+
+
+def test_lookahead_sees_that_a_group_stays_together():
+    """If ``write`` could follow ``x`` to p1, whatever is written there, y would best be on p2."""
+    graph = Graph()
+    x = graph.add(int, name="x", seconds=1, nbytes=100, on="p1")
+    y = graph.add(int, name="y", seconds={"p1": 3, "p2": 1}, nbytes=0)
+    graph.add(int, y[1:], name="look", seconds=0)
+    graph.add(int, x, y, name="write", writes=[y], outputs=(), seconds=1)
+    placement = lookahead(graph, processors(2), COSTS)
+    assert (placement.device["y"], placement.device["write"]) == ("p1", "p1")
 
 
 def test_dls_gives_a_device_to_who_gains_most_there():
@@ -216,6 +235,17 @@ def test_what_would_never_end_is_named(name):
 
 
 # ---- what they share
+
+
+def test_what_is_not_planned_yet_does_not_hold_up_what_follows():
+    graph = Graph()
+    a, b = graph.add(int, name="a", seconds=5, nbytes=3), graph.add(int, name="b", seconds=9, nbytes=30)
+    graph.add(int, a, b, name="c", seconds=1, on="p2")
+    plan = Plan(tables(graph)[0])
+    plan.commit(0, plan.earliest_finish(0, [0]))
+    assert plan.earliest_finish(2, [1]).start == 5 + 3
+    plan.commit(1, plan.earliest_finish(1, [0]))
+    assert plan.earliest_finish(2, [1]).start == 5 + 9 + 30
 
 
 @given(cases())
