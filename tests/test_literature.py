@@ -230,7 +230,7 @@ def test_all_streams_of_a_device_are_used(name):
 def test_what_would_never_end_is_named(name):
     graph = Graph()
     graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
-    with pytest.raises(ScheduleError, match="task '[ab]' would end later than a float can say, wherever it runs"):
+    with pytest.raises(ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"):
         TIMED[name](graph, processors(2), COSTS)
 
 
