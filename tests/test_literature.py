@@ -11,7 +11,7 @@ import autosched as asc
 from autosched.errors import ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Device, Link, Machine
-from autosched.policies import POLICIES, cpop, dls, lookahead, max_min, min_min, peft, sufferage, turns
+from autosched.policies import POLICIES, cpop, dls, heft, lookahead, max_min, min_min, peft, sufferage, turns
 from autosched.policies.plan import Plan
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
@@ -286,3 +286,13 @@ def test_slots_that_are_kept_are_those_that_would_be_found_again(policy, case):
         return
     with mock.patch.object(turns, "_forget", forget_all):
         assert policy(*case, COSTS) == kept
+
+
+@given(case=cases())
+def test_heft_on_kernels_places_as_heft_on_plans(case):
+    try:
+        problem, possible = tables(*case)
+    except ScheduleError:
+        return
+    expected = turns.by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
+    assert heft(*case, COSTS).device == expected.device
