@@ -3,7 +3,7 @@
 Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
 TPDS 13(3), 2002: of the tasks that are ready the one on the longest path, by upward plus downward rank; those of the
 critical path all go to the device where they take the least together, others where they finish first.
-O(m + n P + n log n) with the few gaps that ``Plan`` looks at, O(m P) in the paper.
+O(e p + n log n) for e readings and p devices, since few gaps are looked at.
 
 For comparison: the other policies end earlier nearly everywhere. Beyond the paper: all that ``heft`` has; a task of the
 critical path that may not go to its device goes where it finishes first, and counts there for its least seconds.

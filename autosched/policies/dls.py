@@ -3,7 +3,7 @@
 Sih, Lee, "A compile-time scheduling heuristic for interconnection-constrained heterogeneous processor architectures",
 IEEE TPDS 4(2), 1993: of the pairs of a task that is ready and a device that of the highest dynamic level: the task's
 static level (seconds to the end of the graph, at medians, without copies), less when it could start there, plus how
-much less than its median it takes there. O(n w P) for at most w tasks that are ready at once.
+much less than its median it takes there. O(n w p) slots on p devices for at most w tasks that are ready at once.
 
 Beyond the paper: all that ``heft`` has, gaps included.
 """

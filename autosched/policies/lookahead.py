@@ -2,8 +2,8 @@
 
 Bittencourt, Sakellariou, Madeira, "DAG scheduling using a lookahead variant of the heterogeneous earliest finish time
 algorithm", Euromicro PDP 2010: tasks by descending upward rank, each on the device from which the last of its
-successors finishes first, when these are placed next, as HEFT would. O(m P^2): P times the mean number of successors
-as long as HEFT.
+successors finishes first, when these are placed next, as HEFT would. That takes HEFT's time as often as there are
+devices, and for each successor once more.
 
 Beyond the paper: all that ``heft`` has.
 """

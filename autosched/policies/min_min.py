@@ -2,7 +2,7 @@
 
 Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto heterogeneous computing
 systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the device where it finishes first.
-O(n w P) for at most w tasks that are ready at once. They look at no path: for comparison, and for wide graphs.
+O(n w p) slots on p devices for at most w tasks that are ready at once. They look at no path: for comparison.
 
 Beyond the paper: dependencies, and all that ``heft`` has.
 """

@@ -2,7 +2,8 @@
 
 Arabnejad, Barbosa, "List scheduling algorithm for heterogeneous systems by an optimistic cost table", IEEE TPDS 25(3),
 2014: of the tasks that are ready the one of highest mean optimistic cost, on the device where its finish plus its
-optimistic cost there is the least. O(m P^2 + n P + n log n), P times less where all links are alike.
+optimistic cost there is the least. O(e p^2 + n log n) for e readings and p devices; O(e p) in the paper, where all
+links are alike.
 
 Beyond the paper: all that ``heft`` has, and optimistic costs know each link, what must share a device, and where tasks
 may go.

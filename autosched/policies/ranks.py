@@ -77,7 +77,7 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
     """Return the optimistic cost table: ``[task][device]``, the least seconds between a task's end there and the end.
 
     For each successor the device where it, the copy to it and what follows it take the least; of these the largest.
-    O(m P^2), as links may differ. Where a task may not go it costs infinitely much.
+    O(e p^2) for e readings and p devices, as links may differ. Where a task may not go it costs infinitely much.
     Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
     """
     rows = problem.paths[: len(problem.devices)]

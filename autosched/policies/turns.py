@@ -26,7 +26,7 @@ _Known = dict[int, tuple[float, Slot]]  # by device, when a task would end there
 def by_priority(problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick) -> Placement:
     """Place the ready task of the highest priority in the slot that ``pick(plan, task, devices)`` returns; go on.
 
-    Ties go to the task added earlier. O(m + n log n), and a pick for each task.
+    Ties go to the task added earlier. O(m + n log n) for m dependencies, and a pick for each task.
     """
     plan, placed = Plan(problem), list[int]()
     after, waits = followers(problem), [len(before) for before in problem.before]
@@ -48,8 +48,8 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
     """Place the ready task of the greatest weight where it finishes first; go on.
 
     ``weigh(task, finish, loss)`` is told when it would finish, and how much later on the next best device; infinitely
-    where there is none. Ties go to the task added earlier. O(n w P) for at most w tasks that are ready at once; slots
-    that the turn before did not change are not looked for again.
+    where there is none. Ties go to the task added earlier. O(n w p) slots on p devices for at most w tasks that are
+    ready at once; what the turn before did not change is not looked for again.
     """
     plan, placed = Plan(problem), list[int]()
     after, waits = followers(problem), [len(before) for before in problem.before]
