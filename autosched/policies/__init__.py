@@ -6,9 +6,9 @@ a link; where nothing like that exists it raises ScheduleError naming the task, 
 
 To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
 in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
-track of where tasks may still go, ``ranks`` measures tasks. A policy with parameters is a function that returns one,
-as ``single_on(device)`` and ``in_order(sequences)`` do. Any function of this signature works as ``policy=`` without
-being in the table.
+track of where tasks may still go, ``ranks`` measures tasks, ``Plan`` times them and their copies, ``turns`` places them
+one by one. A policy with parameters is a function that returns one, as ``single_on(device)`` and
+``in_order(sequences)`` do. Any function of this signature works as ``policy=`` without being in the table.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
+from autosched.policies.cpop import cpop
+from autosched.policies.dls import dls
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
+from autosched.policies.lookahead import lookahead
+from autosched.policies.min_min import max_min, min_min, sufferage
+from autosched.policies.peft import peft
 from autosched.policies.portfolio import portfolio
 from autosched.policies.problem import Policy
 from autosched.policies.round_robin import round_robin
@@ -30,13 +35,20 @@ __all__ = [
     "Policy",
     "Progress",
     "candidates",
+    "cpop",
+    "dls",
     "heft",
     "in_order",
+    "lookahead",
+    "max_min",
+    "min_min",
+    "peft",
     "portfolio",
     "round_robin",
     "search",
     "single",
     "single_on",
+    "sufferage",
 ]
 
 TIMED: Mapping[str, Callable[..., Policy]] = {"search": search}
@@ -47,4 +59,11 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
+    "lookahead": lookahead,
+    "peft": peft,
+    "cpop": cpop,
+    "dls": dls,
+    "min_min": min_min,
+    "max_min": max_min,
+    "sufferage": sufferage,
 }
