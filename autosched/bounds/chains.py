@@ -172,11 +172,13 @@ def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any,
     possible. ``far`` falls; the tasks can have ended here at ``end``, after ``work`` seconds. Source: Al-Mouhamed, IEEE
     TSE 16(12), 1990, there for one stream and equal devices.
     """
-    best, done = math.inf, 0.0  # done: when the streams can be, with the first so many here
+    best: float = math.inf
+    done = 0.0  # when the streams can be, with the first so many here
     for i in range(count):
         best = min(best, max(done, far[i]))
         if done >= best or end[i] == math.inf:
-            return best
+            done = best
+            break
         k = i
         while k > 0 and starts[k - 1] < end[i] - work[i]:
             starts[k], works[k] = starts[k - 1], works[k - 1]
@@ -186,5 +188,4 @@ def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any,
         for j in range(i + 1):
             load += works[j]
             done = max(done, starts[j] + load / streams)
-    least: float = min(best, done)
-    return least
+    return min(best, done)
