@@ -178,6 +178,14 @@ def test_an_interval_knows_which_devices_are_too_slow():
     assert found["interval"] == pytest.approx(10)
 
 
+def test_an_interval_counts_a_slow_device_from_when_there_is_time():
+    """17 tasks take 42.5 seconds on the fast device; in 40.5 the slow one can do one of them, and the fast one 16."""
+    graph = independent(*[{"p1": 40.5, "p2": 2.5}] * 17)
+    found = bounds(graph, processors(2), COSTS)
+    assert found["work"] < 40.1
+    assert found["interval"] == pytest.approx(40.5)
+
+
 def test_whole_costs_have_whole_bounds():
     graph = independent(*[{"p1": 1, "p2": 1}] * 3)
     assert bounds(graph, processors(2), COSTS)["work"] == 2
@@ -200,6 +208,29 @@ def test_copies_that_constraints_force_follow_one_another(names, expected):
     devices = [Device(name) for name in names]
     assert bounds(graph, Machine(devices, links), COSTS)["copies"] == expected
     assert bounds(graph, Machine(devices, links, contention=False), COSTS)["copies"] == 0
+
+
+def test_copies_to_sets_that_overlap_may_be_one():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds=0, nbytes=8, on="p1")
+    for i, names in enumerate((("p2", "p3"), ("p3", "p4"))):
+        graph.add(int, a, name=f"b{i}", seconds=dict.fromkeys(names, 0))
+    assert bounds(graph, linked("p1", "p2", "p3", "p4"), COSTS)["copies"] == 8
+
+
+def test_copies_from_several_devices_to_the_host_do_not_wait_for_each_other():
+    graph = Graph()
+    for name in ("cuda:0", "cuda:1"):
+        graph.add(int, graph.add(int, seconds=0, nbytes=3, on=name), seconds=0, on="cpu")
+    assert bounds(graph, linked("cpu", "cuda:0", "cuda:1"), COSTS)["copies"] == 3
+
+
+def test_a_copy_of_a_quarter_of_a_second_is_not_whole_though_a_detour_is():
+    links = [Link("p1", "p2", math.inf), Link("p1", "p3", 4), Link("p2", "p3", math.inf)]
+    graph = Graph()
+    graph.add(int, graph.input("x"), name="a", seconds=0, on="p3")
+    machine = Machine([Device("p1"), Device("p2"), Device("p3")], links)
+    assert max(bounds(graph, machine, Costs(default_nbytes=1)).values()) == 1 / 4
 
 
 def test_copies_to_one_of_several_devices_are_shared_out():
@@ -240,6 +271,16 @@ def test_what_does_not_fit_while_something_runs_comes_back():
         max(w * work + 2 * min(w * again, (1 - w) * 10) for w in np.linspace(0, 1, 65))
     )
     assert work < bounds(held_across(), slow, COSTS)["memory"] < work + 2 * again
+
+
+def test_what_a_task_reads_itself_is_not_brought_back_for_it():
+    """While ``both`` runs, all 12 bytes are in use."""
+    graph = Graph()
+    with graph.on("cuda:0"):
+        a, b = (graph.add(int, name=name, seconds=1, nbytes=6) for name in "ab")
+        graph.add(int, a, b, name="both", seconds=1, nbytes=0)
+        graph.output(graph.add(int, a, b, name="last", seconds=1, nbytes=0, after="both"))
+    assert bounds(graph, short(12), COSTS)["memory"] == 0
 
 
 def test_a_task_that_fits_in_no_memory_takes_forever():

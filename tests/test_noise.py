@@ -51,6 +51,16 @@ def test_copies_are_noisy_too():
     assert 4 <= median < worst <= 6
 
 
+def test_copies_of_two_values_do_not_share_their_luck():
+    """Each takes 5 seconds, at the same time: the longer of two is longer than one in most runs."""
+    graph = asc.Graph()
+    for a in (graph.add(int, name=name, seconds=0, nbytes=5, on="p1") for name in "ab"):
+        graph.add(int, a, seconds=0, on="p2")
+    placement = heft(graph, processors(2), COSTS)
+    median, _ = noisy_placement(graph, processors(2), COSTS, placement, 0.2)
+    assert median > 5.2
+
+
 def test_costs_as_they_might_be_change_each_task_on_all_devices_alike():
     graph = stages(1)
     task = graph.tasks[0]

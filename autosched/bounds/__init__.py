@@ -7,6 +7,7 @@ one device; if it is done again, then there. Bounds hold up to the rounding of f
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
         "copies": copies(tables, machine),
         "memory": traffic(graph, machine, costs, tables),
     }
-    return {name: _next_whole(seconds) for name, seconds in found.items()} if _is_whole(tables) else found
+    return {name: _next_whole(seconds) for name, seconds in found.items()} if _is_whole(tables, machine) else found
 
 
 def _check(**given: tuple[Any, type]) -> None:
@@ -66,13 +67,13 @@ def _check(**given: tuple[Any, type]) -> None:
             raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
 
 
-def _is_whole(tables: Tables) -> bool:
+def _is_whole(tables: Tables, machine: Machine) -> bool:
     """Whether each task and each copy takes a whole number of seconds, so that all ends are whole, too."""
-    nbytes = np.unique([datum.nbytes for datum in tables.data])
-    links = np.isfinite(tables.latency)
-    copies = np.unique(tables.latency[links]), np.multiply.outer(np.unique(tables.per_byte[links]), nbytes)
     known = tables.seconds[np.isfinite(tables.seconds)]
-    return all(np.array_equal(numbers, np.floor(numbers)) for numbers in (known, *copies))
+    copied = product({datum.nbytes for datum in tables.data}, machine.links, (False, True))
+    return np.array_equal(known, np.floor(known)) and all(
+        link.seconds(nbytes, pageable).is_integer() for nbytes, link, pageable in copied
+    )
 
 
 def _next_whole(seconds: float) -> float:
