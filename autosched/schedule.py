@@ -269,7 +269,9 @@ class Schedule:
     @property
     def gap(self) -> float:
         """Makespan over the best lower bound, minus 1; 0 is optimal."""
-        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+        if not self.lower_bound:
+            return 0.0
+        return max(0.0, self.makespan / self.lower_bound - 1)  # a bound may be above it by a rounding
 
     def memory(self, measured: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
         """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.

@@ -51,12 +51,14 @@ MAY_IMPORT = {
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
     "bounds": ["collecting", "errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
-    "policies": ["collecting", "errors", "graph", "machine", "costs", "placement", "bounds"],
+    # robust asks what plans take
+    "policies": ["collecting", "errors", "graph", "machine", "costs", "placement", "bounds", "noise"],
     "clocks": ["program"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
+    "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],
     "learning": DATA,
     "traces": [*DATA, "allowed"],

@@ -7,8 +7,8 @@ a link; where nothing like that exists it raises ScheduleError naming the task, 
 To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
 in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
 track of where tasks may still go, ``ranks`` measures tasks, ``Plan`` times them and their copies, ``turns`` places them
-one by one. A policy with parameters is a function that returns one, as ``single_on(device)`` and
-``in_order(sequences)`` do. Any function of this signature works as ``policy=`` without being in the table.
+one by one. A policy with parameters is a function that returns one, as ``single_on(device)``, ``in_order(sequences)``
+and ``robust(noise)`` do. Any function of this signature works as ``policy=`` without being in the table.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from autosched.policies.min_min import max_min, min_min, sufferage
 from autosched.policies.peft import peft
 from autosched.policies.portfolio import portfolio
 from autosched.policies.problem import Policy
+from autosched.policies.robust import robust
 from autosched.policies.round_robin import round_robin
 from autosched.policies.search import Progress, search
 from autosched.policies.single import single, single_on
@@ -44,6 +45,7 @@ __all__ = [
     "min_min",
     "peft",
     "portfolio",
+    "robust",
     "round_robin",
     "search",
     "single",
