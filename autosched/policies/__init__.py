@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autosched.policies.candidates import candidates
+from autosched.policies.exact import exact
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
 from autosched.policies.portfolio import portfolio
@@ -30,6 +31,7 @@ __all__ = [
     "Policy",
     "Progress",
     "candidates",
+    "exact",
     "heft",
     "in_order",
     "portfolio",
@@ -39,7 +41,7 @@ __all__ = [
     "single_on",
 ]
 
-TIMED: Mapping[str, Callable[..., Policy]] = {"search": search}
+TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
 """Policies that look for better plans for as long as they are told: functions (seconds, seed, progress=) of them."""
 
 POLICIES: Mapping[str, Policy] = {

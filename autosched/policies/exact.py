@@ -1,0 +1,111 @@
+"""Exact: the best placement there is, with proof, by constraint programming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import NamedTuple
+
+from autosched.bounds import bounds
+from autosched.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.heft import heft
+from autosched.policies.problem import Policy, Problem
+from autosched.policies.single import single
+from autosched.policies.whole import Times, Whole
+
+__all__ = ["exact"]
+
+Progress = Callable[[float, float], None]
+
+_WORK = 20.0  # of a search that is given no time, in the solver's units, which are about seconds
+_SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
+
+
+class _Found(NamedTuple):
+    """A placement, and what happens when."""
+
+    device: Sequence[int]
+    order: Sequence[int]
+    times: Times
+
+
+def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | None = None) -> Policy:
+    """Return the policy that finds the best placement and proves it, by CP-SAT, as far as there is time for that.
+
+    ``seconds`` it works at most; without them so much work, about 20 s, that it gives the same placement each time.
+    ``Placement.bound`` is what it proved. It is never worse than HEFT. Ctrl-C ends it with the best so far.
+    ``progress`` is called with the part of the time that is gone, 0 to 1, and the best makespan.
+    The policy raises ScheduleError where OR-Tools is not installed, or tasks cannot all be placed.
+    """
+
+    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        began = perf_counter()
+        _check_installed()
+        from autosched.policies.cpsat import Limits, Model, solve
+
+        problem = Problem.of(graph, machine, costs)
+        starts = [policy(graph, machine, costs) for policy in (heft, single)]
+        whole, found = _counted(problem, starts)
+        least = max(bounds(graph, machine, costs).values()) / whole.unit
+        model = Model(whole, min(int(least), found.times.makespan), found.times.makespan)
+        model.hint(found.device, found.times)
+        report = None if progress is None else (lambda end: progress(_part(began, seconds), end * whole.unit))
+        answer = solve(model, Limits(seconds, _WORK, seed), report)
+        if answer.device is not None:
+            order = _in_order(answer.tasks)
+            better = _Found(answer.device, order, whole.times(answer.device, order))
+            found = min(found, better, key=lambda plan: plan.times.makespan)
+        bound = min(answer.bound, found.times.makespan) * whole.unit if _is_sure(graph, machine) else 0.0
+        return replace(problem.placement(found.device, found.order), bound=bound)
+
+    return policy
+
+
+def _part(began: float, seconds: float | None) -> float:
+    return min((perf_counter() - began) / (seconds or _WORK), 1.0)
+
+
+def _check_installed() -> None:
+    """Raise ScheduleError if OR-Tools is not there."""
+    try:
+        import ortools.sat.python.cp_model  # noqa: F401
+    except ImportError as error:
+        raise ScheduleError(
+            'policy "exact" needs OR-Tools, which is not installed: pip install autosched[exact]'
+        ) from error
+
+
+def _counted(problem: Problem, starts: Sequence[Placement]) -> tuple[Whole, _Found]:
+    """Return the problem in whole units, and the best of some placements."""
+    number = {name: p for p, name in enumerate(problem.devices)}
+    index = {name: task for task, name in enumerate(problem.tasks)}
+    plans = [
+        ([number[start.device[name]] for name in problem.tasks], [index[name] for name in start.order])
+        for start in starts
+    ]
+    rough = Whole.of(problem, sum(max(filter(_finite, row), default=0.0) for row in problem.seconds))
+    horizon = min(rough.times(*plan).makespan for plan in plans) * rough.unit
+    whole = Whole.of(problem, horizon)
+    found = [_Found(*plan, whole.times(*plan)) for plan in plans]
+    return whole, min(found, key=lambda plan: plan.times.makespan)
+
+
+def _finite(seconds: float) -> bool:
+    return seconds < float("inf")
+
+
+def _in_order(tasks: Sequence[tuple[int, int]]) -> list[int]:
+    """Return tasks by their end, which is when what they make can leave."""
+    return sorted(range(len(tasks)), key=lambda task: (tasks[task][1], tasks[task][0], task))
+
+
+def _is_sure(graph: Graph, machine: Machine) -> bool:
+    """Return whether nothing that the model forbids can be: in-place writes that overtake, and data sent on."""
+    linked = {q: {p for p in machine.names if q == p or machine.link(q, p) is not None} for q in machine.names}
+    direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
+    return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)
