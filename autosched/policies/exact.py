@@ -22,7 +22,8 @@ __all__ = ["exact"]
 
 Progress = Callable[[float, float], None]
 
-_WORK = 20.0  # of a search that is given no time, in the solver's units, which are about seconds
+_WORK = 3.0  # of a search that is given no time, in units of the solver, each some seconds
+_ORDERED = 60  # tasks, up to which it is told the order of issue, in pairs
 _SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
 
 
@@ -47,27 +48,31 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
         began = perf_counter()
         _check_installed()
         from autosched.policies.cpsat import Limits, Model, solve
+        from autosched.policies.issuing import add_issue_order
 
         problem = Problem.of(graph, machine, costs)
         starts = [policy(graph, machine, costs) for policy in (heft, single)]
         whole, found = _counted(problem, starts)
         least = max(bounds(graph, machine, costs).values()) / whole.unit
         model = Model(whole, min(int(least), found.times.makespan), found.times.makespan)
+        if whole.contended and len(graph) <= _ORDERED:
+            add_issue_order(model)
         model.hint(found.device, found.times)
         report = None if progress is None else (lambda end: progress(_part(began, seconds), end * whole.unit))
         answer = solve(model, Limits(seconds, _WORK, seed), report)
         if answer.device is not None:
-            order = _in_order(answer.tasks)
-            better = _Found(answer.device, order, whole.times(answer.device, order))
+            device = [answer.device[task] for task in range(len(graph))]
+            better = _Found(device, answer.order, whole.times(device, answer.order))
             found = min(found, better, key=lambda plan: plan.times.makespan)
-        bound = min(answer.bound, found.times.makespan) * whole.unit if _is_sure(graph, machine) else 0.0
+        proved = max(answer.bound, int(least)) if _is_sure(graph, machine) else int(least)
+        bound = min(proved, found.times.makespan) * whole.unit
         return replace(problem.placement(found.device, found.order), bound=bound)
 
     return policy
 
 
 def _part(began: float, seconds: float | None) -> float:
-    return min((perf_counter() - began) / (seconds or _WORK), 1.0)
+    return min((perf_counter() - began) / (seconds or _WORK * 8), 1.0)
 
 
 def _check_installed() -> None:
@@ -97,11 +102,6 @@ def _counted(problem: Problem, starts: Sequence[Placement]) -> tuple[Whole, _Fou
 
 def _finite(seconds: float) -> bool:
     return seconds < float("inf")
-
-
-def _in_order(tasks: Sequence[tuple[int, int]]) -> list[int]:
-    """Return tasks by their end, which is when what they make can leave."""
-    return sorted(range(len(tasks)), key=lambda task: (tasks[task][1], tasks[task][0], task))
 
 
 def _is_sure(graph: Graph, machine: Machine) -> bool:

@@ -72,6 +72,16 @@ class Whole:
         """Return whether copies occupy anything."""
         return any(path.holds_out or path.holds_in for row in self.problem.paths for path in row)
 
+    def always_out(self, datum: int, destination: int) -> bool:
+        """Return whether a copy holds the copy-out stream of wherever it comes from."""
+        paths = self.problem.paths
+        return all(paths[row][destination].holds_out for q, row in self.sources[datum] if q != destination)
+
+    def always_in(self, datum: int, destination: int) -> bool:
+        """Return whether a copy holds the copy-in stream of its destination, wherever it comes from."""
+        paths = self.problem.paths
+        return all(paths[row][destination].holds_in for q, row in self.sources[datum] if q != destination)
+
     @cached_property
     def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
         """Return how long after a maker, on one device, its reader can start on another; None where no link is.
@@ -107,18 +117,23 @@ class Whole:
         return self._longest(range(len(before)), before, given, forward=True)
 
     @cached_property
-    def tails(self) -> Sequence[Sequence[int]]:
-        """Return by task and device the time that passes at least after it has ended there."""
-        given = [[0] * len(self.problem.devices) for _ in self.devices]
+    def returned(self) -> Sequence[Sequence[int]]:
+        """Return by task and device how long it takes to bring back what goes back to its home."""
+        found = [[0] * len(self.problem.devices) for _ in self.devices]
         for datum, home in self.problem.returns:
             maker = self.problem.data.maker[datum]
             for p in self.devices[maker]:
-                given[maker][p] = max(given[maker][p], self.copy(datum, p, home) or 0)
+                found[maker][p] = max(found[maker][p], self.copy(datum, p, home) or 0)
+        return found
+
+    @cached_property
+    def tails(self) -> Sequence[Sequence[int]]:
+        """Return by task and device the time that passes at least after it has ended there."""
         after: list[dict[int, None]] = [{} for _ in self.devices]
         for task, makers in enumerate(self.problem.before):
             for maker in makers:
                 after[maker][task] = None
-        return self._longest(reversed(range(len(after))), after, given, forward=False)
+        return self._longest(reversed(range(len(after))), after, self.returned, forward=False)
 
     def _longest(
         self, tasks: Iterable[int], beside: Sequence[Iterable[int]], given: Sequence[Sequence[int]], forward: bool
