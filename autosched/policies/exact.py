@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -15,15 +15,13 @@ from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.heft import heft
 from autosched.policies.problem import Policy, Problem
-from autosched.policies.single import single
+from autosched.policies.search import Progress, quick
 from autosched.policies.whole import Times, Whole
 
 __all__ = ["exact"]
 
-Progress = Callable[[float, float], None]
-
 _WORK = 3.0  # of a search that is given no time, in units of the solver, each some seconds
-_ORDERED = 60  # tasks, up to which it is told the order of issue, in pairs
+_ORDERED = 40  # tasks, up to which it is told the order of issue, in pairs
 _SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
 
 
@@ -38,10 +36,19 @@ class _Found(NamedTuple):
 def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | None = None) -> Policy:
     """Return the policy that finds the best placement and proves it, by CP-SAT, as far as there is time for that.
 
-    ``seconds`` it works at most; without them so much work, about 20 s, that it gives the same placement each time.
-    ``Placement.bound`` is what it proved. It is never worse than HEFT. Ctrl-C ends it with the best so far.
-    ``progress`` is called with the part of the time that is gone, 0 to 1, and the best makespan.
-    The policy raises ScheduleError where OR-Tools is not installed, or tasks cannot all be placed.
+    It works for ``seconds`` at most, or else for so much work, about 20 s, that it gives the same placement each time,
+    and ends with the best so far at ctrl-C. As it reckons, that is never worse than HEFT's. ``Placement.bound`` is what
+    it proved: the makespan, up to rounding, of a placement that is optimal; 0 where tasks write in place or data would
+    have to travel by way of another device, for then there may be placements that it does not look at. Of a device
+    with several compute streams it takes that a task gets the one that is free first. ``progress`` is called with the
+    part of the time that is gone, 0 to 1, and the best makespan. The policy raises ScheduleError where OR-Tools is not
+    installed, or tasks cannot all be placed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("a", 3), ("b", 3), ("c", 2), ("d", 2), ("e", 2))]
+    >>> placement = exact()(graph, Machine.emulated(gpus=1), Costs())  # where HEFT needs 7 s
+    >>> placement.device["a"] == placement.device["b"], placement.bound
+    (True, 6.0)
     """
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
@@ -51,7 +58,7 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
         from autosched.policies.issuing import add_issue_order
 
         problem = Problem.of(graph, machine, costs)
-        starts = [policy(graph, machine, costs) for policy in (heft, single)]
+        starts = [policy(graph, machine, costs) for policy in (heft, quick)]
         whole, found = _counted(problem, starts)
         least = max(bounds(graph, machine, costs).values()) / whole.unit
         model = Model(whole, min(int(least), found.times.makespan), found.times.makespan)
@@ -59,16 +66,20 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
             add_issue_order(model)
         model.hint(found.device, found.times)
         report = None if progress is None else (lambda end: progress(_part(began, seconds), end * whole.unit))
-        answer = solve(model, Limits(seconds, _WORK, seed), report)
+        answer = solve(model, Limits(_left(began, seconds), _WORK, seed), report)
         if answer.device is not None:
             device = [answer.device[task] for task in range(len(graph))]
             better = _Found(device, answer.order, whole.times(device, answer.order))
             found = min(found, better, key=lambda plan: plan.times.makespan)
-        proved = max(answer.bound, int(least)) if _is_sure(graph, machine) else int(least)
+        proved = max(answer.bound, int(least)) if _is_sure(graph, machine) else 0.0
         bound = min(proved, found.times.makespan) * whole.unit
         return replace(problem.placement(found.device, found.order), bound=bound)
 
     return policy
+
+
+def _left(began: float, seconds: float | None) -> float | None:
+    return None if seconds is None else max(seconds - (perf_counter() - began), 0.0)
 
 
 def _part(began: float, seconds: float | None) -> float:
