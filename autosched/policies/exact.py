@@ -104,15 +104,8 @@ def _counted(problem: Problem, starts: Sequence[Placement]) -> tuple[Whole, _Fou
         ([number[start.device[name]] for name in problem.tasks], [index[name] for name in start.order])
         for start in starts
     ]
-    rough = Whole.of(problem, sum(max(filter(_finite, row), default=0.0) for row in problem.seconds))
-    horizon = min(rough.times(*plan).makespan for plan in plans) * rough.unit
-    whole = Whole.of(problem, horizon)
-    found = [_Found(*plan, whole.times(*plan)) for plan in plans]
-    return whole, min(found, key=lambda plan: plan.times.makespan)
-
-
-def _finite(seconds: float) -> bool:
-    return seconds < float("inf")
+    whole = Whole.fitting(problem, *plans[-1])
+    return whole, min((_Found(*plan, whole.times(*plan)) for plan in plans), key=lambda found: found.times.makespan)
 
 
 def _is_sure(graph: Graph, machine: Machine) -> bool:

@@ -53,6 +53,12 @@ class Whole:
         ]
         return cls(problem, unit, devices, seconds)
 
+    @classmethod
+    def fitting(cls, problem: Problem, device: Sequence[int], order: Sequence[int]) -> Whole:
+        """Count a problem whose makespan is at most that of a placement."""
+        rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
+        return cls.of(problem, rough.times(device, order).makespan * rough.unit)
+
     @cached_property
     def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
         """Return for each datum the devices where it may come from, each with its row of paths."""

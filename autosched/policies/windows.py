@@ -14,30 +14,33 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from autosched.policies.cpsat import Answer, Limits, Model, Part, solve
+from autosched.policies.problem import Problem
 from autosched.policies.whole import Times, Whole
 
 __all__ = ["improved", "window"]
 
-_TASKS = 60  # of a window; more are rarely solved
-_SECONDS = 2.0  # for one window, at most
+_TASKS = 30  # of a window; more are rarely solved in time
+_SECONDS = 1.0  # for one window, at most
 
 _Plan = tuple[list[int], list[int]]  # devices by task, and an order
 
 
 def improved(
-    whole: Whole,
-    plan: tuple[Sequence[int], Sequence[int]],
+    problem: Problem,
+    device: Sequence[int],
+    order: Sequence[int],
     seconds: float,
     seed: int = 0,
-    told: Callable[[int], None] = lambda makespan: None,
+    told: Callable[[float], None] = lambda makespan: None,
 ) -> _Plan:
-    """Return a plan, its devices and its order, no worse than this one, after so many seconds of windows.
+    """Return a plan, devices by task and an order, that is no worse than this one, after so many seconds of windows.
 
-    Windows lie at random and side by side in turn. ``told`` gets the makespan of each better plan. Ctrl-C ends it.
+    For machines on which copies occupy nothing. Windows lie side by side and at random in turn. ``told`` gets each
+    smaller makespan. Ctrl-C ends it with the best so far, and is raised no more.
     """
     until = perf_counter() + seconds
-    device, order = list(plan[0]), list(plan[1])
-    times = whole.times(device, order)
+    whole = Whole.fitting(problem, device, order)
+    device, order, times = list(device), list(order), whole.times(device, order)
     for first in _places(len(order), seed):
         left = until - perf_counter()
         if left <= 0:
@@ -47,7 +50,7 @@ def improved(
         if found is not None:
             (device, order), before, times = found, times, whole.times(*found)
             if times.makespan < before.makespan:
-                told(times.makespan)
+                told(times.makespan * whole.unit)
         if interrupted or len(order) <= _TASKS:
             break
     return device, order
