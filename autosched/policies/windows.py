@@ -20,6 +20,7 @@ from autosched.policies.whole import Times, Whole
 __all__ = ["improved", "window"]
 
 _TASKS = 30  # of a window; more are rarely solved in time
+_WEIGHT = 10  # of the makespan, against the mean end in the window, which makes room for windows behind
 _SECONDS = 1.0  # for one window, at most
 
 _Plan = tuple[list[int], list[int]]  # devices by task, and an order
@@ -79,7 +80,7 @@ def window(
         _tails(whole, device, inside, behind),
     )
     model = Model(whole, 0, times.makespan, part)
-    model.cp.minimize(4 * len(inside) * model.makespan + sum(model.end.values()))
+    model.cp.minimize(_WEIGHT * len(inside) * model.makespan + sum(model.end.values()))
     model.hint(device, times)
     answer = solve(model, Limits(seconds, 0.0, seed))
     plan = _changed(device, before, answer, behind)
