@@ -14,13 +14,15 @@ from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.heft import heft
+from autosched.policies.possible import Possible
 from autosched.policies.problem import Policy, Problem
-from autosched.policies.search import Progress, quick
+from autosched.policies.search import Progress, quick, search
 from autosched.policies.whole import Times, Whole
 
 __all__ = ["exact"]
 
 _WORK = 3.0  # of a search that is given no time, in units of the solver, each some seconds
+_START = 0.2  # of the time, for where to begin
 _ORDERED = 40  # tasks, up to which it is told the order of issue, in pairs
 _SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
 
@@ -58,7 +60,7 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
         from autosched.policies.issuing import add_issue_order
 
         problem = Problem.of(graph, machine, costs)
-        starts = [policy(graph, machine, costs) for policy in (heft, quick)]
+        starts, stopped = _starts(graph, machine, costs, seconds, seed)
         whole, found = _counted(problem, starts)
         least = max(bounds(graph, machine, costs).values()) / whole.unit
         model = Model(whole, min(int(least), found.times.makespan), found.times.makespan)
@@ -66,7 +68,7 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
             add_issue_order(model)
         model.hint(found.device, found.times)
         report = None if progress is None else (lambda end: progress(_part(began, seconds), end * whole.unit))
-        answer = solve(model, Limits(_left(began, seconds), _WORK, seed), report)
+        answer = solve(model, Limits(0.0 if stopped else _left(began, seconds), _WORK, seed), report)
         if answer.device is not None:
             device = [answer.device[task] for task in range(len(graph))]
             better = _Found(device, answer.order, whole.times(device, answer.order))
@@ -76,6 +78,18 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
         return replace(problem.placement(found.device, found.order), bound=bound)
 
     return policy
+
+
+def _starts(
+    graph: Graph, machine: Machine, costs: Costs, seconds: float | None, seed: int
+) -> tuple[list[Placement], bool]:
+    """Return placements to begin with, the best last, and whether ctrl-C came, which ends a search before its time."""
+    first = heft(graph, machine, costs)
+    if seconds is None or Possible(Problem.of(graph, machine, costs)).partial:
+        return [first, quick(graph, machine, costs)], False
+    began, budget = perf_counter(), min(_START * seconds, 3.0)
+    found = search(budget, seed)(graph, machine, costs)
+    return [first, found], perf_counter() - began < budget  # or it met a bound, and nothing is left to do either
 
 
 def _left(began: float, seconds: float | None) -> float | None:
