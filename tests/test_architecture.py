@@ -228,6 +228,11 @@ def test_the_walk_sees_each_kind_of_import(who, source, allowed):
     assert all(map(is_allowed, imports_of(who, ast.parse(source)))) is allowed
 
 
+def test_or_tools_is_asked_for_by_exact_planning_alone():
+    asking = [path.stem for path in sorted(PACKAGE.rglob("*.py")) if "ortools" in path.read_text()]
+    assert asking == ["cpsat", "exact"]
+
+
 def test_exceptions_are_in_use():
     assert set(EXCEPTIONS) == {(found.who, found.whom) for found in IMPORTS if is_exception(found)}
 

@@ -221,7 +221,7 @@ def test_examples_give_estimated_costs():
         (
             {"policy": "best"},
             asc.ScheduleError,
-            "unknown policy 'best'; known are 'auto', 'single', .*'search', or pass a function",
+            "unknown policy 'best'; known are 'auto', 'single', .*'search', 'exact', or pass a function",
         ),
         ({"policy": lambda *_: {"a": "cpu"}}, asc.ScheduleError, r"must return a Placement, got \{'a': 'cpu'\}"),
         ({"policy": lambda *_: asc.Placement({}, ())}, asc.ScheduleError, "orders 0 tasks, the graph has 3"),

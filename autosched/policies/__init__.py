@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from autosched.policies.candidates import candidates
 from autosched.policies.cpop import cpop
 from autosched.policies.dls import dls
+from autosched.policies.exact import exact
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
 from autosched.policies.lookahead import lookahead
@@ -38,6 +39,7 @@ __all__ = [
     "candidates",
     "cpop",
     "dls",
+    "exact",
     "heft",
     "in_order",
     "lookahead",
@@ -53,7 +55,7 @@ __all__ = [
     "sufferage",
 ]
 
-TIMED: Mapping[str, Callable[..., Policy]] = {"search": search}
+TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
 """Policies that look for better plans for as long as they are told: functions (seconds, seed, progress=) of them."""
 
 POLICIES: Mapping[str, Policy] = {
