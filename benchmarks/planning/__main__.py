@@ -1,0 +1,48 @@
+"""How good and how fast planning is, beside proved optima and beside others: `python benchmarks/planning`.
+
+--quick         few graphs and small budgets, in a minute
+--write         reports and pictures into benchmarks/results/planning_*
+--only NAME     quality, saga, peers, speed or training alone
+--data FOLDER   graphs to read, beside those that are made here: any of
+stg/        Standard Task Graphs (*.stg in folders) with makespans.csv
+layered/    JSON: W[task][device], edges [from, to, seconds], lower_bound, best
+planted/    the same, with optimum
+dnn_placement/  LayerGraphs and OperatorGraphs of github.com/msr-fiddle/dnn-partitioning
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+import against_saga
+import peers
+import quality
+import speed
+import training
+from _report import parser, publish
+
+REPORTS = {
+    "quality": (quality, "How good plans are"),
+    "saga": (against_saga, "Planning, beside SAGA"),
+    "peers": (peers, "Planning, beside networkx and OR-Tools"),
+    "speed": (speed, "How fast planning is"),
+    "training": (training, "Planning training steps"),
+}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--data", type=Path, help="a folder of graphs to read")
+    options.add_argument("--only", choices=REPORTS, help="one report")
+    chosen = options.parse_args()
+    for name, (module, title) in REPORTS.items():
+        if chosen.only in (None, name):
+            about = (module.__doc__ or "").strip()
+            publish(f"planning_{name}", title, [about, *module.report(chosen)], chosen, ("torch", "networkx", "numpy"))
+
+
+if __name__ == "__main__":
+    main()
