@@ -18,6 +18,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent.parent))
 
 import against_saga
+import contention
+import networks
 import peers
 import quality
 import speed
@@ -25,11 +27,13 @@ import training
 from _report import parser, publish
 
 REPORTS = {
-    "quality": (quality, "How good plans are"),
+    "quality": (quality, "Plans beside optima"),
+    "contention": (contention, "Plans where copies occupy copy streams"),
+    "networks": (networks, "Plans of networks for one sample"),
+    "training": (training, "Plans of training steps"),
     "saga": (against_saga, "Planning, beside SAGA"),
     "peers": (peers, "Planning, beside networkx and OR-Tools"),
     "speed": (speed, "How fast planning is"),
-    "training": (training, "Planning training steps"),
 }
 
 

@@ -22,8 +22,10 @@ from typing import Any
 from _graphs import random_layered, related
 from _instances import Instance, Placed, checked
 from _ours import TINY, planned
-from _report import table
+from _report import picture, table
 from _shapes import SHAPES
+
+from autosched.viz import Line, lines_svg
 
 INSTALL = """\
 SAGA is not installed here. Into a folder of its own, without the packages that only its drawings and its exact
@@ -79,17 +81,20 @@ def instances(quick: bool) -> list[Instance]:
 def _makespans(chosen: argparse.Namespace) -> Iterator[str]:
     some = instances(chosen.quick)
     best = [best_of_saga(one) for one in some]
-    rows = []
+    rows, curves = [], []
     policies = [("heft", None), ("auto", None), ("auto", 1.0)] + ([] if chosen.quick else [("search", 5.0)])
     for policy, seconds in policies:
         ours = [planned(one, policy, seconds) for one in some]
         ratios = [outcome.makespan / theirs for outcome, (theirs, _) in zip(ours, best, strict=True)]
         name = policy if seconds is None else f"{policy}, {seconds:g} s"
+        curves.append(Line(name, [(100 * i / (len(ratios) - 1), r) for i, r in enumerate(sorted(ratios))]))
         rows.append((name, *_figures(ratios), f"{max(outcome.seconds for outcome in ours):.2f}"))
     target = "Target for `auto`: better on at least 80%, never worse by more than 0.1%."
     winners = ", ".join(f"{name} {count}" for name, count in Counter(name for _, name in best).most_common())
     yield f"## The best of SAGA, graph by graph\n\n{table(HEAD, rows)}\n\n{target}"
     yield f"Best of SAGA: {winners}. {LEFT_OUT}"
+    svg = lines_svg(curves, title="Makespan over the best of SAGA", x="graphs, by ratio", y="ratio", x_unit="%")
+    yield from picture("planning_saga", "makespan over the best of SAGA, graph by graph", svg, chosen)
 
 
 def _figures(ratios: Sequence[float]) -> tuple[str, ...]:
