@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _instances import Edge, Instance
+from _instances import Edge, Instance, Placed
 from _shapes import SHAPES, layered
 
 _TOPCUOGLU = (
@@ -99,8 +99,9 @@ def planted(tasks: int, devices: int, ratio: float, seed: int, unequal: bool = T
         for start, end, own in spans
     ]
     edges = _fitting(spans, 2 * tasks, 2 * devices, 2 * ratio * mean, rng)
+    plan = [Placed(own, float(start), float(end)) for start, end, own in spans]
     facts = {"ratio": ratio, "devices": devices}
-    return Instance(name, seconds, edges, float(total), float(total), facts=facts)
+    return Instance(name, seconds, edges, float(total), float(total), facts=facts, plan=plan)
 
 
 def _cut(total: int, parts: int, rng: random.Random) -> Iterator[tuple[int, int]]:
@@ -136,7 +137,7 @@ def _fitting(
 
 
 def layered_folder(folder: Path) -> list[Instance]:
-    """Read JSON files of ``W``, ``edges``, and ``lower_bound`` and ``best``, or ``optimum``."""
+    """Read JSON files of ``W``, ``edges``, and ``lower_bound`` and ``best``, or ``optimum`` and the plan planted."""
     made = []
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text())
@@ -144,7 +145,9 @@ def layered_folder(folder: Path) -> list[Instance]:
         edges = [(u, v, float(size)) for u, v, size in told["edges"]]
         facts = {"ratio": _number_behind(path.stem, "ccr"), "devices": len(told["W"][0])}
         facts["unequal"] = float(any(min(row) < max(row) for row in told["W"]))
-        made.append(Instance(path.stem, told["W"], edges, float(bound), float(best), facts=facts))
+        where = zip(told["W"], told.get("planted_device", ()), told.get("planted_start", ()), strict=False)
+        plan = [Placed(p, float(start), float(start + row[p])) for row, p, start in where]
+        made.append(Instance(path.stem, told["W"], edges, float(bound), float(best), facts=facts, plan=plan))
     return made
 
 

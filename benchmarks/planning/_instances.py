@@ -16,13 +16,22 @@ import autosched as asc
 Edge = tuple[int, int, float]
 
 
+class Placed(NamedTuple):
+    """Where and when a task runs, by whomever it was planned."""
+
+    device: int
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Instance:
     """A task graph on devices in the classic model: copies take time and occupy nothing.
 
     ``seconds[task][device]``; ``edges`` are (from, to, size). A copy between devices takes ``size`` seconds, times
     ``pace[source][destination]`` where there is a ``pace``, which is the same both ways. ``together`` lists tasks that
-    must share a device. No schedule ends before ``bound``, and ``best`` is what some schedule reaches, where known.
+    must share a device. No schedule ends before ``bound``, and ``best`` is what some schedule reaches, where known;
+    ``plan`` is one that does, and is checked.
     """
 
     name: str
@@ -34,6 +43,11 @@ class Instance:
     together: Sequence[Sequence[int]] = ()
     names: Sequence[str] = ()  # of devices
     facts: Mapping[str, float] = field(default_factory=dict)  # what a family says of itself: ratio, devices, ...
+    plan: Sequence[Placed] = ()
+
+    def __post_init__(self) -> None:
+        if self.plan and checked(self, self.plan) > self.best:
+            raise ValueError(f"{self.name}: the plan that it comes with takes more than {self.best}")
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -111,14 +125,6 @@ class Instance:
 
 def _nothing(*_: object) -> None:
     """Stand for any task."""
-
-
-class Placed(NamedTuple):
-    """Where and when a task runs, by whomever it was planned."""
-
-    device: int
-    start: float
-    end: float
 
 
 def placed(instance: Instance, schedule: asc.Schedule) -> list[Placed]:
