@@ -57,15 +57,14 @@ def timed(
     """Plan a graph, with garbage of before collected; return the schedule, and how long it took."""
     gc.collect()
     start = time.perf_counter()
-    budget = {} if seconds is None else {"seconds": seconds}
-    schedule = asc.schedule(graph, machine, policy=policy, **budget)
+    schedule = asc.schedule(graph, machine, policy=policy, seconds=seconds)
     return schedule, time.perf_counter() - start
 
 
 class Gaps(NamedTuple):
     """Of several instances by one policy: mean and largest gap, share without gap, the longest planning."""
 
-    count: int
+    graphs: int
     mean: float
     worst: float
     optimal: float

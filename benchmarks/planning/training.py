@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from _report import table
@@ -106,7 +107,7 @@ def _rows(chosen: argparse.Namespace) -> Iterator[tuple[str, ...]]:
             yield (f"{name}, {gpus} GPUs", f"{len(graph):,}", *figures, gap, f"{seconds['auto']:.1f}")
 
 
-def captured(model: nn.Module, x: Tensor) -> asc.Graph:
+def captured(model: nn.Module, x: Tensor) -> Any:
     """Return a training step of a model as a graph."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     y = torch.zeros(len(x), dtype=torch.long)
