@@ -1,13 +1,9 @@
-"""How good and how fast planning is, beside proved optima and beside others: `python benchmarks/planning`.
+"""How good and how fast planning is, beside proved optima and beside others: a report for each question.
 
---quick         few graphs and small budgets, in a minute
---write         reports and pictures into benchmarks/results/planning_*
---only NAME     quality, saga, peers, speed or training alone
---data FOLDER   graphs to read, beside those that are made here: any of
-stg/        Standard Task Graphs (*.stg in folders) with makespans.csv
-layered/    JSON: W[task][device], edges [from, to, seconds], lower_bound, best
-planted/    the same, with optimum
-dnn_placement/  LayerGraphs and OperatorGraphs of github.com/msr-fiddle/dnn-partitioning
+``--data FOLDER`` adds graphs to those that are made here, as far as the folder has them: ``stg/``, Standard Task Graphs
+(folders of ``.stg``) with ``makespans.csv``; ``layered/``, JSON of ``W[task][device]``, ``edges`` of [from, to,
+seconds], ``lower_bound`` and ``best``; ``planted/``, the same with ``optimum``; and ``dnn_placement/``, the folders
+``LayerGraphs`` and ``OperatorGraphs`` of github.com/msr-fiddle/dnn-partitioning.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Shapes of task graphs: who reads whose result, and nothing of costs. Edges (from, to) go from smaller numbers to
-larger."""  # noqa: D205, D209
+"""Shapes of task graphs: who reads whose result, nothing of costs. Edges lead from smaller numbers to larger."""
 
 from __future__ import annotations
 

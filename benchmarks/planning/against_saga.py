@@ -1,10 +1,9 @@
-"""Against SAGA (``anrg-saga``): per instance the best of its schedulers, and ``auto``, in the classic model; and HEFT's
-time.
+"""Against SAGA (``anrg-saga``): graph by graph ``auto`` and the best of its schedulers; and the time of both's HEFT.
 
 SAGA is not free software, so nothing here depends on it: where it is not installed a line says how to. It knows devices
 of different speeds, not tasks that suit one device more than another, so these graphs are of that kind. Its sets make
 it choose among equals by chance, anew in each process.
-"""  # noqa: D205
+"""
 
 from __future__ import annotations
 
