@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,10 +14,15 @@ RESULTS = Path(__file__).parent / "results"
 
 def options(description: str | None) -> argparse.Namespace:
     """Return the options that every benchmark takes: ``quick`` and ``write``."""
+    return parser(description).parse_args()
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return what reads them, for a benchmark to add more."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="measure less often, in seconds")
     parser.add_argument("--write", action="store_true", help="write the report to benchmarks/results/")
-    return parser.parse_args()
+    return parser
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -30,6 +35,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for line in lines
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
+
+
+def picture(name: str, about: str, svg: str, chosen: argparse.Namespace) -> Iterator[str]:
+    """Write a picture to ``results/<name>.svg``, and yield what shows it in a report, if writing was chosen."""
+    if chosen.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.svg").write_text(svg)
+        yield f"![{about}]({name}.svg)"
 
 
 def publish(
