@@ -140,34 +140,36 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     """Number the data that tasks read, and those that go back to their home in the end."""
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
-    names: list[str] = []
-    versions: list[int] = []
-    nbytes: list[float] = []
-    makers: list[int] = []
-    homes: list[int] = []
-    rows: list[int] = []
-
-    def new(use: Use) -> int:
-        known[use] = len(names)
-        value, maker = graph.values[use.value], graph.maker(use)
-        names.append(value.name)
-        versions.append(use.version)
-        nbytes.append(costs.value_nbytes(value))
-        makers.append(-1 if maker is None else maker)
-        homes.append(number[home(graph, machine, value)] if maker is None else -1)
-        rows.append(homes[-1] + (len(number) if maker is None and value.name in costs.pageable else 0))
-        return known[use]
-
-    def datum(use: Use) -> int:
-        return known[use] if use in known else new(use)
-
-    reads = [
-        [known[use] if use in known else new(use) for use in (graph.needs(task) if task.part else task.reads)]
-        for task in graph.tasks
-    ]
+    reads = []
+    for task in graph.tasks:
+        row = []
+        for use in task.reads if task.part is None else graph.needs(task):
+            if use not in known:
+                known[use] = len(known)
+            row.append(known[use])
+        reads.append(row)
+    returned = [value for value in graph.sources if graph.last_version(value.index)]
+    back = [Use(value.index, graph.last_version(value.index)) for value in returned]
     returns = [
-        (datum(Use(value.index, graph.last_version(value.index))), number[home(graph, machine, value)])
-        for value in graph.sources
-        if graph.last_version(value.index)
+        (known.setdefault(use, len(known)), number[home(graph, machine, value)])
+        for use, value in zip(back, returned, strict=True)
     ]
-    return Data(names, versions, nbytes, makers, homes, rows), reads, returns
+    values = [graph.values[index] for index, _ in known]
+    makers = [value.producer if not use[1] else graph.maker(use) for use, value in zip(known, values, strict=True)]
+    homes = [
+        number[home(graph, machine, value)] if maker is None else -1
+        for maker, value in zip(makers, values, strict=True)
+    ]
+    rows = [
+        place + (len(number) if maker is None and value.name in costs.pageable else 0)
+        for place, maker, value in zip(homes, makers, values, strict=True)
+    ]
+    data = Data(
+        names=[value.name for value in values],
+        versions=[version for _, version in known],
+        nbytes=list(map(costs.value_nbytes, values)),
+        maker=[-1 if maker is None else maker for maker in makers],
+        home=homes,
+        row=rows,
+    )
+    return data, reads, returns
