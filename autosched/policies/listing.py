@@ -195,9 +195,7 @@ class Listing:
             map(ahead.__getitem__, before),
             strict=True,
         )
-        copies = tuple(
-            map(Send._make, takewhile(itemgetter(3), sends))
-        )  # those that bring inputs home need not be told
+        copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))  # what goes home in the end goes when it can
         return problem.placement(found.device, order, copies)
 
     @cached_property

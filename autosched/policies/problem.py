@@ -89,7 +89,8 @@ class Problem:
     table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
-    before: Sequence[Sequence[int]]  # by task, those that must have ended
+    before: Sequence[Sequence[int]]  # by task, those that must have ended,
+    others: Sequence[Sequence[int]]  # and of them those that it does not need for what they made
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
@@ -112,7 +113,11 @@ class Problem:
             table=_seconds(graph, machine, costs),
             allowed=allowed.devices,
             group=allowed.group,
-            before=[[dependency[0] for dependency in task.dependencies] for task in graph.tasks],
+            before=[[other for other, _ in task.dependencies] for task in graph.tasks],
+            others=[
+                [other for other, kind in task.dependencies if kind != "data" or task.part is not None]
+                for task in graph.tasks
+            ],
             reads=reads,
             returns=returns,
         )
