@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.graph import Graph, Use
+from autosched.graph import Graph, Task, Use
 from autosched.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
@@ -90,7 +90,7 @@ class Problem:
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
     before: Sequence[Sequence[int]]  # by task, those that must have ended,
-    others: Sequence[Sequence[int]]  # and of them those that it does not need for what they made
+    others: Sequence[Sequence[int]]  # and of them those that made nothing that it reads
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
@@ -114,10 +114,7 @@ class Problem:
             allowed=allowed.devices,
             group=allowed.group,
             before=[[other for other, _ in task.dependencies] for task in graph.tasks],
-            others=[
-                [other for other, kind in task.dependencies if kind != "data" or task.part is not None]
-                for task in graph.tasks
-            ],
+            others=[_others(task, row, data.maker) for task, row in zip(graph.tasks, reads, strict=True)],
             reads=reads,
             returns=returns,
         )
@@ -133,6 +130,12 @@ class Problem:
         where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
         names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
+
+
+def _others(task: Task, reads: Sequence[int], maker: Sequence[int]) -> list[int]:
+    """Return the tasks that one depends on, but those whose data, the numbers ``reads``, it waits for anyway."""
+    makers = [maker[datum] for datum in reads]
+    return [other for other, _ in task.dependencies if other not in makers]
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
