@@ -156,11 +156,11 @@ class Costs:
         work = self.work.get(task.name)
         return self.default_seconds if work is None else work.seconds(device)
 
-    def everywhere(self, task: Task, devices: Sequence[Device]) -> list[float]:
-        """Return the seconds of a task on each of these devices."""
+    def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
+        """Return the seconds of a task on each of these devices, or one number if a table says the same for all."""
         given = self.seconds.get(task.name, task.seconds)
         if type(given) is float or type(given) is int:
-            return [float(given)] * len(devices)
+            return float(given)
         return [self.task_seconds(task, device) for device in devices]
 
     def value_nbytes(self, value: Value) -> float:

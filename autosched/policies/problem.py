@@ -141,7 +141,12 @@ def _others(task: Task, reads: Sequence[int], maker: Sequence[int]) -> list[int]
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
     """Return what each task takes on each device."""
     rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
-    return np.array(rows, float).reshape(len(rows), len(machine.devices))
+    table = np.empty((len(rows), len(machine.devices)))
+    table[:] = np.array([row if isinstance(row, float) else 0.0 for row in rows])[:, np.newaxis]
+    for task, row in enumerate(rows):
+        if not isinstance(row, float):
+            table[task] = row
+    return table
 
 
 def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
