@@ -42,7 +42,7 @@ def test_version():
             ["show", "f.py:f", "--policy", "best"],
             "argument --policy: invalid choice: 'best' (choose from 'auto', 'search'",
         ),
-        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from -9223372036854775808 to"),
+        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from 0 to 18446744073709551615, got"),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
         (["demo", "--epochs", "many"], "argument --epochs: must be a whole number, got 'many'"),
         (["demo", "--colour"], "unrecognized arguments: --colour"),

@@ -142,8 +142,8 @@ def gpus(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Return a number that torch takes for a seed."""
-    return _whole(text, -(2**63), 2**64 - 1)
+    """Return a number that torch, too, takes for a seed."""
+    return _whole(text, 0, 2**64 - 1)
 
 
 def _whole(text: str, least: int, most: int | None = None) -> int:
