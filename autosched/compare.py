@@ -19,7 +19,7 @@ from autosched.graph import Graph
 from autosched.machine import LINKS, Machine
 from autosched.noise import checked_noise, noisy_makespans
 from autosched.planning import estimated, paged, policy_of, schedule
-from autosched.policies import Policy
+from autosched.policies import TIMED, Policy
 from autosched.schedule import Schedule
 from autosched.tables import amount
 
@@ -31,8 +31,10 @@ POLICIES = ("single", "round_robin", "heft", "auto")
 def compare(
     graph: Graph,
     machines: Machine | Iterable[Machine] | Mapping[str, Machine],
-    policies: str | Policy | Iterable[str | Policy] = POLICIES,
+    policies: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy] = POLICIES,
     *,
+    seconds: float | None = None,
+    seed: int = 0,
     costs: Costs | None = None,
     examples: Mapping[str, Any] | None = None,
     inputs: str | Mapping[str, str] | None = None,
@@ -45,9 +47,10 @@ def compare(
 
     With ``noise``, such as 0.2, rows also tell what becomes of each schedule, as it is, if tasks and copies take up to
     20% more or less than predicted: the median of 100 makespans, and the longest of the best 95, with the same luck for
-    all. Machines are named in a mapping, or by what tells them apart. All else is as for ``schedule``; examples are
-    estimated once. ``track`` is given all pairs to go through, as ``tqdm.tqdm`` is, and may show how far it is. What a
-    machine or a policy refuses becomes a ``Refusal``. Raises ScheduleError and MachineError for other arguments.
+    all. Machines and policies are named in mappings, or by what tells them apart. ``seconds`` are for each plan of a
+    policy that takes some; all else is as for ``schedule``, and examples are estimated once. ``track`` is given all
+    pairs to go through, as ``tqdm.tqdm`` is, and may show how far it is. What a machine or a policy refuses becomes a
+    ``Refusal``. Raises ScheduleError and MachineError for other arguments.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -67,14 +70,14 @@ def compare(
         priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
     else:
         priced = dict.fromkeys(named, costs)
-    plan = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host")
+    plan = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host", seed=seed)
     singles: dict[str, float | None] = {}
     found: list[Row | Refusal] = []
     for name, way in track([*product(named, ways)]):
         if name not in singles:
             singles[name] = _seconds(partial(plan, named[name], costs=priced[name], policy="single"))
         try:
-            made = plan(named[name], costs=priced[name], policy=ways[way])
+            made = plan(named[name], costs=priced[name], policy=ways[way], seconds=_of(seconds, ways[way]))
             found.append(_row(name, way, made, singles[name], noise))
         except AutoschedError as error:
             found.append(Refusal(name, way, str(error).partition("\n")[0]))
@@ -116,16 +119,24 @@ def _seconds(plan: Callable[[], Schedule]) -> float | None:
         return None
 
 
-def _policies(given: str | Policy | Iterable[str | Policy]) -> dict[str, str | Policy]:
-    """Return policies by name."""
+def _of(seconds: float | None, policy: str | Policy) -> float | None:
+    return seconds if policy in ("auto", *TIMED) else None
+
+
+def _policies(given: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy]) -> dict[str, str | Policy]:
+    """Return policies by name, functions by their own unless a mapping names them."""
     items = [given] if isinstance(given, str) or callable(given) else given
     if not isinstance(items, Iterable):
         raise ScheduleError(f"policies must be names or functions, got {shown(given)}")
-    named = {item if isinstance(item, str) else getattr(item, "__name__", shown(item)): item for item in items}
+    named = dict(given) if isinstance(given, Mapping) else {_name(item): item for item in items}
     for item in named.values():
         if item != "auto":
             policy_of(item)
     return named
+
+
+def _name(policy: Any) -> str:
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", shown(policy))
 
 
 # ---- what machines are called

@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autosched.allowed import WORDS
 from autosched.arguments import check_kinds
 from autosched.backends import Backend, suited
+from autosched.bar import bar
 from autosched.check import Check
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
@@ -37,7 +39,7 @@ def schedule(
     policy: str | Policy = "auto",
     seconds: float | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     costs: Costs | None = None,
     examples: Mapping[str, Any] | None = None,
     inputs: str | Mapping[str, str] | None = None,
@@ -53,7 +55,8 @@ def schedule(
       alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans; without it ``"auto"``
       takes a moment, and those that count their work, ``"auto"`` and ``"search"``, plan the same each time. ``seed``
-      makes a search another one; ``progress`` is called with the part that is done and the best makespan so far.
+      makes a search another one; ``progress`` is called with the part that is done and the best makespan so far, or is
+      True for a bar on stderr. Ctrl-C ends a search with the best so far.
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same. On a
       real machine examples also say which inputs are page-locked.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
@@ -82,12 +85,17 @@ def schedule(
     costs = _costs(costs, pinned, machine, examples)
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
-    with without_collecting():
-        timed = seconds, seed, progress
+    with without_collecting(), _told(progress) as report:
+        timed = seconds, seed, report
         policies = candidates(pinned, machine, *timed) if policy == "auto" else [policy_of(policy, *timed)]
         made = _best(plan, pinned, machine, costs, policies)
         made.verify()
     return made
+
+
+def _told(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
+    """Return who is told how far planning is: a function of the caller's, a bar, or nobody."""
+    return bar("planning") if progress is True else nullcontext(progress or None)
 
 
 def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:

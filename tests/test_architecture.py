@@ -95,6 +95,7 @@ MAY_IMPORT = {
     "schedule": EVERYTHING,
     "planning": EVERYTHING,
     "tables": [],
+    "bar": ["viz"],  # times are written as in pictures
     "comparison": ["tables", "viz"],
     "compare": EVERYTHING,  # plans again and again
     "measuring": EVERYTHING,  # runs schedules of its own

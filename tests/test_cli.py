@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 import autosched
-from autosched import cli, demo
+from autosched import cli, demo, planning
+from autosched.cli import options
 from autosched.cli.output import deliver, tracker
 from autosched.errors import UsageError
+from autosched.policies import POLICIES, TIMED
 
 
 def test_version():
@@ -34,7 +37,12 @@ def test_version():
         (["show", "f.py:f", "--gpus", "1.5"], "argument --gpus: must be a whole number, got '1.5'"),
         (["show", "f.py:f", "--gpus", "1000000"], "argument --gpus: must be from 0 to 256, got 1000000"),
         (["show", "f.py:f", "--slower", "much"], "argument --slower: must be a number above 0, got much"),
-        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from -9223372036854775808 to"),
+        (["show", "f.py:f", "--seconds", "0"], "argument --seconds: must be a number above 0, got 0"),
+        (
+            ["show", "f.py:f", "--policy", "best"],
+            "argument --policy: invalid choice: 'best' (choose from 'auto', 'search'",
+        ),
+        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from 0 to 18446744073709551615, got"),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
         (["demo", "--epochs", "many"], "argument --epochs: must be a whole number, got 'many'"),
         (["demo", "--colour"], "unrecognized arguments: --colour"),
@@ -289,6 +297,10 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
         (["--machine", "{file}", "--gpus", "2"], "--gpus or --link and --machine name different machines; give one of"),
         (["--machine", "{file}", "--local"], "--machine and --local name different machines; give one of them"),
         (["--local", "--gpus", "2"], "this machine has no accelerator"),
+        (
+            ["--policy", "heft", "--seconds", "1"],
+            "seconds= is for the policies 'auto', 'search', 'exact'; 'heft' takes",
+        ),
         (["--machine", "nowhere.json"], "autosched: nowhere.json: No such file or directory"),
     ],
 )
@@ -300,6 +312,25 @@ def test_options_that_cannot_be_are_told_in_a_line(options, message, plan, tmp_p
     assert code == 2
     assert message.format(file=file) in complaints
     assert complaints.count("\n") == 1
+
+
+@pytest.mark.parametrize("policy", ["auto", *TIMED, *POLICIES])
+def test_each_policy_plans_from_the_command_line(policy, builder, capsys):
+    if policy == "exact":
+        pytest.importorskip("ortools")
+    seconds = ["--seconds", "0.05"] if policy in ("auto", *TIMED) else []
+    code, said, complaints = run(capsys, "simulate", f"{builder}:graph", "--policy", policy, *seconds, "--seed", "3")
+    assert (code, complaints) == (0, "")
+    assert said.startswith("two layers: 2 tasks")
+
+
+def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(plan, monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr(options, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan))
+    run(capsys, "simulate", plan, "--seed", "3")
+    assert not told
+    run(capsys, "simulate", plan, "--seconds", "2.5", "--seed", "3")
+    assert (told[0]["policy"], told[0]["seconds"], told[0]["seed"]) == ("auto", 2.5, 3)
 
 
 def test_who_knows_no_costs_is_told_so(capsys):
@@ -543,6 +574,13 @@ def test_machines_and_policies_are_compared(plan, tmp_path, capsys):
     assert "two layers: predicted" in "".join(ElementTree.fromstring((tmp_path / "lines.svg").read_text()).itertext())
 
 
+def test_time_is_for_the_policies_that_take_some(plan, capsys):
+    policies = "--policies", "heft", "search", "--seconds", "0.05", "--json"
+    code, said, complaints = run(capsys, "compare", plan, "--gpus", "2", *policies)
+    assert (code, complaints) == (0, "")
+    assert [row["policy"] for row in json.loads(said)["rows"]] == ["heft", "search"]
+
+
 def test_noise_is_a_share(plan, capsys):
     code, said, _ = run(capsys, "compare", plan, "--gpus", "2", "--policies", "heft", "--noise", "20%")
     assert (code, said.splitlines()[1].split()[-2:]) == (0, ["median", "95%"])
@@ -601,6 +639,52 @@ def test_bars_are_for_terminals_alone(monkeypatch, capsys):
     capsys.readouterr()
     assert list(tracker("working")([1, 2])) == [1, 2]
     assert "working: 2 of 2" in capsys.readouterr().err
+
+
+UNEVEN = """
+import autosched as asc
+
+def uneven():  # lists need 7 s on two devices, and 6 s are possible
+    made = asc.Graph("uneven")
+    for i, seconds in enumerate((3, 3, 2, 2, 2)):
+        made.add(int, name=f"task{i}", seconds=seconds)
+    return made, {}, asc.Machine.emulated(gpus=1)
+"""
+
+
+def test_a_search_shows_how_far_it_is_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "uneven.py"
+    file.write_text(UNEVEN)
+    command = "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "0.2"
+    assert run(capsys, *command)[2] == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, said, shown = run(capsys, *command)
+    assert code == 0
+    lines = shown.split("\r")[1:]
+    assert re.match(r"planning \[ {30}\]   0%, best 7 s", lines[0])
+    assert re.match(r"planning \[#{30}\] 100%, best 6 s", lines[-2])
+    assert lines[-1] == "\033[K"
+    assert len(set(lines)) == len(lines)
+    assert said.startswith("uneven: 5 tasks")
+
+
+def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "uneven.py"
+    file.write_text(UNEVEN)
+
+    @contextmanager
+    def impatient(what):
+        def interrupt(part, makespan):
+            if part > 0:
+                raise KeyboardInterrupt
+
+        yield interrupt
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(planning, "bar", impatient)
+    code, said, complaints = run(capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60")
+    assert (code, complaints) == (0, "")
+    assert "makespan" in said
 
 
 LIGHT = """

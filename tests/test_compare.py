@@ -11,6 +11,7 @@ from hypothesis import given
 
 import autosched as asc
 from autosched.compare import POLICIES
+from autosched.policies import TIMED, heft, search
 from autosched.testing.strategies import graphs, machines
 
 
@@ -122,6 +123,19 @@ def test_a_policy_may_be_a_function() -> None:
         return asc.Placement(dict.fromkeys(tasks, "cpu"), tasks)
 
     assert [row.policy for row in asc.compare(wide(), emulated(1), [contrary, "heft"]).rows] == ["contrary", "heft"]
+
+
+def test_policies_of_one_name_are_named_by_a_mapping() -> None:
+    found = asc.compare(wide(), emulated(2), {"quick": search(moves=0), "long": search(moves=100), "usual": "heft"})
+    assert [row.policy for row in found.rows] == ["quick", "long", "usual"]
+
+
+def test_seconds_go_to_the_policies_that_take_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[float | None, int]] = []
+    monkeypatch.setitem(TIMED, "search", lambda seconds, seed, progress: told.append((seconds, seed)) or heft)
+    found = asc.compare(wide(), emulated(2), ["heft", "search"], seconds=9.0, seed=2)
+    assert [row.policy for row in found.rows] == ["heft", "search"]
+    assert told[-1] == (9.0, 2)
 
 
 def test_examples_are_estimated_once() -> None:

@@ -35,6 +35,22 @@ def everything_on(device):
     return policy
 
 
+# ---- planning
+
+
+def test_progress_is_a_bar_or_a_function_of_the_callers(capsys):
+    graph, told = asc.Graph(), []
+    for i, seconds in enumerate((3, 3, 2, 2, 2)):  # lists need 7 s, and 6 s are possible
+        graph.add(int, name=f"t{i}", seconds=seconds)
+    one = asc.Machine.emulated(gpus=1)
+    asc.schedule(graph, one, policy="search", progress=lambda part, makespan: told.append((part, makespan)))
+    assert (told[0], told[-1]) == ((0.0, 7.0), (1.0, 6.0))
+    asc.schedule(graph, one, policy="search", progress=False)
+    assert capsys.readouterr().err == ""
+    asc.schedule(graph, one, policy="search", progress=True)
+    assert capsys.readouterr().err.endswith("100%, best 6 s\033[K\r\033[K")
+
+
 # ---- running
 
 

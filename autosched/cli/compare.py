@@ -7,14 +7,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from autosched.cli.options import add_costs, costs_of, examples_of, gpus, read
+from autosched.cli.options import NAMES, add_costs, add_search, costs_of, examples_of, gpus, read
 from autosched.cli.output import deliver, tracker
 from autosched.cli.subject import add_thing, subject
 from autosched.compare import POLICIES as USUAL
 from autosched.compare import compare
 from autosched.errors import UsageError
 from autosched.machine import LINKS, Machine
-from autosched.policies import POLICIES
 
 __all__ = ["add"]
 
@@ -32,8 +31,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--links", choices=tuple(LINKS), nargs="+", metavar="LINK", help=f"of {', '.join(LINKS)}")
     parser.add_argument("--machines", type=Path, nargs="+", metavar="FILE", help="machines as JSON, beside or instead")
     parser.add_argument(
-        "--policies", choices=("auto", *POLICIES), nargs="+", metavar="POLICY", default=USUAL,
-        help=f"of {', '.join(USUAL)} (default: all)",
+        "--policies", choices=NAMES, nargs="+", metavar="POLICY", default=USUAL,
+        help=f"of {', '.join(NAMES)} (default: {', '.join(USUAL)})",
     )  # fmt: skip
     parser.add_argument(
         "--noise", type=_share, metavar="SHARE", help="as 20%%: also tell what is left of it if all takes more or less"
@@ -41,6 +40,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="as --format json")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout")
+    add_search(parser)
     add_costs(parser)
     parser.set_defaults(do=_compare)
 
@@ -53,6 +53,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         found.graph,
         _machines(arguments),
         arguments.policies,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
         costs=costs,
         examples=examples_of(found, costs),
         noise=arguments.noise,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,17 +14,30 @@ from autosched.costs import Costs
 from autosched.errors import AutoschedError, UsageError
 from autosched.machine import LINKS, Machine
 from autosched.planning import schedule
-from autosched.policies import POLICIES
+from autosched.policies import POLICIES, TIMED
 from autosched.schedule import Schedule
 
-__all__ = ["add_costs", "add_planning", "costs_of", "count", "examples_of", "factor", "gpus", "planned", "read", "seed"]
+__all__ = [
+    "NAMES",
+    "add_costs",
+    "add_planning",
+    "add_search",
+    "costs_of",
+    "count",
+    "examples_of",
+    "factor",
+    "gpus",
+    "planned",
+    "read",
+]
 
 T = TypeVar("T")
 
 _MOST_GPUS = 256
 
 _LINKS = f"what joins them: {', '.join(LINKS)} (default: pcie4)"
-_POLICIES = f"auto, {', '.join(POLICIES)} (default: auto)"
+NAMES = ("auto", *TIMED, *POLICIES)
+"""Of policies."""
 
 
 def add_planning(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +50,16 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--machine", type=Path, metavar="FILE", help="a machine as JSON, as `autosched devices` writes")
     group.add_argument("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
     group.add_argument("--slower", type=factor, metavar="F", help="that machine, F times slower, to be played by a CPU")
-    group.add_argument("--policy", choices=("auto", *POLICIES), metavar="NAME", help=_POLICIES)
+    group.add_argument("--policy", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (default: auto)")
+    add_search(group)
     add_costs(group)
+
+
+def add_search(group: Any) -> None:
+    """Add the options of policies that look for better plans."""
+    timed = f"auto, {', '.join(TIMED)}"
+    group.add_argument("--seconds", type=factor, metavar="S", help=f"look so long for better plans: {timed}")
+    group.add_argument("--seed", type=seed, default=0, metavar="N", help="of what is random (default: 0)")
 
 
 def add_costs(group: Any) -> None:
@@ -47,13 +69,21 @@ def add_costs(group: Any) -> None:
 
 def planned(arguments: argparse.Namespace, found: Subject) -> Schedule:
     """Return the schedule of a subject: as it was saved, unless an option asks for another."""
-    asked = any(getattr(arguments, name) for name in ("link", "machine", "local", "slower", "policy", "costs"))
+    options = "link", "machine", "local", "slower", "policy", "seconds", "costs"
+    asked = any(getattr(arguments, name) for name in options)
     if found.schedule is not None and not asked and arguments.gpus is None:
         return found.schedule
     costs = costs_of(arguments, found)
     machine = _machine(arguments, found)
     return schedule(
-        found.graph, machine, policy=arguments.policy or "auto", costs=costs, examples=examples_of(found, costs)
+        found.graph,
+        machine,
+        policy=arguments.policy or "auto",
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+        progress=sys.stderr.isatty(),
+        costs=costs,
+        examples=examples_of(found, costs),
     )
 
 
@@ -112,8 +142,8 @@ def gpus(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Return a number that torch takes for a seed."""
-    return _whole(text, -(2**63), 2**64 - 1)
+    """Return a number that torch, too, takes for a seed."""
+    return _whole(text, 0, 2**64 - 1)
 
 
 def _whole(text: str, least: int, most: int | None = None) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.cli.faults import CHECK_FAILED, TheirError, say
-from autosched.cli.options import add_planning, count, planned, seed
+from autosched.cli.options import add_planning, count, planned
 from autosched.cli.output import deliver, json_text, tracker
 from autosched.cli.predict import devices
 from autosched.cli.subject import Subject, add_thing, subject
@@ -39,7 +39,6 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write the profile there: .json for Perfetto, .html, .svg"
     )
-    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of random numbers (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_planning(parser)
     parser.set_defaults(do=_run)

@@ -1,0 +1,36 @@
+"""Bar: a line on stderr that shows how far planning is, and the best makespan so far. Knows numbers, and no policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from autosched.viz.paint import duration
+
+__all__ = ["bar"]
+
+_WIDTH = 30  # columns
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[float, float], None]]:
+    """Yield a function that shows the part that is done, 0 to 1, and the best makespan; the line is gone in the end.
+
+    >>> with bar("planning") as show:
+    ...     show(0.5, 0.002)  # planning [###############               ]  50%, best 2 ms
+    """
+    shown = ""
+
+    def show(part: float, makespan: float) -> None:
+        nonlocal shown
+        line = f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}, best {duration(makespan)}"
+        if line != shown:  # or a terminal would be what planning waits for
+            shown = line
+            print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
