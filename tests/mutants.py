@@ -442,7 +442,7 @@ MUTANTS = (
     Mutant(
         "what is kept together goes apart",
         "autosched/placement.py",
-        "        for bond in graph.bonds(task):\n            yield",
+        "        for bond in graph.bonds(task) if graph.kept_together else ():\n            yield",
         "        for bond in ():\n            yield",
         "tests/test_placement.py::test_makers_and_writers_of_what_is_kept_together_share_a_device",
     ),
