@@ -53,7 +53,10 @@ def _compiled(function: F) -> F:
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
     twin.__module__ = function.__module__
-    return cast(F, numba.njit(cache=True)(twin))
+    try:
+        return cast(F, numba.njit(cache=True)(twin))
+    except RuntimeError:  # no folder can be written to, neither the source's nor the user's
+        return cast(F, numba.njit(twin))
 
 
 def _stamp(function: Callable[..., Any]) -> str:

@@ -21,6 +21,7 @@ from autosched.machine import Machine
 from autosched.placement import Placement, Send, check
 from autosched.policies import heft, listing, portfolio, search
 from autosched.policies.annealer import Annealer
+from autosched.policies.annealing import shift
 from autosched.policies.listing import Listed, Listing
 from autosched.policies.portfolio import best_listed
 from autosched.policies.possible import Possible
@@ -121,6 +122,12 @@ def test_without_numba_all_is_plain(monkeypatch):
     assert not jit.mode(math.inf).fast
     placed = search(moves=500)(TOPCUOGLU, processors(3), COSTS)
     assert predicted(TOPCUOGLU, processors(3), placed) <= 80
+
+
+def test_where_no_folder_can_be_written_to_kernels_are_compiled_for_the_process(monkeypatch):
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    assert jit._compiled.__wrapped__(shift).__name__ == "shift"
 
 
 # ---- plans are plans
