@@ -26,6 +26,9 @@ def check_kinds(
     backend: Any = None,
     check: Any = False,
     place: Any = None,
+    seconds: Any = None,
+    seed: Any = 0,
+    progress: Any = None,
 ) -> None:
     """Raise ScheduleError for what is of another kind than ``schedule`` takes.
 
@@ -51,6 +54,13 @@ def check_kinds(
             raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
     if isinstance(backend, str):
         check_name(backend)
+    if seconds is not None and not is_number(seconds):
+        raise ScheduleError(f"seconds must be a number, 0 or more, or None, got {shown(seconds)}")
+    checked_count(seed, "seed", 0)
+    if progress is not None and not callable(progress):
+        raise ScheduleError(
+            f"progress must be a function of the part that is done and the makespan, or None, got {shown(progress)}"
+        )
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
 

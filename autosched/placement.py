@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from autosched.errors import ScheduleError, listed
+from autosched.errors import ScheduleError, listed, shown
 from autosched.graph import HOST, Graph, Task, Value
 from autosched.machine import Machine
 
@@ -146,7 +146,10 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
 
 
 def check(placement: Placement, graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError if a placement leaves out a task, breaks a constraint, or orders against a dependency."""
+    """Raise ScheduleError if a placement leaves out a task, breaks a constraint, or orders against a dependency.
+
+    Names in its copies must be known; MachineError for devices.
+    """
     table, order = placement.device, placement.order
     if not isinstance(table, Mapping) or not isinstance(order, Sequence) or not all(isinstance(n, str) for n in order):
         raise ScheduleError(f"a placement is a table of devices by task, and a tuple of tasks, got {placement!r}")
@@ -175,3 +178,16 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
                     f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
                     f"on which it depends ({kind})"
                 )
+    _check_copies(placement.copies, graph, machine, position)
+
+
+def _check_copies(copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]) -> None:
+    """Raise ScheduleError for what cannot be a copy. One that nothing needs is none: lowering looks the others up."""
+    if not isinstance(copies, Sequence) or not all(isinstance(send, Send) for send in copies):
+        raise ScheduleError(f"copies of a placement are a tuple of Send, got {shown(copies)}")
+    for send in copies:
+        if not isinstance(graph.names.get(send.value), Value):
+            raise ScheduleError(f"the placement copies {send.value!r}, which is no value of graph {graph.name!r}")
+        if send.before not in tasks:
+            raise ScheduleError(f"the placement copies {send.value!r} before {send.before!r}, which is no task")
+        machine.device(send.device)

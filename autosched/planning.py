@@ -78,7 +78,7 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     _check_inputs(pinned, machine)

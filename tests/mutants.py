@@ -128,6 +128,13 @@ NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
 ACCESSES = "tests/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+LISTING = "tests/test_listing.py"
+PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
+FORGETFUL = f"{LISTING}::test_plans_that_forget_gaps_are_plans"
+PROMISED = f"{LISTING}::test_a_program_ends_when_its_plan_says_or_earlier"
+RETURNED = f"{LISTING}::test_a_plan_ends_when_what_was_written_is_back"
+TAILS = f"{LISTING}::test_no_plan_ends_before_the_best_that_follows_any_of_its_tasks"
+WISHES = f"{LISTING}::test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_program_that_verifies"
 
 MUTANTS = (
     Mutant(
@@ -536,6 +543,69 @@ MUTANTS = (
         'for d in task.dependencies if d.kind == "order"]',
         "for d in ()]",
         "tests/test_including.py::test_tasks_on_the_host_stay_there_and_the_order_of_tasks_too",
+    ),
+    Mutant(
+        "a task is put into a gap that is too short",
+        "autosched/policies/kernels.py",
+        "    while begin < limit and begin + seconds > s.ends[base + gap]:",
+        "    while begin < limit and begin > s.ends[base + gap]:",
+        PLANS,
+    ),
+    Mutant(
+        "a gap that is cut in two begins too early behind the cut",
+        "autosched/policies/kernels.py",
+        "        s.begins[base + gap + 1] = finish\n",
+        "        s.begins[base + gap + 1] = start\n",
+        PLANS,
+    ),
+    Mutant(
+        "the gap at hand is not moved up when the earliest is forgotten",
+        "autosched/policies/kernels.py",
+        "            count, gap = count - 1, gap - 1\n",
+        "            count = count - 1\n",
+        FORGETFUL,
+    ),
+    Mutant(
+        "copies into a device do not queue in plans",
+        "autosched/policies/kernels.py",
+        "                    end = max(end, in_free)\n",
+        "                    end = max(end, 0.0)\n",
+        PROMISED,
+    ),
+    Mutant(
+        "what is written comes home in no time",
+        "autosched/policies/kernels.py",
+        "    return max(end, go_home(t, device, finish, s))\n",
+        "    return end\n",
+        RETURNED,
+    ),
+    Mutant(
+        "what follows a task is taken to travel",
+        "autosched/policies/kernels.py",
+        "max(table[base + p], min(far, column[p]))",
+        "max(table[base + p], far)",
+        TAILS,
+    ),
+    Mutant(
+        "a task is moved in the list behind one that needs it",
+        "autosched/policies/annealing.py",
+        "w.position[w.under[i]] - 1)",
+        "w.position[w.under[i]])",
+        PLANS,
+    ),
+    Mutant(
+        "a copy leaves before it is made if the placement says so",
+        "autosched/lowering/copies.py",
+        "slot = max(self.maker[use], min(slot, self.at))",
+        "slot = min(slot, self.at)",
+        WISHES,
+    ),
+    Mutant(
+        "a copy leaves behind who needs it if the placement says so",
+        "autosched/lowering/copies.py",
+        "slot = max(self.maker[use], min(slot, self.at))",
+        "slot = max(self.maker[use], slot)",
+        WISHES,
     ),
 )
 

@@ -50,9 +50,10 @@ MAY_IMPORT = {
     "merging": ["composite", "folding", "graph", "including", "task", "tree", "value"],
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
-    "bounds": ["collecting", "errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
+    "jit": [],  # numba comes in here alone
+    "bounds": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     # robust asks what plans take
-    "policies": ["collecting", "errors", "graph", "machine", "costs", "placement", "bounds", "noise"],
+    "policies": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
     "clocks": ["program"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program

@@ -15,6 +15,7 @@ from autosched.bounds.load import shared
 from autosched.costs import Costs
 from autosched.errors import ScheduleError
 from autosched.graph import Graph
+from autosched.jit import Mode
 from autosched.lowering import lower
 from autosched.machine import Device, Link, Machine
 from autosched.placement import Placement, check
@@ -316,7 +317,7 @@ def test_chains_are_the_same_compiled(monkeypatch):
     pytest.importorskip("numba")
     graph, machine = TOPCUOGLU, processors(3)
     plain = bounds(graph, machine, COSTS)
-    monkeypatch.setattr(chains, "_WORTH", 0)
+    monkeypatch.setattr(chains, "mode", lambda _: Mode(True))
     assert bounds(graph, machine, COSTS) == plain
 
 

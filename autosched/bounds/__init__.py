@@ -28,6 +28,7 @@ __all__ = ["bounds"]
 
 
 @without_collecting()
+@np.errstate(over="ignore")
 def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
 

@@ -5,23 +5,21 @@ Knows edges and seconds, and no other load of a device than what one task waits 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autosched.bounds.tables import Array, Edges, Tables
+from autosched.jit import kernel, mode
 
 __all__ = ["heads", "tails", "through"]
 
-_WORTH = 3e5  # steps of the inner loop from which on loading what numba compiled, about half a second, pays
 _MOST = 32  # tasks before one task that are told apart: those that would come latest from elsewhere
 
 
 class _Walk(NamedTuple):
-    """What the loop reads, flat: lists where it runs as plain Python, arrays where it is compiled."""
+    """What the loop reads, flat."""
 
     order: Any  # tasks
     first: Any  # by task, where its edges begin
@@ -64,17 +62,11 @@ def _longest(tables: Tables, order: Any, edges: Edges, ready: Array, latency: Ar
         order, first, edges.other[by_task], edges.nbytes[by_task], tables.group, tables.seconds.ravel(), ready.ravel(),
         tables.streams, kind, *(table.ravel() for table in rates),
     )  # fmt: skip
-    size = tasks * devices, tasks * len(rates[0])
-    loop = _compiled() if len(edges.task) * devices > _WORTH else None
-    if loop is not None:
-        passed = np.empty(size[0])
-        room = np.empty(size[1]), np.empty(size[1]), np.empty(size[1], np.int64)
-        loop(_Walk(*map(np.ascontiguousarray, walk)), passed, *room, *np.empty((5, _MOST)))
-        return passed.reshape(tasks, devices)
-    plain = [0.0] * size[0]
-    lists = [0.0] * size[1], [0.0] * size[1], [0] * size[1]
-    _fill(_Walk(*(item.tolist() for item in walk)), plain, *lists, *([0.0] * _MOST for _ in range(5)))
-    return np.array(plain).reshape(tasks, devices)
+    run = mode(len(edges.task) * devices)
+    passed, kinds = run.numbers(tasks * devices), tasks * len(rates[0])
+    room = run.numbers(kinds), run.numbers(kinds), run.counts(kinds), *(run.numbers(_MOST) for _ in range(5))
+    run(_fill)(run.of(walk), passed, *room)
+    return np.asarray(passed, float).reshape(tasks, devices)
 
 
 def _kinds(latency: Array, per_byte: Array) -> tuple[Any, Array]:
@@ -103,19 +95,7 @@ def _kinds(latency: Array, per_byte: Array) -> tuple[Any, Array]:
     return np.array(kind), rates
 
 
-@functools.cache
-def _compiled() -> Callable[..., None] | None:
-    try:
-        from numba import njit
-        from numba.extending import register_jitable
-    except ImportError:
-        return None
-    for function in (_arrival, _settled):
-        register_jitable(function)  # for the compiler; the function stays as it is
-    made: Callable[..., None] = njit(cache=True)(_fill)
-    return made
-
-
+@kernel
 def _fill(
     w: Any, passed: Any, first: Any, second: Any, where: Any, far: Any, end: Any, work: Any, starts: Any, works: Any
 ) -> None:
@@ -153,6 +133,7 @@ def _fill(
                 second[i] = since
 
 
+@kernel
 def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds: int) -> float:
     """Return when what an edge brings can have come to a device from any other."""
     earliest = math.inf
@@ -165,6 +146,7 @@ def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds:
     return earliest
 
 
+@kernel
 def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any, streams: float) -> float:
     """Return when tasks can all have ended on a device, or their data have come to it from elsewhere.
 

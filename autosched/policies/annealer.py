@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.policies.annealing import anneal
+from autosched.policies.annealing import State, anneal
 from autosched.policies.listing import Listed, Listing
-from autosched.policies.tables import Tables
+from autosched.policies.tables import Tables, grouped
 
 __all__ = ["Annealer", "cool", "cool_until"]
 
@@ -26,33 +25,6 @@ _STEPS = 50  # of temperature in a round
 # that copies hold up want heat and no weight, those that fill their devices little heat and much weight.
 _ROUNDS = ((0.1, 0.3), (0.5, 0.0), (0.2, 0.0), (0.1, 0.0), (0.05, 0.3), (0.02, 1.0))
 _COLD = 0.005  # the last temperature, in mean seconds of a task
-
-
-class _State(NamedTuple):
-    """What ``anneal`` works in: a state, its schedule, the best one, and who is next to whom."""
-
-    order: Any
-    position: Any
-    device: Any
-    start: Any
-    finish: Any
-    other_start: Any
-    other_finish: Any
-    best_order: Any
-    best_device: Any
-    tail: Any
-    chain: Any
-    moved: Any
-    moved_from: Any
-    seeds: Any
-    near_at: Any
-    near: Any
-    above_at: Any
-    above: Any
-    under_at: Any
-    under: Any
-    members_at: Any
-    members: Any
 
 
 class Annealer:
@@ -146,13 +118,13 @@ def _scale(listing: Listing) -> float:
     return float(finite.mean()) if len(finite) else 0.0
 
 
-def _state(listing: Listing, found: Listed, seed: int) -> _State:
+def _state(listing: Listing, found: Listed, seed: int) -> State:
     mode, t, n = listing.mode, listing.shape, len(listing.shape.group)
     pairs = _pairs(t)
-    above, under = _ragged(pairs[:, 1], pairs[:, 0], n), _ragged(pairs[:, 0], pairs[:, 1], n)
-    near = _ragged(np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n)
-    members = _ragged(t.group, np.arange(n), n)
-    return _State(
+    above, under = grouped(pairs[:, 1], pairs[:, 0], n), grouped(pairs[:, 0], pairs[:, 1], n)
+    near = grouped(np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n)
+    members = grouped(t.group, np.arange(n), n)
+    return State(
         order=mode.whole(found.order),
         position=mode.counts(n),
         device=mode.whole(found.device),
@@ -186,9 +158,3 @@ def _pairs(t: Tables) -> NDArray[np.int64]:
     later = np.repeat(np.arange(n), np.diff(t.before_at))
     pairs = np.concatenate([np.stack([maker, reader], 1)[maker >= 0], np.stack([t.before, later], 1)])
     return np.unique(pairs, axis=0)
-
-
-def _ragged(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    at = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(key, minlength=count), out=at[1:])
-    return at, item[np.argsort(key, kind="stable")]

@@ -9,20 +9,47 @@ Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are ours.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from autosched.policies.jit import kernel
-from autosched.policies.kernels import decode
+from autosched.jit import kernel
+from autosched.policies.kernels import Planning, decode
 from autosched.policies.tables import Tables
 
-__all__ = ["anneal"]
+__all__ = ["State", "anneal"]
+
+
+class State(NamedTuple):
+    """What ``anneal`` works in: a state, its schedule, the best one, and who is next to whom."""
+
+    order: Any
+    position: Any
+    device: Any
+    start: Any
+    finish: Any
+    other_start: Any
+    other_finish: Any
+    best_order: Any
+    best_device: Any
+    tail: Any
+    chain: Any
+    moved: Any
+    moved_from: Any
+    seeds: Any
+    near_at: Any
+    near: Any
+    above_at: Any
+    above: Any
+    under_at: Any
+    under: Any
+    members_at: Any
+    members: Any
 
 
 @kernel
 def anneal(
     t: Tables,
-    w: Any,
-    s: Any,
+    w: State,
+    s: Planning,
     keep: int,
     moves: int,
     heat: float,
@@ -73,7 +100,7 @@ def anneal(
 
 
 @kernel
-def added(t: Tables, w: Any, changed: int) -> float:
+def added(t: Tables, w: State, changed: int) -> float:
     """Return how many seconds of work the last ``changed`` tasks to move have added."""
     more, devices = 0.0, len(t.streams)
     for i in range(changed):
@@ -97,7 +124,7 @@ def below(seeds: Any, count: int) -> int:
 
 
 @kernel
-def propose_device(t: Tables, w: Any, task: int) -> int:
+def propose_device(t: Tables, w: State, task: int) -> int:
     """Move a task, what must be with it, and perhaps its neighbours, to another device; return how many moved."""
     devices, before = len(t.streams), w.device[task]
     where = w.device[neighbour(t, w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
@@ -118,14 +145,14 @@ def propose_device(t: Tables, w: Any, task: int) -> int:
 
 
 @kernel
-def neighbour(t: Tables, w: Any, task: int) -> int:
+def neighbour(t: Tables, w: State, task: int) -> int:
     """Return a random task that this one reads from, or that reads from it; itself where there is none."""
     count = w.near_at[task + 1] - w.near_at[task]
     return w.near[w.near_at[task] + below(w.seeds, count)] if count else task
 
 
 @kernel
-def relocate(t: Tables, w: Any, task: int, where: int, count: int) -> int:
+def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
     """Move a task and its group, if they may go there, and note from where; return how many are noted."""
     devices, group = len(t.streams), t.group[task]
     if t.together[task * devices + where] == math.inf or t.seconds[task * devices + where] == math.inf:
@@ -140,7 +167,7 @@ def relocate(t: Tables, w: Any, task: int, where: int, count: int) -> int:
 
 
 @kernel
-def propose_place(t: Tables, w: Any, task: int) -> int:
+def propose_place(t: Tables, w: State, task: int) -> int:
     """Return a random place in the list between what a task needs and what needs it."""
     low, high = 0, len(w.order) - 1
     for i in range(w.above_at[task], w.above_at[task + 1]):
@@ -151,7 +178,7 @@ def propose_place(t: Tables, w: Any, task: int) -> int:
 
 
 @kernel
-def shift(w: Any, old: int, new: int) -> None:
+def shift(w: State, old: int, new: int) -> None:
     """Move what stands at one place of the list to another."""
     task = w.order[old]
     step = 1 if new > old else -1
@@ -163,7 +190,7 @@ def shift(w: Any, old: int, new: int) -> None:
 
 
 @kernel
-def critical(t: Tables, w: Any) -> int:
+def critical(t: Tables, w: State) -> int:
     """Write down the tasks of a critical chain, the last first; return how many that are."""
     devices, n, task = len(t.streams), len(w.order), 0
     for i in range(n):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from autosched.costs import Costs
 from autosched.graph import Graph
+from autosched.jit import mode
 from autosched.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.jit import mode
 from autosched.policies.listing import Listing
 from autosched.policies.plan import Plan
 from autosched.policies.possible import Possible

@@ -6,14 +6,33 @@ All read ``Tables``; tasks, devices and data are numbers. They decide nothing bu
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from autosched.policies.jit import kernel
+from autosched.jit import kernel
 from autosched.policies.tables import Tables
 
-__all__ = ["decode", "list_schedule", "optimistic", "upward"]
+__all__ = ["Planning", "decode", "list_schedule", "optimistic", "upward"]
 
 MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
+
+
+class Planning(NamedTuple):
+    """What lists are planned in: what a task reads, what copy streams do, what travelled, the gaps of streams."""
+
+    since: Any
+    datum: Any
+    where: Any
+    out_next: Any
+    out_free: Any
+    in_free: Any
+    arrival: Any  # [datum, device], nan where it did not travel
+    first: Any  # [device], its first stream
+    begins: Any
+    ends: Any
+    gaps: Any
+    copy: Any  # those made so far,
+    begin: Any  # when they begin,
+    sent: Any  # and how many that are
 
 
 @kernel
@@ -77,7 +96,7 @@ def list_schedule(
     device: Any,
     start: Any,
     finish: Any,
-    s: Any,
+    s: Planning,
     keep: int,
 ) -> float:
     """Place tasks in this order, each on the device of least key; return the makespan, infinity where it overflows.
@@ -125,7 +144,7 @@ def list_schedule(
 
 @kernel
 def decode(
-    t: Tables, order: Any, device: Any, tail: Any, start: Any, finish: Any, cap: float, s: Any, keep: int
+    t: Tables, order: Any, device: Any, tail: Any, start: Any, finish: Any, cap: float, s: Planning, keep: int
 ) -> float:
     """Place tasks in this order, each in the first gap of its device that is long enough; return the makespan.
 
@@ -168,7 +187,7 @@ def decode(
 
 
 @kernel
-def clear(s: Any, keep: int) -> None:
+def clear(s: Planning, keep: int) -> None:
     """Forget what was planned."""
     for stream in range(len(s.gaps)):
         s.gaps[stream], s.begins[stream * keep], s.ends[stream * keep] = 1, 0.0, math.inf
@@ -180,7 +199,7 @@ def clear(s: Any, keep: int) -> None:
 
 
 @kernel
-def go_home(t: Tables, device: Any, finish: Any, s: Any) -> float:
+def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
     """Copy inputs that tasks wrote back to where they live; return when that has ended."""
     end = 0.0
     for j in range(len(t.returns)):
@@ -192,7 +211,7 @@ def go_home(t: Tables, device: Any, finish: Any, s: Any) -> float:
 
 
 @kernel
-def sources(t: Tables, task: int, device: Any, finish: Any, s: Any) -> int:
+def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
     """Write down what a task reads, the earliest first: since when, which datum, where; return how many that are."""
     count = 0
     for j in range(t.reads_at[task], t.reads_at[task + 1]):
@@ -209,7 +228,7 @@ def sources(t: Tables, task: int, device: Any, finish: Any, s: Any) -> int:
 
 
 @kernel
-def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Any, commit: bool) -> float:
+def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Planning, commit: bool) -> float:
     """Return when all that was written down is on device ``p``; infinity if that is not below ``limit``.
 
     ``commit``: let the copies for that take place.
@@ -255,7 +274,7 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Any, co
 
 
 @kernel
-def fit(s: Any, stream: int, ready: float, seconds: float, limit: float, keep: int) -> int:
+def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, keep: int) -> int:
     """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
     base = stream * keep
     low, high = 0, s.gaps[stream]
@@ -274,7 +293,7 @@ def fit(s: Any, stream: int, ready: float, seconds: float, limit: float, keep: i
 
 
 @kernel
-def take(s: Any, stream: int, gap: int, start: float, finish: float, keep: int) -> None:
+def take(s: Planning, stream: int, gap: int, start: float, finish: float, keep: int) -> None:
     """Cut [start, finish] out of a gap. Of more than ``keep`` gaps the earliest is forgotten."""
     base, count = stream * keep, s.gaps[stream]
     begin, end = s.begins[base + gap], s.ends[base + gap]

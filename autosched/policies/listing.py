@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.errors import ScheduleError
+from autosched.jit import Mode
 from autosched.placement import Placement, Send
 from autosched.policies import kernels
-from autosched.policies.jit import Mode
 from autosched.policies.problem import Problem
 from autosched.policies.tables import Tables
 
@@ -40,25 +40,6 @@ class Listed(NamedTuple):
     finish: Any
     copies: NDArray[np.int64]
     begins: NDArray[np.float64]
-
-
-class _Planning(NamedTuple):
-    """What ``list_schedule`` works in: what a task reads, what copy streams do, what travelled, gaps of streams."""
-
-    since: Any
-    datum: Any
-    where: Any
-    out_next: Any
-    out_free: Any
-    in_free: Any
-    arrival: Any  # [datum, device], nan where it did not travel
-    first: Any  # [device], its first stream
-    begins: Any
-    ends: Any
-    gaps: Any
-    copy: Any  # those made so far,
-    begin: Any  # when they begin,
-    sent: Any  # and how many that are
 
 
 class Listing:
@@ -204,13 +185,13 @@ class Listing:
         return min(len(self.shape.group) + 1, _MOST_KEPT)
 
     @cached_property
-    def planning(self) -> _Planning:
+    def planning(self) -> kernels.Planning:
         """Memory for ``kernels.list_schedule`` and ``kernels.decode``."""
         mode, devices, streams = self.mode, self.devices, int(self.shape.streams.sum())
         reads = int(np.diff(self.shape.reads_at).max(initial=1))
         contended = bool(self.shape.holds_out.any() or self.shape.holds_in.any())
         copies = len(self.shape.reads) + len(self.shape.returns) if contended else 0
-        return _Planning(
+        return kernels.Planning(
             since=mode.numbers(reads),
             datum=mode.counts(reads),
             where=mode.counts(reads),
@@ -234,6 +215,7 @@ class Listing:
         return self.mode.whole(at)
 
 
+@np.errstate(over="ignore")
 def _mean(seconds: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the means of rows over what is finite, summed from the left."""
     total = np.zeros(len(seconds))

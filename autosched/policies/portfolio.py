@@ -17,10 +17,10 @@ import numpy as np
 
 from autosched.costs import Costs
 from autosched.graph import Graph
+from autosched.jit import mode
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.heft import heft
-from autosched.policies.jit import mode
 from autosched.policies.listing import Listed, Listing
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem

@@ -15,11 +15,11 @@ from time import perf_counter
 from autosched.bounds import bounds
 from autosched.costs import Costs
 from autosched.graph import Graph
+from autosched.jit import mode
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.annealer import Annealer, cool, cool_until
 from autosched.policies.heft import heft
-from autosched.policies.jit import mode
 from autosched.policies.listing import Listed, Listing
 from autosched.policies.portfolio import best_listed, members, steps
 from autosched.policies.possible import Possible

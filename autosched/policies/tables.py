@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosched.policies.problem import Problem
 
-__all__ = ["Tables"]
+__all__ = ["Tables", "grouped"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -86,8 +86,8 @@ class Tables(NamedTuple):
         reader, datum = reader[made], self.reads[made]
         later = np.repeat(np.arange(n), np.diff(self.before_at))
         flip = [table.reshape(n, devices)[::-1].ravel() for table in (self.seconds, self.together)]
-        before_at, before = _grouped(n - 1 - self.before, n - 1 - later, n)
-        reads_at, reads = _grouped(n - 1 - self.maker[datum], np.arange(len(datum)), n)
+        before_at, before = grouped(n - 1 - self.before, n - 1 - later, n)
+        reads_at, reads = grouped(n - 1 - self.maker[datum], np.arange(len(datum)), n)
         return Tables(
             seconds=flip[0],
             together=flip[1],
@@ -132,7 +132,7 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
-def _grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
+def grouped(key: Ints, item: Ints, count: int) -> tuple[Ints, Ints]:
     """Return the items of each key as a ragged table."""
     at = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(key, minlength=count), out=at[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -48,19 +49,27 @@ def _compiled(function: F) -> F:
 
     for known in _KERNELS[len(_REGISTERED) :]:
         _REGISTERED.append(register_jitable(known))
+    # The name is that of the file. Numba itself sees changes in the function's own module, not in those it calls.
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
-    twin.__qualname__ = (
-        f"{function.__name__}_{_stamp()}"  # names the file; numba itself sees changes in one source only
-    )
+    twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
     twin.__module__ = function.__module__
-    return cast(F, numba.njit(cache=True)(twin))
+    try:
+        return cast(F, numba.njit(cache=True)(twin))
+    except RuntimeError:  # no folder can be written to, neither the source's nor the user's
+        return cast(F, numba.njit(twin))
 
 
-@functools.cache
-def _stamp() -> str:
-    """Return what tells the sources of all kernels from any other."""
-    names = dict.fromkeys(known.__code__.co_filename for known in _KERNELS)
-    return hashlib.sha256(b"".join(Path(name).read_bytes() for name in names)).hexdigest()[:12]
+def _stamp(function: Callable[..., Any]) -> str:
+    """Return what tells the sources of a kernel, of those it may call and of the tables they read, from any other."""
+    modules = [function.__module__]
+    for name in modules:  # which grows
+        for item in vars(sys.modules[name]).values():
+            is_table = isinstance(item, type) and issubclass(item, tuple)
+            is_kernel = isinstance(item, types.FunctionType) and item in _KERNELS
+            if (is_table or is_kernel) and item.__module__ not in modules:
+                modules.append(item.__module__)
+    sources = [Path(str(sys.modules[name].__file__)).read_bytes() for name in modules]
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 
 class Mode(NamedTuple):
@@ -82,7 +91,7 @@ class Mode(NamedTuple):
 
     def of(self, tables: T) -> T:
         """Return a named tuple of flat arrays as kernels are to read it."""
-        return tables if self.fast else type(tables)(*(item.tolist() for item in tables))
+        return type(tables)(*(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables))
 
     def whole(self, items: Any) -> Any:
         """Return a copy of whole numbers as kernels are to read them."""
@@ -92,15 +101,13 @@ class Mode(NamedTuple):
 def mode(work: float) -> Mode:
     """Return the mode for so much work, in steps of a kernel, of which plain Python does about a million a second.
 
-    Numba is imported when so much has been asked for, in all, that it pays.
+    Numba is imported for so much work that it pays, and then used for less.
 
     >>> mode(1000).fast
     False
     """
-    _asked.append(work + (_asked.pop() if _asked else 0.0))
-    return Mode(work > _WORTH_CALLING and (bool(_REGISTERED) or _asked[0] > _WORTH_IMPORTING) and is_there())
+    return Mode(work > _WORTH_CALLING and (bool(_REGISTERED) or work > _WORTH_IMPORTING) and is_there())
 
 
-_asked: list[float] = []
 _WORTH_CALLING = 5e3  # steps
 _WORTH_IMPORTING = 1e5  # which takes half a second, and compiling for the first time some seconds
