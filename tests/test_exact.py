@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
@@ -19,13 +18,10 @@ import autosched as asc
 from autosched.lowering import lower
 from autosched.placement import Placement, check, choices
 from autosched.policies import exact, heft
-from autosched.policies.problem import Problem
-from autosched.policies.whole import Whole
 from autosched.simulate import simulate
 from autosched.testing import graphs, machines
 
 pytest.importorskip("ortools")
-from autosched.policies.windows import improved
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 CLASSIC = {  # seconds per device; edges and their bytes; the optimum, proved by other programs too
@@ -145,42 +141,6 @@ def test_an_interrupt_ends_it_with_the_best_so_far():
     assert interrupt.finished.is_set()
     ends = [simulate(lower(graph, machine, p), graph, machine, COSTS) for p in (placement, heft(graph, machine, COSTS))]
     assert 0 < placement.bound < ends[0].makespan <= ends[1].makespan
-
-
-def test_windows_improve_a_plan_that_is_not_good():
-    graph, machine = wide(60, 6), processors(4, contention=False)
-    problem = Problem.of(graph, machine, COSTS)
-    device, told = [task % 4 for task in range(60)], []
-    found = improved(problem, device, range(60), 2.0, told=told.append)
-    placements = [problem.placement(device, range(60)), problem.placement(*found)]
-    ends = [simulate(lower(graph, machine, p), graph, machine, COSTS).makespan for p in placements]
-    assert ends[1] < ends[0]
-    assert told == sorted(set(told), reverse=True)
-    assert told[-1] == pytest.approx(ends[1])
-
-
-def test_a_window_over_all_tasks_finds_the_optimum():
-    graph, machine = wide(9, 3), processors(4, contention=False)
-    optimum = exact()(graph, machine, COSTS).bound
-    problem = Problem.of(graph, machine, COSTS)
-    placement = problem.placement(*improved(problem, [0] * 9, range(9), 20.0))
-    assert simulate(lower(graph, machine, placement), graph, machine, COSTS).makespan == optimum
-
-
-@settings(max_examples=10)
-@given(graphs(), machines())
-def test_windows_leave_no_plan_worse_or_out_of_order(graph, machine):
-    machine = dataclasses.replace(machine, contention=False)
-    placement = heft(graph, machine, COSTS)
-    problem = Problem.of(graph, machine, COSTS)
-    plan = (
-        [problem.devices.index(placement.device[t]) for t in problem.tasks],
-        [*map(problem.tasks.index, placement.order)],
-    )
-    found = improved(problem, *plan, 0.2)
-    whole = Whole.fitting(problem, *plan)
-    check(problem.placement(*found), graph, machine)
-    assert whole.times(*found).makespan <= whole.times(*plan).makespan
 
 
 def test_without_a_time_limit_it_plans_the_same_again():

@@ -1,0 +1,121 @@
+"""Proof: a placement made better by CP-SAT, and what that proves no placement can beat.
+
+Knows no lists and no annealing: what it begins with is given. OR-Tools is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from autosched.bounds import bounds
+from autosched.costs import Costs
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.listing import Listed, timed
+from autosched.policies.problem import Problem
+from autosched.policies.whole import Times, Whole
+
+if TYPE_CHECKING:
+    from autosched.policies.cpsat import Answer
+
+__all__ = ["can_solve", "solved"]
+
+_WORK = 3.0  # of a solver that is given no time, in units of its own, each some seconds
+_SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
+
+
+class _Plan(NamedTuple):
+    """A placement in numbers: devices by task, the order of tasks, and that of copies, (datum, device)."""
+
+    device: Sequence[int]
+    order: Sequence[int]
+    copies: Sequence[tuple[int, int]]
+
+
+def can_solve() -> bool:
+    """Return whether OR-Tools is installed."""
+    try:
+        return find_spec("ortools.sat.python.cp_model") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def solved(
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    start: Placement,
+    seconds: float | None,
+    seed: int = 0,
+    told: Callable[[float], None] | None = None,
+) -> Placement:
+    """Return the best placement found in so many seconds, or else by a fixed amount of work, and what is proved.
+
+    It is ``start`` if none is better. ``told`` gets each makespan. Ctrl-C ends it with the best so far.
+    """
+    problem = Problem.of(graph, machine, costs)
+    plan = _plan(problem, start)
+    whole = Whole.fitting(problem, *plan)
+    times = whole.times(*plan)
+    least, found = min(int(max(bounds(graph, machine, costs).values()) / whole.unit), times.makespan), start
+    proved = float(least)
+    if least < times.makespan and (seconds is None or seconds > 0):
+        report = None if told is None else (lambda end: told(end * whole.unit))
+        answer = _answer(whole, plan, times, least, seconds, seed, report)
+        proved = max(proved, answer.bound)
+        if answer.makespan < times.makespan:
+            found = _placement(whole, answer)
+        proved = min(proved, answer.makespan, times.makespan)
+    return replace(found, bound=proved * whole.unit if _is_sure(graph, machine) else 0.0)
+
+
+def _answer(
+    whole: Whole,
+    plan: _Plan,
+    times: Times,
+    least: int,
+    seconds: float | None,
+    seed: int,
+    report: Callable[[float], None] | None,
+) -> Answer:
+    """Ask the solver, which begins with a plan."""
+    from autosched.policies.cpsat import Alike, Limits, Model, solve
+
+    model = (Alike if whole.alike else Model)(whole, least, times.makespan)
+    model.hint(plan.device, times)
+    return solve(model, Limits(seconds, _WORK, seed), report)
+
+
+def _plan(problem: Problem, placement: Placement) -> _Plan:
+    number = {name: p for p, name in enumerate(problem.devices)}
+    index = {name: task for task, name in enumerate(problem.tasks)}
+    datum = {key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))}
+    return _Plan(
+        [number[placement.device[name]] for name in problem.tasks],
+        [index[name] for name in placement.order],
+        [(datum[send.value, send.version], number[send.device]) for send in placement.copies],
+    )
+
+
+def _placement(whole: Whole, answer: Answer) -> Placement:
+    """Return what a solver found: tasks and copies by their start, of equal ones first what takes no time."""
+    starts, ends = (np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1))
+    copies = sorted(answer.copies, key=answer.copies.__getitem__)
+    begins = np.array([answer.copies[copy][0] for copy in copies], float)
+    codes = np.array([datum * len(whole.problem.devices) + p for datum, p in copies], np.int64)
+    order: Any = np.lexsort((ends, starts))
+    device = [(answer.device or {})[task] for task in sorted(answer.tasks)]
+    return timed(whole.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order)
+
+
+def _is_sure(graph: Graph, machine: Machine) -> bool:
+    """Return whether nothing that the model forbids can be: in-place writes that overtake, and data sent on."""
+    linked = {q: {p for p in machine.names if q == p or machine.link(q, p) is not None} for q in machine.names}
+    direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
+    return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)
