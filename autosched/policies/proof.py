@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autosched.bounds import bounds
 from autosched.costs import Costs
 from autosched.graph import Graph
 from autosched.machine import Machine
@@ -51,28 +51,27 @@ def solved(
     machine: Machine,
     costs: Costs,
     start: Placement,
-    seconds: float | None,
+    until: float | None,
     seed: int = 0,
     told: Callable[[float], None] | None = None,
 ) -> Placement:
-    """Return the best placement found in so many seconds, or else by a fixed amount of work, and what is proved.
+    """Return the best placement found until a moment of ``perf_counter``, or by so much work, and what is proved.
 
-    It is ``start`` if none is better. ``told`` gets each makespan. Ctrl-C ends it with the best so far.
+    It is ``start`` if none is better, whose bound is believed. ``told`` gets each makespan. Ctrl-C ends it with the
+    best so far, once the solver works.
     """
     problem = Problem.of(graph, machine, costs)
     plan = _plan(problem, start)
     whole = Whole.fitting(problem, *plan)
     times = whole.times(*plan)
-    least, found = min(int(max(bounds(graph, machine, costs).values()) / whole.unit), times.makespan), start
-    proved = float(least)
-    if least < times.makespan and (seconds is None or seconds > 0):
-        report = None if told is None else (lambda end: told(end * whole.unit))
-        answer = _answer(whole, plan, times, least, seconds, seed, report)
-        proved = max(proved, answer.bound)
-        if answer.makespan < times.makespan:
-            found = _placement(whole, answer)
-        proved = min(proved, answer.makespan, times.makespan)
-    return replace(found, bound=proved * whole.unit if _is_sure(graph, machine) else 0.0)
+    least = min(int(start.bound / whole.unit), times.makespan)
+    if least == times.makespan:
+        return start
+    report = None if told is None else (lambda end: told(end * whole.unit))
+    answer = _answer(whole, plan, times, least, until, seed, report)
+    proved = min(answer.bound, answer.makespan, times.makespan) * whole.unit
+    found = _placement(whole, answer) if answer.makespan < times.makespan else start
+    return replace(found, bound=max(start.bound, proved if _is_sure(graph, machine) else 0.0))
 
 
 def _answer(
@@ -80,7 +79,7 @@ def _answer(
     plan: _Plan,
     times: Times,
     least: int,
-    seconds: float | None,
+    until: float | None,
     seed: int,
     report: Callable[[float], None] | None,
 ) -> Answer:
@@ -89,7 +88,8 @@ def _answer(
 
     model = (Alike if whole.alike else Model)(whole, least, times.makespan)
     model.hint(plan.device, times)
-    return solve(model, Limits(seconds, _WORK, seed), report)
+    left = None if until is None else max(until - perf_counter(), 0.0)
+    return solve(model, Limits(left, _WORK, seed), report)
 
 
 def _plan(problem: Problem, placement: Placement) -> _Plan:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 
 from autosched.bounds import bounds
@@ -70,8 +72,11 @@ def handed_over(
         report(min((perf_counter() - began) / max(seconds, 1e-9), 1.0), makespan)
 
     start, stopped = _annealed(graph, machine, costs, first, 1, seed, told)
-    left = 0.0 if stopped else seconds - (perf_counter() - began)
-    return solved(graph, machine, costs, start, left, seed, lambda makespan: told(0.0, makespan))
+    if stopped or perf_counter() >= began + seconds:
+        return start
+    with suppress(KeyboardInterrupt):  # which here comes before there is anything better
+        return solved(graph, machine, costs, start, began + seconds, seed, lambda makespan: told(0.0, makespan))
+    return start
 
 
 def _annealed(
@@ -93,7 +98,7 @@ def _annealed(
         except KeyboardInterrupt:
             stopped = True
         found = annealer.best
-    return listing.placement(problem, found), stopped
+    return replace(listing.placement(problem, found), bound=min(least, found.makespan)), stopped
 
 
 def _anneal(annealer: Annealer, until: float | None, moves: int, report: Progress) -> None:
