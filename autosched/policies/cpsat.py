@@ -268,7 +268,10 @@ def solve(model: Model | Alike, limits: Limits, improved: Callable[[float], None
     else:
         solver.parameters.max_time_in_seconds = limits.seconds
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
-        solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
+        if isinstance(model, Alike):  # four strategies together find what no two of them do, on two cores too
+            solver.parameters.num_workers = max(4, solver.parameters.num_workers)
+        else:
+            solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
     told = _Told(improved) if improved else None
     status: list[Any] = []
     done = threading.Event()  # for join() takes a thread for ended when it is interrupted

@@ -5,6 +5,7 @@ Knows no lists and no annealing: what it begins with is given. OR-Tools is impor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -24,9 +25,10 @@ from autosched.policies.whole import Times, Whole
 if TYPE_CHECKING:
     from autosched.policies.cpsat import Answer
 
-__all__ = ["can_solve", "solved"]
+__all__ = ["can_solve", "is_soon_solved", "solved"]
 
 _WORK = 3.0  # of a solver that is given no time, in units of its own, each some seconds
+_ALIKE, _UNLIKE = 150, 80  # tasks of a small problem, whose devices are alike or not
 _SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
 
 
@@ -44,6 +46,15 @@ def can_solve() -> bool:
         return find_spec("ortools.sat.python.cp_model") is not None
     except (ImportError, ValueError):
         return False
+
+
+def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether CP-SAT finds, in some seconds, what annealing does not."""
+    if len(graph) > _ALIKE:
+        return False
+    problem = Problem.of(graph, machine, costs)
+    horizon = float(problem.table.max(axis=1, initial=0.0).sum())
+    return len(graph) <= _UNLIKE or (math.isfinite(horizon) and Whole.of(problem, horizon).alike)
 
 
 def solved(

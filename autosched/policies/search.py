@@ -25,7 +25,7 @@ from autosched.policies.listing import Listing
 from autosched.policies.portfolio import best_listed, members, steps
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Policy, Problem
-from autosched.policies.proof import can_solve, solved
+from autosched.policies.proof import can_solve, is_soon_solved, solved
 from autosched.policies.tables import Tables
 
 __all__ = ["handed_over", "quick", "search"]
@@ -34,7 +34,6 @@ _MOVES = 300_000  # of a search that is given no time
 _QUICK, _EACH = 20_000, 500  # of a search that shall not be felt: at most, and for each task
 _DECODED = 4_000_000  # tasks that it places, at most
 _TOO_MANY = 2_000  # tasks, from which so few moves gain nothing
-_SOLVED = 150  # tasks, up to which CP-SAT finds what annealing does not
 _FIRST, _LONGEST = 0.3, 3.0  # of the time, for annealing before CP-SAT: so large a part, and at most so many seconds
 _BOUNDED = 2_000  # tasks, up to which it is worth while to know when to stop
 
@@ -55,7 +54,7 @@ def search(
     report = progress or (lambda *_: None)
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        if seconds is not None and len(graph) <= _SOLVED and can_solve():
+        if seconds is not None and can_solve() and is_soon_solved(graph, machine, costs):
             return handed_over(graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report)
         return _annealed(graph, machine, costs, seconds, moves, seed, report)[0]
 
