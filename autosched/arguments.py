@@ -57,10 +57,9 @@ def check_kinds(
     if seconds is not None and not is_number(seconds):
         raise ScheduleError(f"seconds must be a number, 0 or more, or None, got {shown(seconds)}")
     checked_count(seed, "seed", 0)
-    if progress is not None and not callable(progress):
-        raise ScheduleError(
-            f"progress must be a function of the part that is done and the makespan, or None, got {shown(progress)}"
-        )
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        what = "True, False, None, or a function of the part that is done and the makespan"
+        raise ScheduleError(f"progress must be {what}, got {shown(progress)}")
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
 

@@ -233,9 +233,9 @@ def test_the_walk_sees_each_kind_of_import(who, source, allowed):
     assert all(map(is_allowed, imports_of(who, ast.parse(source)))) is allowed
 
 
-def test_or_tools_is_asked_for_by_exact_planning_alone():
+def test_or_tools_is_asked_for_in_one_place():
     asking = [path.stem for path in sorted(PACKAGE.rglob("*.py")) if "ortools" in path.read_text()]
-    assert asking == ["cpsat", "exact"]
+    assert asking == ["cpsat", "proof"]
 
 
 def test_exceptions_are_in_use():

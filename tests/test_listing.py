@@ -310,7 +310,7 @@ def test_seconds_are_refused_where_none_are_taken():
     [
         *(({"seconds": item}, "^seconds must be a number, 0 or more") for item in (-1, math.nan, math.inf, "3", True)),
         *(({"seed": item}, "^seed must be a whole number, 0 or more") for item in (-1, 0.5, "3", None)),
-        ({"progress": 3}, "^progress must be a function"),
+        ({"progress": 3}, "^progress must be True, False, None, or a function"),
     ],
 )
 def test_a_wrong_budget_is_named(given, message):

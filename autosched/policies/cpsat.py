@@ -7,6 +7,7 @@ streams that it holds. Tasks on one compute stream do not overlap; of several a 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from ortools.sat.python import cp_model
 
 from autosched.policies.whole import Moment, Times, Whole
 
-__all__ = ["Answer", "Copy", "Limits", "Model", "Part", "solve"]
+__all__ = ["Alike", "Answer", "Copy", "Limits", "Model", "solve"]
 
 _Literal = Any  # a Boolean variable or its negation
 
@@ -31,25 +32,11 @@ class Copy(NamedTuple):
     end: Any
 
 
-class Part(NamedTuple):
-    """Which tasks to place anew, where they may go, and what stands before and behind them, by device."""
-
-    devices: Mapping[int, Sequence[int]]  # by task
-    heads: Mapping[int, Sequence[int]]
-    tails: Mapping[int, Sequence[int]]
-
-    @classmethod
-    def all(cls, whole: Whole) -> Part:
-        """Return all tasks."""
-        return cls(*(dict(enumerate(table)) for table in (whole.devices, whole.heads, whole.tails)))
-
-
 class Model:
     """The constraints, and the variables that say who runs where and when."""
 
-    def __init__(self, whole: Whole, least: int, most: int, part: Part | None = None):
+    def __init__(self, whole: Whole, least: int, most: int):
         self.whole, self.problem = whole, whole.problem
-        self.part = part or Part.all(whole)
         self.most = most
         self.cp = cp_model.CpModel()
         self.false, self.true = self.cp.new_constant(0), self.cp.new_constant(1)
@@ -57,7 +44,6 @@ class Model:
         self.chosen: dict[int, dict[int, _Literal]] = {}  # by group: whether it is on a device
         self.start: dict[int, Any] = {}  # by task
         self.end: dict[int, Any] = {}
-        self.position: list[Any] = []  # in the order of issue, where it counts
         self.copies: dict[tuple[int, int], Copy] = {}  # by datum and device
         self.streams: dict[tuple[str, int], list[Any]] = {}  # of copies: the intervals that hold them
         self._tasks()
@@ -70,6 +56,11 @@ class Model:
     def on(self, task: int, device: int) -> _Literal:
         """Return whether a task runs on a device."""
         return self.chosen[self.problem.group[task]].get(device, self.false)
+
+    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
+        """Read where tasks run."""
+        group = self.problem.group
+        return {task: next(p for p, on in self.chosen[group[task]].items() if value(on)) for task in tasks}
 
     def hint(self, device: Sequence[int], times: Times) -> None:
         """Tell the solver where to begin."""
@@ -90,12 +81,12 @@ class Model:
     def _tasks(self) -> None:
         """Add where tasks run and when, not too early and not too late."""
         model = self.cp
-        for task, devices in self.part.devices.items():
+        for task, devices in enumerate(self.whole.devices):
             group = self.problem.group[task]
             if group not in self.chosen:
                 self.chosen[group] = {p: model.new_bool_var("") for p in devices}
                 model.add_exactly_one(self.chosen[group].values())
-            head, tail = self.part.heads[task], self.part.tails[task]
+            head, tail = self.whole.heads[task], self.whole.tails[task]
             first, last = min(head[p] for p in devices), min(tail[p] for p in devices)
             start, end = model.new_int_var(first, self.most, ""), model.new_int_var(first, self.most - last, "")
             for p in devices:
@@ -107,7 +98,7 @@ class Model:
         """Add what compute streams can do: so many tasks at a time, and no more than all the time."""
         model, whole = self.cp, self.whole
         for p, count in enumerate(self.problem.streams):
-            tasks = [task for task, devices in self.part.devices.items() if p in devices]
+            tasks = [task for task, devices in enumerate(whole.devices) if p in devices]
             running = [
                 model.new_optional_interval_var(
                     self.start[task], whole.seconds[task][p], self.end[task], self.on(task, p), ""
@@ -124,11 +115,8 @@ class Model:
         """Add what is behind what, and how far behind where data travels between."""
         for task in self.start:
             for maker in self.problem.before[task]:
-                if maker in self.start:
-                    self.cp.add(self.start[task] >= self.end[maker])
+                self.cp.add(self.start[task] >= self.end[maker])
         for (maker, task), between in self.whole.apart.items():
-            if maker not in self.start or task not in self.start:
-                continue
             for (q, p), number in between.items():
                 if number is None:
                     self.cp.add_bool_or(~self.on(maker, q), ~self.on(task, p))
@@ -139,8 +127,8 @@ class Model:
         """Add that a task starts so long after a maker, unless they are on devices that are nearer."""
         far, between = self.cp.new_bool_var(""), self.whole.apart[maker, task]
         self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
-        for p in self.part.devices[task]:
-            nearer = [q for q in self.part.devices[maker] if (between.get((q, p), 0) or 0) < seconds]
+        for p in self.whole.devices[task]:
+            nearer = [q for q in self.whole.devices[maker] if (between.get((q, p), 0) or 0) < seconds]
             self.cp.add_bool_or(~self.on(task, p), far, *(self.on(maker, q) for q in nearer))
             for q in nearer:
                 self.cp.add_bool_or(~self.on(task, p), ~far, ~self.on(maker, q))
@@ -201,12 +189,61 @@ class Model:
         model.add(sum(ways) == sent)
 
 
+class Alike:
+    """The constraints where it makes no difference on which device a task runs: so many tasks at a time.
+
+    Devices are given in the end, which is always possible: to each task one that is free when it starts.
+    """
+
+    def __init__(self, whole: Whole, least: int, most: int):
+        self.whole, self.cp = whole, cp_model.CpModel()
+        self.makespan = self.cp.new_int_var(least, most, "makespan")
+        self.copies: dict[tuple[int, int], Copy] = {}
+        self.start: dict[int, Any] = {}
+        self.end: dict[int, Any] = {}
+        for task, row in enumerate(whole.seconds):
+            start = self._start(task, most)
+            self.start[task], self.end[task] = start, start + row[0]
+            self.cp.add(start + row[0] + whole.tails[task][0] <= self.makespan)
+            for maker in whole.problem.before[task]:
+                self.cp.add(start >= self.end[maker])
+        running = [self.cp.new_fixed_size_interval_var(self.start[t], r[0], "") for t, r in enumerate(whole.seconds)]
+        self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.streams))
+        self.cp.minimize(self.makespan)
+
+    def hint(self, device: Sequence[int], times: Times) -> None:
+        """Tell the solver where to begin."""
+        for task, start in self.start.items():
+            if self.whole.seconds[task][0]:
+                self.cp.add_hint(start, times.tasks[task][0])
+        self.cp.add_hint(self.makespan, times.makespan)
+
+    def _start(self, task: int, most: int) -> Any:
+        """Return when a task starts. One that takes no time is first or last of all, where some device is free."""
+        whole = self.whole
+        if whole.seconds[task][0]:
+            return self.cp.new_int_var(whole.heads[task][0], most - whole.tails[task][0] - whole.seconds[task][0], "")
+        return self.makespan if whole.problem.before[task] else self.cp.new_constant(0)
+
+    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
+        """Give each task, by their start, the stream that has been free for the shortest time."""
+        free = [(0, p) for p, count in enumerate(self.whole.problem.streams) for _ in range(count)]
+        found = {}
+        for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
+            start, end = tasks[task]
+            stream = max((s for s in range(len(free)) if free[s][0] <= start), key=lambda s: free[s][0])
+            found[task] = free[stream][1]
+            free[stream] = end, free[stream][1]
+        return found
+
+
 class Answer(NamedTuple):
     """What a solver found: devices and moments of the best, None if nothing; and the least makespan there can be."""
 
     device: dict[int, int] | None  # by task
-    order: list[int]
     tasks: dict[int, Moment]
+    copies: dict[tuple[int, int], Moment]  # by datum and device
+    makespan: float
     bound: float
     interrupted: bool
 
@@ -219,7 +256,7 @@ class Limits(NamedTuple):
     seed: int = 0
 
 
-def solve(model: Model, limits: Limits, improved: Callable[[float], None] | None = None) -> Answer:
+def solve(model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None) -> Answer:
     """Solve in a thread of its own, so that ctrl-C ends it with the best so far; ``improved`` gets each makespan."""
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = limits.seed
@@ -231,7 +268,10 @@ def solve(model: Model, limits: Limits, improved: Callable[[float], None] | None
     else:
         solver.parameters.max_time_in_seconds = limits.seconds
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
-        solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
+        if isinstance(model, Alike):  # four strategies together find what no two of them do, on two cores too
+            solver.parameters.num_workers = max(4, solver.parameters.num_workers)
+        else:
+            solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
     told = _Told(improved) if improved else None
     status: list[Any] = []
     done = threading.Event()  # for join() takes a thread for ended when it is interrupted
@@ -264,19 +304,13 @@ class _Told(cp_model.CpSolverSolutionCallback):
         self.improved(self.objective_value)
 
 
-def _answer(model: Model, solver: cp_model.CpSolver, status: str, interrupted: bool) -> Answer:
+def _answer(model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool) -> Answer:
     """Read what was found."""
     if status not in ("OPTIMAL", "FEASIBLE"):
-        return Answer(None, [], {}, 0.0 if status != "UNKNOWN" else solver.best_objective_bound, interrupted)
-    group, value = model.problem.group, solver.value
-    device = {task: next(p for p, on in model.chosen[group[task]].items() if value(on)) for task in model.start}
+        bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
+        return Answer(None, {}, {}, math.inf, bound, interrupted)
+    value = solver.value
     tasks = {task: (value(model.start[task]), value(model.end[task])) for task in model.start}
-    places = list(map(value, model.position))
-    return Answer(device, _in_order(tasks, places), tasks, solver.best_objective_bound, interrupted)
-
-
-def _in_order(tasks: Mapping[int, Moment], places: Sequence[int]) -> list[int]:
-    """Return tasks by their place, if they have one, or by their end, which is when what they make can leave."""
-    if places:
-        return sorted(tasks, key=places.__getitem__)
-    return sorted(tasks, key=lambda task: (tasks[task][1], tasks[task][0], task))
+    copies = {key: (value(copy.start), value(copy.end)) for key, copy in model.copies.items() if value(copy.sent)}
+    device = model.devices(value, tasks)
+    return Answer(device, tasks, copies, solver.objective_value, solver.best_objective_bound, interrupted)

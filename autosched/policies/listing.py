@@ -22,7 +22,7 @@ from autosched.policies import kernels
 from autosched.policies.problem import Problem
 from autosched.policies.tables import Tables
 
-__all__ = ["Listed", "Listing"]
+__all__ = ["Listed", "Listing", "timed"]
 
 _MOST_KEPT = 4096  # gaps of a stream; the earliest are forgotten, where tasks of low rank hardly ever fit
 
@@ -165,19 +165,7 @@ class Listing:
         if found.makespan == math.inf:
             raise ScheduleError("tasks would end later than a float can say, wherever they run")
         order = np.argsort(np.asarray(found.start), kind="stable")
-        before = np.searchsorted(np.asarray(found.start)[order], found.begins).tolist()
-        datum, device = (found.copies // self.devices).tolist(), (found.copies % self.devices).tolist()
-        names, versions = problem.data.names, problem.data.versions
-        ahead = [*map(problem.tasks.__getitem__, order.tolist()), None]
-        sends = zip(
-            map(names.__getitem__, datum),
-            map(versions.__getitem__, datum),
-            map(problem.devices.__getitem__, device),
-            map(ahead.__getitem__, before),
-            strict=True,
-        )
-        copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))  # what goes home in the end goes when it can
-        return problem.placement(found.device, order, copies)
+        return timed(problem, found, order)
 
     @cached_property
     def keep(self) -> int:
@@ -213,6 +201,22 @@ class Listing:
         at = np.zeros(self.devices + 1, np.int64)
         np.cumsum(self.shape.streams, out=at[1:])
         return self.mode.whole(at)
+
+
+def timed(problem: Problem, found: Listed, order: NDArray[np.int64]) -> Placement:
+    """Return a plan as a placement: tasks in this order, which is one of their starts, and copies by their start."""
+    before = np.searchsorted(np.asarray(found.start)[order], found.begins).tolist()
+    datum, device = (number.tolist() for number in np.divmod(found.copies, len(problem.devices)))
+    ahead = [*map(problem.tasks.__getitem__, order.tolist()), None]
+    sends = zip(
+        map(problem.data.names.__getitem__, datum),
+        map(problem.data.versions.__getitem__, datum),
+        map(problem.devices.__getitem__, device),
+        map(ahead.__getitem__, before),
+        strict=True,
+    )
+    copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))  # what goes home in the end goes when it can
+    return problem.placement(found.device, order, copies)
 
 
 @np.errstate(over="ignore")

@@ -2,7 +2,7 @@
 
 Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 220, 1983, over the order and the device of
 tasks; see ``annealing`` for the moves. A move costs O(e) for e readings, often much less, since what turns out too late
-is given up.
+is given up. Where OR-Tools is installed, the best plan of a small graph is then where CP-SAT begins: see ``proof``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 
 from autosched.bounds import bounds
@@ -20,18 +21,20 @@ from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.annealer import Annealer, cool, cool_until
 from autosched.policies.heft import heft
-from autosched.policies.listing import Listed, Listing
+from autosched.policies.listing import Listing
 from autosched.policies.portfolio import best_listed, members, steps
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Policy, Problem
+from autosched.policies.proof import can_solve, is_soon_solved, solved
 from autosched.policies.tables import Tables
 
-__all__ = ["quick", "search"]
+__all__ = ["handed_over", "quick", "search"]
 
 _MOVES = 300_000  # of a search that is given no time
 _QUICK, _EACH = 20_000, 500  # of a search that shall not be felt: at most, and for each task
 _DECODED = 4_000_000  # tasks that it places, at most
 _TOO_MANY = 2_000  # tasks, from which so few moves gain nothing
+_FIRST, _LONGEST = 0.3, 3.0  # of the time, for annealing before CP-SAT: so large a part, and at most so many seconds
 _BOUNDED = 2_000  # tasks, up to which it is worth while to know when to stop
 
 
@@ -43,36 +46,67 @@ def search(
 ) -> Policy:
     """Return the policy that improves the portfolio's best placement for so many seconds, or else by so many moves.
 
-    Counted in moves it gives the same placement each time; ``seed`` makes it another one. It is never worse than its
-    start, and ends early where that meets a lower bound. Ctrl-C ends it with the best so far. ``progress`` is called
-    with the part that is done, 0 to 1, and the best makespan.
+    Counted in moves it gives the same placement each time; ``seed`` makes it another one. With time, and OR-Tools
+    installed, small graphs are handed over to CP-SAT after a while, which may prove ``Placement.bound``. It is never
+    worse than its start, and ends early where that meets a lower bound. Ctrl-C ends it with the best so far.
+    ``progress`` is called with the part that is done, 0 to 1, and the best makespan.
     """
+    report = progress or (lambda *_: None)
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        problem = Problem.of(graph, machine, costs)
-        if Possible(problem).partial:
-            return heft(graph, machine, costs)
-        work = members(problem) * steps(problem) + 4.0 * moves * len(problem.tasks)
-        listing = Listing(Tables.of(problem), mode(work if seconds is None else math.inf), problem.tasks)
-        least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
-        found = best_listed(listing, members(problem), least)
-        if least < found.makespan < math.inf and moves:
-            found = _annealed(Annealer(listing, found, seed, least), seconds, moves, progress or (lambda *_: None))
-        return listing.placement(problem, found)
+        if seconds is not None and can_solve() and is_soon_solved(graph, machine, costs):
+            return handed_over(graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report)
+        return _annealed(graph, machine, costs, seconds, moves, seed, report)[0]
 
     return policy
 
 
-def _annealed(annealer: Annealer, seconds: float | None, moves: int, report: Progress) -> Listed:
-    """Return the best plan found by so much annealing, or until ctrl-C."""
-    with suppress(KeyboardInterrupt):
-        report(0.0, annealer.makespan)
-        if seconds is None:
-            cool(annealer, moves, report)
-        else:
-            cool_until(annealer, perf_counter() + seconds, report)
-        report(1.0, annealer.makespan)
-    return annealer.best
+def handed_over(
+    graph: Graph, machine: Machine, costs: Costs, seconds: float, first: float, seed: int, report: Progress
+) -> Placement:
+    """Return what annealing finds in the first seconds, and then CP-SAT in those that are left, and what it proves."""
+    began = perf_counter()
+
+    def told(_: float, makespan: float) -> None:
+        report(min((perf_counter() - began) / max(seconds, 1e-9), 1.0), makespan)
+
+    start, stopped = _annealed(graph, machine, costs, first, 1, seed, told)
+    if stopped or perf_counter() >= began + seconds:
+        return start
+    with suppress(KeyboardInterrupt):  # which here comes before there is anything better
+        return solved(graph, machine, costs, start, began + seconds, seed, lambda makespan: told(0.0, makespan))
+    return start
+
+
+def _annealed(
+    graph: Graph, machine: Machine, costs: Costs, seconds: float | None, moves: int, seed: int, report: Progress
+) -> tuple[Placement, bool]:
+    """Return the portfolio's best, improved by so much annealing, and whether ctrl-C ended that."""
+    began = perf_counter()
+    problem = Problem.of(graph, machine, costs)
+    if Possible(problem).partial:
+        return heft(graph, machine, costs), False
+    work = members(problem) * steps(problem) + 4.0 * moves * len(problem.tasks)
+    listing = Listing(Tables.of(problem), mode(work if seconds is None else math.inf), problem.tasks)
+    least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
+    found, stopped = best_listed(listing, members(problem), least), False
+    if least < found.makespan < math.inf and moves:
+        annealer = Annealer(listing, found, seed, least)
+        try:
+            _anneal(annealer, None if seconds is None else began + seconds, moves, report)
+        except KeyboardInterrupt:
+            stopped = True
+        found = annealer.best
+    return replace(listing.placement(problem, found), bound=min(least, found.makespan)), stopped
+
+
+def _anneal(annealer: Annealer, until: float | None, moves: int, report: Progress) -> None:
+    report(0.0, annealer.makespan)
+    if until is None:
+        cool(annealer, moves, report)
+    else:
+        cool_until(annealer, until, report)
+    report(1.0, annealer.makespan)
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:

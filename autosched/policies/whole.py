@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
@@ -54,10 +54,12 @@ class Whole:
         return cls(problem, unit, devices, seconds)
 
     @classmethod
-    def fitting(cls, problem: Problem, device: Sequence[int], order: Sequence[int]) -> Whole:
+    def fitting(
+        cls, problem: Problem, device: Sequence[int], order: Sequence[int], copies: Sequence[tuple[int, int]] = ()
+    ) -> Whole:
         """Count a problem whose makespan is at most that of a placement."""
         rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
-        return cls.of(problem, rough.times(device, order).makespan * rough.unit)
+        return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
 
     @cached_property
     def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
@@ -77,16 +79,6 @@ class Whole:
     def contended(self) -> bool:
         """Return whether copies occupy anything."""
         return any(path.holds_out or path.holds_in for row in self.problem.paths for path in row)
-
-    def always_out(self, datum: int, destination: int) -> bool:
-        """Return whether a copy holds the copy-out stream of wherever it comes from."""
-        paths = self.problem.paths
-        return all(paths[row][destination].holds_out for q, row in self.sources[datum] if q != destination)
-
-    def always_in(self, datum: int, destination: int) -> bool:
-        """Return whether a copy holds the copy-in stream of its destination, wherever it comes from."""
-        paths = self.problem.paths
-        return all(paths[row][destination].holds_in for q, row in self.sources[datum] if q != destination)
 
     @cached_property
     def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
@@ -159,43 +151,83 @@ class Whole:
                     passed[task][p] = max(passed[task][p], min(ways, default=0))
         return passed
 
-    def times(self, device: Sequence[int], order: Iterable[int]) -> Times:
-        """Return when everything happens in the program that such a placement is lowered to.
+    @cached_property
+    def alike(self) -> bool:
+        """Return whether it makes no difference to any task where it or any other runs."""
+        problem = self.problem
+        inner = set(chain.from_iterable(problem.before))
+        if any(not row[0] and problem.before[task] and task in inner for task, row in enumerate(self.seconds)):
+            return False  # it has to be somewhere, though it takes no time
+        one_each = len(set(problem.group)) == len(problem.group)
+        everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
+        even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
+        return (
+            one_each and everywhere and even and not any(any(t != 0 for t in b.values()) for b in self.apart.values())
+        )
 
-        Copies stand behind what makes the datum, in the order in which they are first needed. Of several compute
-        streams of a device a task gets the one that is free first.
+    def times(self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()) -> Times:
+        """Return when everything happens if tasks start in this order, and so do copies, (datum, device).
+
+        Copies that are not named start when they are first needed. Of several compute streams of a device a task gets
+        the one that is free first.
         """
-        problem, data, order = self.problem, self.problem.data, list(order)
-        needed = [(datum, device[task]) for task in order for datum in problem.reads[task]] + list(problem.returns)
-        sent: dict[int, list[tuple[int, int]]] = {}  # by maker
-        for datum, p in dict.fromkeys(needed):
-            sent.setdefault(data.maker[datum], []).append((datum, p))
-        streams = [[0] * count for count in problem.streams]
-        out_free, in_free = [0] * len(streams), [0] * len(streams)
-        moments: list[Moment] = [(0, 0)] * len(order)
-        copies: dict[tuple[int, int], Moment] = {}
-
-        def send(maker: int, since: int) -> None:
-            for datum, p in sent.get(maker, ()):
-                q, row = (device[maker], device[maker]) if maker >= 0 else self.sources[datum][0]
-                if q != p:
-                    path, start = problem.paths[row][p], since
-                    start = max(start, out_free[q] if path.holds_out else 0, in_free[p] if path.holds_in else 0)
-                    end = start + (self.copy(datum, row, p) or 0)
-                    out_free[q] = end if path.holds_out else out_free[q]
-                    in_free[p] = end if path.holds_in else in_free[p]
-                    copies[datum, p] = start, end
-
-        send(-1, 0)
+        clock = _Clock(self, device, copies)
         for task in order:
-            p = device[task]
-            stream = min(range(len(streams[p])), key=streams[p].__getitem__)
-            arrivals = [copies[datum, p][1] for datum in problem.reads[task] if (datum, p) in copies]
-            start = max([streams[p][stream], *arrivals, *(moments[u][1] for u in problem.before[task])])
-            streams[p][stream] = end = start + self.seconds[task][p]
-            moments[task] = start, end
-            send(task, end)
-        return Times(moments, copies, max([end for _, end in (*moments, *copies.values())], default=0))
+            clock.run(task)
+        for datum, home in self.problem.returns:
+            clock.bring(datum, home)
+        moments = [clock.tasks[task] for task in range(len(self.devices))]
+        ends = (end for _, end in (*moments, *clock.copies.values()))
+        return Times(moments, clock.copies, max(ends, default=0))
+
+
+class _Clock:
+    """When tasks and copies start and end, while they are taken in the order of their starts."""
+
+    def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
+        self.whole, self.problem, self.device = whole, whole.problem, device
+        self.streams = [[0] * count for count in self.problem.streams]
+        self.out_free, self.in_free = [0] * len(self.streams), [0] * len(self.streams)
+        self.tasks: dict[int, Moment] = {}
+        self.copies: dict[tuple[int, int], Moment] = {}
+        self.waiting = dict.fromkeys(copies)
+
+    def run(self, task: int) -> None:
+        """Run a task behind what it reads, as soon as its device is free."""
+        p = self.device[task]
+        stream = min(range(len(self.streams[p])), key=self.streams[p].__getitem__)
+        arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
+        start = max([self.streams[p][stream], *arrivals, *(self.tasks[u][1] for u in self.problem.before[task])])
+        self.streams[p][stream] = end = start + self.whole.seconds[task][p]
+        self.tasks[task] = start, end
+
+    def bring(self, datum: int, p: int) -> int:
+        """Return when a datum is on a device; first make the copies that leave before it."""
+        maker = self.problem.data.maker[datum]
+        if self._source(datum)[0] == p:
+            return self.tasks[maker][1] if maker >= 0 else 0
+        self.waiting.setdefault((datum, p))
+        while (datum, p) not in self.copies:
+            self._send(*next(copy for copy in self.waiting if self._is_made(copy[0])))
+        return self.copies[datum, p][1]
+
+    def _is_made(self, datum: int) -> bool:
+        maker = self.problem.data.maker[datum]
+        return maker < 0 or maker in self.tasks
+
+    def _source(self, datum: int) -> tuple[int, int]:
+        maker = self.problem.data.maker[datum]
+        return (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+
+    def _send(self, datum: int, p: int) -> None:
+        del self.waiting[datum, p]
+        maker, (q, row) = self.problem.data.maker[datum], self._source(datum)
+        path, start = self.problem.paths[row][p], self.tasks[maker][1] if maker >= 0 else 0
+        start = max(start, self.out_free[q] if path.holds_out else 0, self.in_free[p] if path.holds_in else 0)
+        end = start + (self.whole.copy(datum, row, p) or 0)
+        self.out_free[q] = end if path.holds_out else self.out_free[q]
+        self.in_free[p] = end if path.holds_in else self.in_free[p]
+        self.copies[datum, p] = start, end
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
