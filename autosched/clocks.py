@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
+from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["Clocks", "Stamp"]
 
@@ -37,8 +37,8 @@ class Clocks:
         self.behind = [(0,) * len(self.index)] * len(self.index)
         self.events: dict[int, Stamp] = {}
 
-    def advance(self, instruction: Run | Copy) -> Stamp:
-        """Let a run or copy take place; one that occupies two streams orders each behind the other."""
+    def advance(self, instruction: Run | Copy | Free) -> Stamp:
+        """Let a run, copy or free take place; one that occupies two streams orders each behind the other."""
         own = self.index[instruction.stream]
         self.count[own] += 1
         if isinstance(instruction, Copy) and instruction.also is not None:

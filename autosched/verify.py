@@ -3,7 +3,7 @@
     order       what touches the same memory, and tasks told to follow each other, are ordered by streams and events
     events      each is recorded once, and earlier in the list than its waits
     presence    what is read is there: made on this device, or copied to it, and not freed
-    single      each task runs once, each version reaches a device once
+    single      each task runs once, each version is on a device at most once at a time
     free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
                 inputs, constants and outputs
     result      outputs, and the inputs that tasks wrote, end where the program says
@@ -230,7 +230,8 @@ class _Verifier:
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
         self._use(copy, source, self.standing.get(*source), part, writes=False)
-        if self.standing.get(*target) is not None:
+        standing = self.standing.get(*target)
+        if standing is not None and not standing.memory.freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)

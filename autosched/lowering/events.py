@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autosched.clocks import Clocks, Stamp
-from autosched.program import Copy, Instruction, Record, Run, Wait, occupied
+from autosched.program import Copy, Free, Instruction, Record, Run, Wait, occupied
 
 __all__ = ["insert_events"]
 
 
-def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> list[Instruction]:
+def insert_events(instructions: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]]) -> list[Instruction]:
     """Return the instructions with records and waits, so that each comes behind the positions in ``after``."""
     waits = _needed_waits(instructions, after)
     event: dict[int, int] = {}
@@ -29,7 +29,7 @@ def insert_events(instructions: Sequence[Run | Copy], after: Sequence[Sequence[i
     return result
 
 
-def _needed_waits(instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+def _needed_waits(instructions: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]]) -> dict[int, list[int]]:
     """Return for instructions that must wait the positions they must wait for, those left out that are implied."""
     clocks = Clocks(dict.fromkeys(stream for instruction in instructions for stream in occupied(instruction)))
     stamps: list[Stamp] = []

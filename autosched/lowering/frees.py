@@ -25,6 +25,7 @@ class _Frees:
     def __init__(self, instructions: Sequence[Instruction], blocks: Sequence[Block]):
         self.blocks = blocks
         streams = dict.fromkeys(stream for i in instructions for stream in occupied(i))
+        streams |= dict.fromkeys(map(_owner, blocks))  # the host's, which may have nothing else to do
         self.clocks = Clocks(streams)
         self.streams = list(streams)
         self.result: list[Instruction] = []
@@ -42,7 +43,7 @@ class _Frees:
 
     def _step(self, instruction: Instruction) -> None:
         match instruction:
-            case Run() | Copy():
+            case Run() | Copy() | Free():  # a free that stands there already makes room where memory is limited
                 self.stamps.append(self.clocks.advance(instruction))
                 for stream in occupied(instruction)[1:]:
                     self._release(stream)

@@ -2,7 +2,7 @@
 
 A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes carry it from one
 version to the next; views share it. Hazards are between parts of blocks, not values: a reader of an older copy on
-another device, or of another part, disturbs no writer.
+another device, or of another part, disturbs no writer. What was freed may come again, in another block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
 from autosched.placement import home
-from autosched.program import Copy, Run, Stream
+from autosched.program import Copy, Free, Run, Stream
 from autosched.standing import Standing
 
 __all__ = ["Block", "Hazards", "find_hazards"]
@@ -31,6 +31,7 @@ class Block:
     uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream, which is behind those before
     accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
+    freed: bool = False
 
 
 class Hazards(NamedTuple):
@@ -48,19 +49,26 @@ class _Held(NamedTuple):
 
 
 def find_hazards(
-    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy], outputs: Mapping[str, str]
+    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy | Free], outputs: Mapping[str, str]
 ) -> Hazards:
-    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end."""
+    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end.
+
+    Where frees stand among them memory is limited: what takes memory on a device comes after all frees there before it.
+    """
     walk = _Walk(graph, machine)
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Run):
             walk.run(i, instruction, graph.task(instruction.task))
-        else:
+        elif isinstance(instruction, Copy):
             walk.copy(i, instruction)
+        else:
+            walk.free(i, instruction)
     for label, device in outputs.items():
         value = graph.outputs[label]
         walk.held(value, graph.last_version(value), device).block.kept = True
-    return Hazards(walk.after, [block for block in walk.blocks if not block.kept])
+    for block, device in walk.unread:
+        block.owner = block.owner or Stream(device, "compute")
+    return Hazards(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
 
 
 class _Walk:
@@ -72,6 +80,8 @@ class _Walk:
         self.after: list[tuple[int, ...]] = []
         self.found: list[int] = []  # what the run or copy at hand must come after
         self.ran: dict[int, int] = {}
+        self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
+        self.unread: list[tuple[Block, str]] = []  # what no stream of its device had touched when it came
         for value in graph.sources:
             self.home[value.index] = self._new(-1, Use(value.index, 0), home(graph, machine, value), None)
             self.home[value.index].kept = True
@@ -82,6 +92,7 @@ class _Walk:
         self.standing.put(*use, device, _Held(block, i))
         if i >= 0:
             block.accesses.write(self.graph.values[use.value].part, i)
+            self.found += self.room.get(device, {}).values()
         return block
 
     def held(self, value: int, version: int, device: str) -> _Held:
@@ -153,7 +164,17 @@ class _Walk:
         else:
             owner = copy.also or (copy.stream if copy.stream.device == copy.destination else None)
             block = self._new(i, use, copy.destination, owner)
+            if owner is None:
+                self.unread.append((block, copy.destination))
         block.uses[copy.stream] = i
+        self._close(i)
+
+    def free(self, i: int, free: Free) -> None:
+        """Note that a block goes back, behind all who used it."""
+        block = self.held(self.graph.value(free.value).index, free.version, free.stream.device).block
+        block.owner, block.freed = free.stream, True
+        self.found += block.uses.values()
+        self.room.setdefault(free.stream.device, {})[free.stream] = i
         self._close(i)
 
     def _close(self, i: int) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from autosched.policies.candidates import candidates
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
+from autosched.policies.m_etf import m_etf
+from autosched.policies.m_sct import m_sct
 from autosched.policies.portfolio import portfolio
 from autosched.policies.problem import Policy
 from autosched.policies.round_robin import round_robin
@@ -32,6 +34,8 @@ __all__ = [
     "candidates",
     "heft",
     "in_order",
+    "m_etf",
+    "m_sct",
     "portfolio",
     "round_robin",
     "search",
@@ -47,4 +51,6 @@ POLICIES: Mapping[str, Policy] = {
     "round_robin": round_robin,
     "heft": heft,
     "portfolio": portfolio,
+    "m_etf": m_etf,
+    "m_sct": m_sct,
 }
