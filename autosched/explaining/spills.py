@@ -34,7 +34,6 @@ def spill_note(case: Case) -> tuple[str, ...]:
     size = sum(case.costs.value_nbytes(case.graph.value(copy.value)) for copy in back)
     where = joined(list(dict.fromkeys(copy.destination for copy in back)))
     values = names(list(dict.fromkeys(copy.value for copy in back)))
-    return (
-        f"for want of memory {values} leave {where} and are fetched back: {count(len(back), 'copy')}, "
-        f"{amount(size, 'B')}",
-    )
+    brings = "brings" if len(back) == 1 else "bring"
+    again = f"{count(len(back), 'copy')} {brings} back {values} ({amount(size, 'B')})"
+    return (f"the memory of {where} does not hold all at once: {again}",)
