@@ -14,10 +14,15 @@ RESULTS = Path(__file__).parent / "results"
 
 def options(description: str | None) -> argparse.Namespace:
     """Return the options that every benchmark takes: ``quick`` and ``write``."""
+    return parser(description).parse_args()
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return what reads them, for a benchmark to add more."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="measure less often, in seconds")
     parser.add_argument("--write", action="store_true", help="write the report to benchmarks/results/")
-    return parser.parse_args()
+    return parser
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -120,6 +120,25 @@ def test_what_is_read_next_is_fetched_while_a_task_runs() -> None:
     assert schedule.makespan == pytest.approx(7.0)  # copies of one second each behind one another, then the last task
 
 
+def test_an_input_that_is_written_here_and_there_ends_in_the_callers_memory() -> None:
+    graph = Graph()
+    x = graph.input("x")
+    x.nbytes = 40
+    with graph.on("cuda:0"):
+        x.mul_(2)
+        large = graph.add(torch.neg, graph.add(torch.ones, 3, name="large", nbytes=40), name="neg", nbytes=40)
+    with graph.on("cpu"):
+        x.add_(1)
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(torch.add, x, large, name="y", nbytes=10))
+    given = torch.ones(3)
+    schedule = asc.schedule(graph, gpu(90))
+    assert "copy x@1 -> cpu overwriting" in copies(schedule)
+    assert schedule.peak_bytes == {"cpu": 40, "cuda:0": 90}
+    assert torch.equal(schedule(x=given)["y"], torch.full((3,), 2.0))
+    assert torch.equal(given, torch.full((3,), 3.0))
+
+
 def test_outputs_may_end_on_the_host_unless_they_are_wanted_elsewhere() -> None:
     graph = Graph()
     graph.output(**{name: graph.add(torch.ones, 3, name=name, nbytes=40) for name in "abc"})

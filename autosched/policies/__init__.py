@@ -6,9 +6,9 @@ a link; where nothing like that exists it raises ScheduleError naming the task, 
 
 To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
 in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
-track of where tasks may still go, ``ranks`` measures tasks. A policy with parameters is a function that returns one,
-as ``single_on(device)`` and ``in_order(sequences)`` do. Any function of this signature works as ``policy=`` without
-being in the table.
+track of where tasks may still go, ``Room`` of the bytes on each device, ``ranks`` measures tasks. A policy with
+parameters is a function that returns one, as ``single_on(device)`` and ``in_order(sequences)`` do. Any function of this
+signature works as ``policy=`` without being in the table.
 """
 
 from __future__ import annotations
