@@ -43,7 +43,7 @@ class _Block:
     owner: Stream | None  # which frees it; None until a stream of its device touches it
     holds: dict[int, int] = field(default_factory=dict)
     users: set[Stream] = field(default_factory=set)
-    used: int = -1  # the instruction that used it last
+    next: float = -1.0  # the run of its device that reads it next; infinity if none does
     kept: bool = False
 
 
@@ -74,6 +74,8 @@ class _Walk:
         self.blocks: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
         self.standing: Standing[int, _Block] = Standing()
         self.holders: dict[Use, list[str]] = {}
+        self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}  # what its device is done with
+        self.idle_bytes = dict.fromkeys(machine.names, 0.0)
         self.busy: set[_Block] = set()  # what the run at hand needs: that stays
         self.copies = 0
         self._streams = cache(partial(copy_streams, machine))
@@ -115,6 +117,8 @@ class _Walk:
                 self._share(use, blocks[self.graph.values[use.value].root])
         self.future.done(run)
         self.busy = set()
+        for block in dict.fromkeys(blocks.values()):
+            self._look_ahead(block)
         self._give_back(changed, device)
         left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         self.send(left)
@@ -194,7 +198,6 @@ class _Walk:
         if block.owner is None and stream.device == block.device:
             block.owner = stream
         block.users.add(stream)
-        block.used = len(self.result)
 
     def _change(self, task: Task, device: str) -> Iterator[Use]:
         """Take what a task writes to its next version; yield what stands then."""
@@ -257,7 +260,19 @@ class _Walk:
         self._share(use, block)
         for stream in filter(None, (owner or user,)):
             self._use(block, stream)
+        self._look_ahead(block)
         return block
+
+    def _look_ahead(self, block: _Block) -> None:
+        """Note when a block is used next, which changes only when a run of its device has used it."""
+        block.next = self._next(block)
+        idle, held = self.idle[block.device], self._is_parted(block) or block.next == math.inf
+        if not block.kept and held != (block in idle):
+            self.idle_bytes[block.device] += block.nbytes if held else -block.nbytes
+            if held:
+                idle[block] = None
+            else:
+                del idle[block]
 
     def _share(self, use: Use, block: _Block) -> None:
         block.holds[use.value] = use.version
@@ -276,6 +291,9 @@ class _Walk:
         for use in block.holds.items():
             self._left(Use(*use), block.device)
         del self.blocks[block.device][block]
+        if block in self.idle[block.device]:
+            del self.idle[block.device][block]
+            self.idle_bytes[block.device] -= block.nbytes
         self.held[block.device] -= block.nbytes
 
     # ---- room
@@ -283,25 +301,26 @@ class _Walk:
     def _room(self, device: str, nbytes: float, why: str) -> None:
         """Free, or move out, as much as it takes. Raises ScheduleError where that is not enough."""
         while not self._reclaim(device, nbytes):
-            movable = [block for block in self.blocks[device] if self._is_movable(block)]
-            movable.sort(key=self._next, reverse=True)
-            if not any(self._move(block) for block in movable):
+            blocks = sorted(self.blocks[device], key=lambda block: block.next, reverse=True)
+            if not any(self._is_movable(block) and self._move(block) for block in blocks):
                 self._refuse(device, nbytes, why)
 
     def _reclaim(self, device: str, nbytes: float) -> bool:
-        """Free dead blocks, the one that was used longest ago first, if that gives enough; return whether it does."""
+        """Free dead blocks, that which became so first ahead, if that gives enough; return whether it does."""
         missing = self.held[device] + nbytes - self.limit[device]
         if missing <= 0:
             return True
-        dead = [block for block in self.blocks[device] if self._is_dead(block)]
-        if sum(block.nbytes for block in dead) < missing:
+        if missing > self.idle_bytes[device]:
             return False
-        for block in sorted(dead, key=lambda block: block.used):
-            self._free(block)
+        found: list[_Block] = []
+        for block in filter(self._is_dead, self.idle[device]):
+            found.append(block)
             missing -= block.nbytes
             if missing <= 0:
-                break
-        return True
+                for dead in found:
+                    self._free(dead)
+                return True
+        return False
 
     def _is_dead(self, block: _Block) -> bool:
         """Whether nothing needs a block here, nor, for want of another, from here."""
@@ -314,8 +333,10 @@ class _Walk:
         return all(self.standing.get(value, version, block.device) is block for value, version in block.holds.items())
 
     def _is_movable(self, block: _Block) -> bool:
-        parted = self.graph.values[next(iter(block.holds))].root in self.future.parted
-        return not block.kept and block not in self.busy and not parted and self._is_whole(block)
+        return not block.kept and block not in self.busy and not self._is_parted(block) and self._is_whole(block)
+
+    def _is_parted(self, block: _Block) -> bool:
+        return self.graph.values[next(iter(block.holds))].root in self.future.parted
 
     def _next(self, block: _Block) -> float:
         """Return when a block is used on its device again."""

@@ -7,7 +7,7 @@ that can start first.
 
 Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the one that lacks the
 least takes the task, for lowering can send what is there to the host and fetch it back. Starts are looked up again when
-a task's turn comes, not after each placement. Evaluates O(tasks x devices) starts where few turns are put off.
+a task's turn comes, of a few in each turn, so that it takes O(tasks x devices) of them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from autosched.policies.ranks import upward_ranks
 from autosched.policies.room import Room
 
 __all__ = ["earliest_start", "m_etf"]
+
+_LOOKED = 8  # tasks at most whose starts are looked up again in one turn
 
 
 def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
@@ -91,11 +93,8 @@ class _Listing:
                 self._push(ready, task)
         turns = 0
         while ready:
-            task = heapq.heappop(ready)[-1]
-            offer = self._offer(task)
-            if ready and self._key(task, offer) > ready[0]:
-                heapq.heappush(ready, self._key(task, offer))
-            elif self.possible.choose(task, offer.slot.device):
+            task, offer = self._next(ready)
+            if self.possible.choose(task, offer.slot.device):
                 self._commit(task, offer.slot)
                 self.turn[task] = turns = turns + 1
                 for user in self.users[task]:
@@ -104,6 +103,18 @@ class _Listing:
                         self._push(ready, user)
             else:
                 self._push(ready, task)
+
+    def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
+        """Take the task that can start first, as far as the first few in line tell."""
+        looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
+        while ready and len(looked) < _LOOKED and not (looked and min(key for key, _ in looked) <= ready[0]):
+            task = heapq.heappop(ready)[-1]
+            offer = self._offer(task)
+            looked.append((self._key(task, offer), offer))
+        looked.sort(key=lambda item: item[0])
+        for key, _ in looked[1:]:
+            heapq.heappush(ready, key)
+        return looked[0][0][-1], looked[0][1]
 
     def _push(self, ready: list[tuple[float, float, float, int]], task: int) -> None:
         heapq.heappush(ready, self._key(task, self._offer(task)))
