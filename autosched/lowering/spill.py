@@ -324,7 +324,9 @@ class _Walk:
 
     def _is_dead(self, block: _Block) -> bool:
         """Whether nothing needs a block here, nor, for want of another, from here."""
-        if block.kept or block in self.busy or not self._is_whole(block) or self._next(block) < math.inf:
+        if block.kept or block in self.busy or not self._is_whole(block):
+            return False
+        if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
             return False
         return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
 
