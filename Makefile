@@ -28,7 +28,7 @@ soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=deep
 
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
-	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python $$script --quick; done
+	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)) benchmarks/planning; do $(BIN)/python $$script --quick; done
 
 browser: $(BROWSER_INSTALLED) ## open pages and traces in a real browser without a display; needs node and npm
 	$(BIN)/python -m pytest tests/test_page.py tests/test_perfetto.py

@@ -21,7 +21,8 @@ class Row:
 
     ``speedup`` is over the policy ``"single"``, all on one device, if that is possible there; ``busiest`` is the share
     of the makespan in which the device that computes most does, ``peak_bytes`` what the fullest device holds at most.
-    ``copies_hidden`` is None where nothing is copied.
+    ``copies_hidden`` is None where nothing is copied. Under noise ``median`` is of many makespans, and ``worst`` the
+    longest of the best 95%.
     """
 
     machine: str
@@ -35,6 +36,8 @@ class Row:
     copies_hidden: float | None
     busiest: float
     peak_bytes: float
+    median: float | None = None
+    worst: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Refusal:
 class Comparison:
     """Rows by machine and policy; ``print`` it, or see ``svg()``. The best row of each machine has a star.
 
+    With ``noise``, a share, rows tell what becomes of them if tasks and copies take so much more or less; the best is
+    then that with the least ``worst``.
+
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
     two layers: predicted
@@ -60,24 +66,26 @@ class Comparison:
     name: str
     rows: tuple[Row, ...]
     refusals: tuple[Refusal, ...] = ()
+    noise: float | None = None
 
     @property
     def best(self) -> tuple[Row, ...]:
-        """The first of the shortest rows of each machine."""
+        """The first of the shortest rows of each machine; under noise, of those that stay shortest."""
         names = dict.fromkeys(row.machine for row in self.rows)
         mine = ([row for row in self.rows if row.machine == name] for name in names)
-        return tuple(min(rows, key=lambda row: row.makespan) for rows in mine)
+        return tuple(min(rows, key=lambda row: row.makespan if row.worst is None else row.worst) for rows in mine)
 
     def __str__(self) -> str:
-        lines = table(_HEADS, self._cells(), left=3) if self.rows else []
-        return "\n".join([f"{self.name}: predicted", *lines, *self._refused()])
+        lines = table(self._heads, self._cells(), left=3) if self.rows else []
+        how = "" if self.noise is None else f"; median, and 95% of runs, with {self.noise:.0%} of noise"
+        return "\n".join([f"{self.name}: predicted{how}", *lines, *self._refused()])
 
     def to_json(self) -> str:
         """Return rows and refusals as JSON."""
         return json.dumps(asdict(self), indent=2)
 
     def _repr_html_(self) -> str:
-        cells = [_HEADS, *self._cells()]
+        cells = [self._heads, *self._cells()]
         rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells)
         refused = "".join(f"<p>{html.escape(line)}</p>" for line in self._refused())
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
@@ -102,6 +110,10 @@ class Comparison:
             name = f"{policy}, {link}" if len(links) > 1 else policy
             yield Line(name, [(row.gpus, row.makespan) for row in sorted(rows, key=lambda row: row.gpus)])
 
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return _HEADS if self.noise is None else (*_HEADS, "median", "95%")
+
     def _cells(self) -> list[tuple[str, ...]]:
         return [_cells(row, row in self.best) for row in self.rows]
 
@@ -125,4 +137,5 @@ def _cells(row: Row, best: bool) -> tuple[str, ...]:
         "-" if row.copies_hidden is None else f"{row.copies_hidden:.0%}",
         f"{row.busiest:.0%}",
         amount(row.peak_bytes, "B"),
+        *(duration(seconds) for seconds in (row.median, row.worst) if seconds is not None),
     )

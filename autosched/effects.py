@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 from autosched.parts import is_basic
@@ -62,6 +62,7 @@ _DRAW_TO_DROP = frozenset(  # only where dropout_p is above 0, though their sche
 RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
+_PLAIN = frozenset({NoneType, bool, int, float, complex, str, bytes, type, ModuleType})  # from which nothing is reached
 _MOST_ITEMS = 1000  # of what holds modules; longer ones are data
 _TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
 _UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
@@ -192,7 +193,10 @@ def function_name(fn: Callable[..., Any] | None) -> str:
     >>> function_name(operator.matmul), function_name(lambda x: x)
     ('matmul', 'lambda')
     """
-    return (re.sub(r"\W", "", _raw_name(fn)).strip("_") if fn is not None else "") or "task"
+    if fn is None:
+        return "task"
+    name = _raw_name(fn)
+    return (name if name.isidentifier() else re.sub(r"\W", "", name)).strip("_") or "task"
 
 
 def is_uninitialized(fn: Any) -> bool:
@@ -215,7 +219,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     pending = [fn, *args]
     while pending:
         item = pending.pop()
-        if id(item) not in seen:
+        if type(item) not in _PLAIN and id(item) not in seen:
             seen[id(item)] = item
             if _is_state(item):
                 found.update((id(part), part) for part in _parts(item))
@@ -245,7 +249,7 @@ def _reached(item: Any) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset() | dict():
             inside = item.values() if isinstance(item, dict) else item
             return inside if len(item) <= _MOST_ITEMS else ()
-        case type() | ModuleType():
+        case type() | ModuleType():  # of a class of their own: the plain ones are not asked
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
@@ -267,7 +271,8 @@ def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
 
 def _is_state(item: Any) -> bool:
     """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
-    return any(hasattr(type(item), name) for name in ("named_parameters", "add_param_group", "manual_seed"))
+    kind = type(item)
+    return hasattr(kind, "named_parameters") or hasattr(kind, "add_param_group") or hasattr(kind, "manual_seed")
 
 
 def draws(state: Any) -> bool:

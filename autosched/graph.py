@@ -64,7 +64,8 @@ class Graph:
         self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
         self._seen: dict[int, Index[list[int]]] = {}  # the same by the part that they see, for roots that have views
         self._looks = Looks()
-        self._versions: list[int] = []
+        self._now: list[Use] = []  # of each value, the version that it is in
+        self._places: dict[tuple[str, int], Origin] = {}  # where tasks come from that nobody says
         self._accesses: dict[int, Accesses] = {}  # by root
         self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
         self._portions: dict[int, int] = {}  # by root, how many tasks write a part of it by an index
@@ -185,8 +186,8 @@ class Graph:
 
         ``by`` is called in the place of ``fn``, and does the same.
         """
-        for what, trees in (("arguments", (*args, *kwargs.values())), ("outputs=", [outputs])):
-            if any(is_deeper(_DEEPEST, tree) for tree in trees):
+        for what, tree, most in (("arguments", (args, kwargs), _DEEPEST + 2), ("outputs=", outputs, _DEEPEST)):
+            if is_deeper(most, tree):
                 label = facts.get("name") or effects.function_name(fn)
                 raise GraphError(f"task {label!r} has {what} nested more than {_DEEPEST} deep")
         known = effects.effects_of(fn, args, kwargs)
@@ -372,7 +373,7 @@ class Graph:
 
     def last_version(self, value: int) -> int:
         """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
-        return self._versions[value]
+        return self._now[value].version
 
     def maker(self, use: Use) -> int | None:
         """Return the task (its index) that leaves a value in this version; None for what was there from the start."""
@@ -534,7 +535,8 @@ class Graph:
     ) -> Any:
         label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
         args, kwargs = transform(self._as_argument, (args, kwargs))
-        found = {leaf.index: leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, Value)}
+        leaves = list(flatten((args, kwargs)))
+        found = {leaf.index: leaf for leaf in leaves if isinstance(leaf, Value)}
         reads = list(found.values())
         for value in (*writes, *([aliases] if aliases is not None else [])):
             if not isinstance(value, Value) or found.get(value.index) is not value:
@@ -542,25 +544,24 @@ class Graph:
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
         device = None if view else check_device(on) if on is not None else self._device
-        state, random = self._state(fn, flatten((args, kwargs)), composite, random, device)
+        state, random = self._state(fn, leaves, composite, random, device)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
-        seen = tuple(self._now(v) for v in reads)
-        written = tuple(self._now(v) for v in writes)
+        seen, written = (tuple([self._now[value.index] for value in values]) for values in (reads, writes))
         parts = parts or self._parts(aliases, look, args, kwargs, list(flatten(names)))
         if view and aliases is not None:
             part = aliases.index, parts[0] if names == label else aliases.part
         dependencies = self._depend(index, reads, writes, part, earlier)
-        changes = self._change(index, writes, part)
+        changes = self._change(index, writes, part) if writes else ()
         seen_as = iter(parts)
         result = transform(
             lambda leaf: self._new_value(leaf, index, root=aliases, part=next(seen_as), nbytes=nbytes), names
         )
-        made = tuple(self._now(v) for v in flatten(result))
+        made = tuple([self._now[leaf.index] for leaf in flatten(result)])
         task = Task(
             index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
-            random, part, seconds, origin or Origin(_caller()), tuple(state), composite,
+            random, part, seconds, origin or self._origin(_caller()), tuple(state), composite,
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -569,6 +570,12 @@ class Graph:
             self.users[dependency.task].append(index)
         self.names.setdefault(label, task)
         return result
+
+    def _origin(self, where: tuple[str, int]) -> Origin:
+        found = self._places.get(where)
+        if found is None:
+            found = self._places[where] = Origin(where)
+        return found
 
     def _state(
         self, fn: Any, args: Iterable[Any], composite: Composite | None, random: bool, device: str | None
@@ -580,14 +587,11 @@ class Graph:
             }
             state, random = list(shared.values()), any(part.random for part in composite.tasks)
         else:
-            state = effects.shared_state(fn, args)
+            state = effects.shared_state(fn, (item for item in args if not isinstance(item, Value)))
             random = random or any(map(effects.draws, state))
         own = self._generators.get(device) if device is not None else None
         drawn = [self._drawn[own]] if own is not None else list(self._drawn.values())
         return state + (drawn if random else []), random
-
-    def _now(self, value: Value) -> Use:
-        return Use(value.index, self._versions[value.index])
 
     def _parts(
         self, base: Value | None, look: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
@@ -615,7 +619,9 @@ class Graph:
         for value in reads:
             self._used.add(value.index)
             touched = part[1] if part is not None and part[0] == value.index else value.part
-            accesses = self._accesses.setdefault(value.root, Accesses())
+            accesses = self._accesses.get(value.root)
+            if accesses is None:
+                accesses = self._accesses[value.root] = Accesses()
             if value.index in written:
                 writers, readers = accesses.write(touched, index)
                 disturbed += readers
@@ -623,14 +629,15 @@ class Graph:
                 writers = accesses.read(touched, index)
             if value.producer is not None:
                 found[value.producer] = "data"
-            found.update(dict.fromkeys(writers, "data"))
+            for writer in writers:
+                found[writer] = "data"
         for reader in disturbed:
             found.setdefault(reader, "anti")
         for task in earlier:
             if found.get(task) != "data":  # an anti dependency is between memory blocks, and does not order the tasks
                 found[task] = "order"
         found.pop(index, None)
-        return tuple(Dependency(task, kind) for task, kind in found.items())
+        return tuple([Dependency(task, kind) for task, kind in found.items()])
 
     def _change(self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None) -> tuple[Use, ...]:
         """Let all values that see what task ``index`` writes go on to their next version; return those they had."""
@@ -642,10 +649,10 @@ class Graph:
                 self._portions[value.root] = self._portions.get(value.root, 0) + 1
             members = self._seen.get(value.root)
             changed.update([value.index] if members is None else chain(*(m for _, m in members.overlapping(touched))))
-        uses = tuple(Use(member, self._versions[member]) for member in sorted(changed))
+        uses = tuple([self._now[member] for member in sorted(changed)])
         for member, version in uses:
-            self._versions[member] = version + 1
-            self._left[Use(member, version + 1)] = index
+            left = self._now[member] = Use(member, version + 1)
+            self._left[left] = index
         return uses
 
     def _result_names(self, label: str, outputs: Any) -> Any:
@@ -678,7 +685,7 @@ class Graph:
         part = part or self._looks.root()
         value = Value(self, index, name, producer, index if root is None else root.root, part, home, tensor, nbytes)
         self.values.append(value)
-        self._versions.append(0)
+        self._now.append(Use(index, 0))
         self.names[name] = value
         if root is not None:
             self._views.setdefault(root.root, [root.root]).append(index)
@@ -816,7 +823,7 @@ def _caller() -> tuple[str, int]:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == "autosched.demo" or module.partition(".")[0] not in ("autosched", "torch", "contextlib"):
+        if module.partition(".")[0] not in ("autosched", "torch", "contextlib") or module == "autosched.demo":
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

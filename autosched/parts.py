@@ -114,10 +114,11 @@ class Looks:
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
+        self._count = 0
 
     def root(self) -> Part:
         """Return all of a new memory."""
-        look = self._look(object())
+        look = self._new()
         return Part((), look, (), (look, 0))
 
     def opaque(self, base: Part) -> Part:
@@ -126,7 +127,7 @@ class Looks:
 
     def anew(self, part: Part) -> Part:
         """Return the same part after something has changed, in place, which dimensions it has."""
-        look = self._look(object())
+        look = self._new()
         return part if part.look < 0 else Part(part.bounds, look, (), (look, 0))
 
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
@@ -197,7 +198,14 @@ class Looks:
         return self._look((owner, look))
 
     def _look(self, key: Any) -> int:
-        return self._known.setdefault(key, len(self._known))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._new()
+        return found
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
 
 
 def is_basic(key: Any) -> bool:
@@ -323,12 +331,19 @@ class Accesses:
 
     def read(self, part: Part, who: int) -> list[int]:
         """Note a read; return the writers that it must come after."""
+        if self._parts is None and not part.bounds:
+            self._read.append(who)
+            return self._wrote.copy()
         writers = self.writers(part)
         self._of(part)[1].append(who)
         return writers
 
     def write(self, part: Part, who: int) -> tuple[list[int], list[int]]:
         """Note a write; return the writers and the readers that it must come after."""
+        if self._parts is None and not part.bounds:
+            found = self._wrote, self._read
+            self._wrote, self._read = [who], []
+            return found
         writers, readers = self._wrote, self._read
         if part.bounds:
             writers, readers = writers.copy(), readers.copy()

@@ -8,18 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from autosched.errors import ScheduleError, listed
 from autosched.graph import HOST, Graph, Task, Value
 from autosched.machine import Machine
 
-__all__ = ["Placement", "check", "choices", "constraint", "home"]
+__all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
+
+
+class Send(NamedTuple):
+    """A copy of a version of a value to a device, and the task right before which it is issued."""
+
+    value: str
+    version: int
+    device: str
+    before: str
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where each task runs (by name), and in which order tasks are issued.
 
+    ``copies``, where copies queue for copy streams, says in which order and how early they leave: each is issued right
+    before a task, but never before what makes it, nor behind the first that needs it. Others leave when they can.
     ``bound`` is a makespan, in seconds, that no placement beats, as far as the policy has proved one.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
@@ -28,6 +40,7 @@ class Placement:
 
     device: Mapping[str, str]
     order: tuple[str, ...]
+    copies: tuple[Send, ...] = field(default=(), repr=False)
     bound: float = field(default=0.0, compare=False, repr=False)
 
 
@@ -97,7 +110,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
         for use in task.writes:
             if graph.in_parts(use.value):
                 yield first.setdefault(graph.values[use.value].root, task.index), task.index
-        for bond in graph.bonds(task):
+        for bond in graph.bonds(task) if graph.kept_together else ():
             yield first.setdefault(bond, task.index), task.index
 
 
@@ -114,20 +127,22 @@ def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
                 yield task.index, home(graph, machine, root), why
 
 
-def _bases(graph: Graph, task: Task) -> list[Value]:
+def _bases(graph: Graph, task: Task) -> Sequence[Value]:
     """Return the roots whose device this task must share."""
+    values = graph.values
+    views = [use for use in task.outputs if values[use.value].root != use.value]
+    if not views and not task.writes:
+        return ()
     roots: dict[int, None] = {}
     for use in task.writes:
         if len(graph.members(use.value)) > 1:
-            roots[graph.values[use.value].root] = None
-    for use in task.outputs:
-        root = graph.values[use.value].root
-        if root == use.value:
-            continue
-        many = sum(graph.values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
+            roots[values[use.value].root] = None
+    for use in views:
+        root = values[use.value].root
+        many = sum(values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
         if task.view or many or graph.last_version(root):
             roots[root] = None
-    return [graph.values[root] for root in roots]
+    return [values[root] for root in roots]
 
 
 def check(placement: Placement, graph: Graph, machine: Machine) -> None:
@@ -138,27 +153,25 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     if len(placement.order) != len(graph.tasks) or len(set(placement.order)) != len(graph.tasks):
         raise ScheduleError(f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}")
     allowed = choices(graph, machine)
-    position = {name: i for i, name in enumerate(placement.order)}
+    position = {name: i for i, name in enumerate(order)}
+    at = [position.get(task.name, -1) for task in graph.tasks]
     chosen: dict[int, Task] = {}
-    for task in graph.tasks:
-        device = placement.device.get(task.name)
-        if task.name not in position or device is None:
+    for task, here, group, possible in zip(graph.tasks, at, allowed.group, allowed.devices, strict=True):
+        device = table.get(task.name)
+        if here < 0 or device is None:
             raise ScheduleError(f"the placement leaves out task {task.name!r}")
-        machine.device(device)
-        first = chosen.setdefault(allowed.group[task.index], task)
-        if device not in allowed.devices[task.index]:
-            raise ScheduleError(
-                f"task {task.name!r} is placed on {device!r} but must run on {allowed.devices[task.index][0]!r}"
-            )
-        if device != placement.device[first.name]:
+        if device not in possible:
+            machine.device(device)
+            raise ScheduleError(f"task {task.name!r} is placed on {device!r} but must run on {possible[0]!r}")
+        first = chosen.setdefault(group, task)
+        if first is not task and device != table[first.name]:
             raise ScheduleError(
                 f"task {task.name!r} is placed on {device!r} but must be with {first.name!r} on "
-                f"{placement.device[first.name]!r}: they share memory, or are kept together"
+                f"{table[first.name]!r}: they share memory, or are kept together"
             )
-        for dependency in task.dependencies:
-            before = graph.tasks[dependency.task]
-            if position.get(before.name, -1) > position[task.name]:
+        for before, kind in task.dependencies:
+            if at[before] > here:
                 raise ScheduleError(
-                    f"the placement orders {task.name!r} before {before.name!r}, "
-                    f"on which it depends ({dependency.kind})"
+                    f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
+                    f"on which it depends ({kind})"
                 )

@@ -147,7 +147,7 @@ def _plan(
     """Lower a placement, and predict."""
     program = fitted(graph, machine, costs, placement, outputs)
     made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs))
-    made.simulate()  # raises for what the machine cannot do
+    _ = made.makespan  # raises for what the machine cannot do
     return made
 
 

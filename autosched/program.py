@@ -197,6 +197,21 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
     return (instruction.stream,)
 
 
+def excerpt(program: Program, at: int, law: str, what: str, other: int | None, around: int = 3) -> str:
+    """Return a message with the program around a fault, an arrow, and the other side of the conflict."""
+    instructions = program.instructions
+    if not 0 <= at < len(instructions):
+        return what
+    width = max(len(str(i.stream)) for i in instructions)
+    shown = [i for i in range(len(instructions)) if abs(i - at) <= around or i == other]
+    lines: list[str] = []
+    for before, i in zip([None, *shown], shown, strict=False):
+        lines += ["    ..."] if before is not None and i != before + 1 else []
+        mark = "    <-- here" if i == at else "    <-- not waited for" if i == other else ""
+        lines.append(f"    {instructions[i].stream!s:<{width}}  {instructions[i]}{mark}")
+    return f"{what} (law: {law})\n\n" + "\n".join(lines)
+
+
 _EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to read numbers of thousands of digits
 _VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
 

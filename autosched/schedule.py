@@ -37,6 +37,7 @@ from autosched.program import Program
 from autosched.rebuilding import rebuilt
 from autosched.saved import Saved, check_graph, describe, facts_of, from_text, to_text
 from autosched.simulate import durations, simulate
+from autosched.simulate import makespan as last_end
 from autosched.timeline import Timeline
 from autosched.verify import verify
 from autosched.viz.page import page_html
@@ -240,10 +241,10 @@ class Schedule:
         verify(self.program, self.graph, self.machine)
         self.__dict__["_proved"] = True
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """Predicted seconds from the first instruction to the last."""
-        return self._predicted.makespan
+        return last_end(self.program, durations(self.program, self.graph, self.machine, self.costs))
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
@@ -272,7 +273,9 @@ class Schedule:
     @property
     def gap(self) -> float:
         """Makespan over the best lower bound, minus 1; 0 is optimal."""
-        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+        if not self.lower_bound:
+            return 0.0
+        return max(0.0, self.makespan / self.lower_bound - 1)  # a bound may be above it by a rounding
 
     def memory(self, measured: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
         """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.
@@ -335,5 +338,5 @@ def _bound(saved: Saved, graph: Graph) -> Schedule:
     parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
     made = Schedule(pinned, *parts)
     made.verify()
-    made.simulate()  # raises for what the machine cannot do
+    _ = made.makespan  # raises for what the machine cannot do
     return made

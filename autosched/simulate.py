@@ -16,7 +16,7 @@ from autosched.errors import ProgramError, ScheduleError
 from autosched.graph import Graph
 from autosched.machine import Machine
 from autosched.placement import home
-from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
 from autosched.timeline import Span, Timeline, what
 
 __all__ = ["durations", "is_pageable", "makespan", "simulate"]
@@ -49,41 +49,39 @@ def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, 
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
     for i, instruction in enumerate(program.instructions):
-        match instruction:
-            case Record(stream, event):
-                events[event] = free[stream]
-            case Wait(stream, event):
-                if event not in events:
-                    raise ProgramError(f"{stream} waits for e{event}, which is not recorded before")
-                free[stream] = max(free[stream], events[event])
-            case Run() | Copy():
-                streams = occupied(instruction)
-                start = max([free[stream] for stream in streams])
-                end = start + seconds[i]
-                if math.isinf(end):
-                    raise ScheduleError(f"{instruction} on {instruction.stream} would end later than a float can say")
-                for stream in streams:
-                    free[stream] = end
-                yield i, instruction, start, end
+        stream = instruction.stream
+        if isinstance(instruction, (Run, Copy)):
+            also = instruction.also if isinstance(instruction, Copy) else None
+            start = free[stream] if also is None else max(free[stream], free[also])
+            end = start + seconds[i]
+            if end == math.inf:
+                raise ScheduleError(f"{instruction} on {stream} would end later than a float can say")
+            free[stream] = end
+            if also is not None:
+                free[also] = end
+            yield i, instruction, start, end
+        elif isinstance(instruction, Record):
+            events[instruction.event] = free[stream]
+        elif isinstance(instruction, Wait):
+            if instruction.event not in events:
+                raise ProgramError(f"{stream} waits for e{instruction.event}, which is not recorded before")
+            free[stream] = max(free[stream], events[instruction.event])
 
 
 def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
     """Return the modelled seconds of each instruction; records, waits and frees take none."""
-
-    def seconds(instruction: Instruction) -> float:
+    found = [0.0] * len(program.instructions)
+    for i, instruction in enumerate(program.instructions):
         if isinstance(instruction, Run):
-            time = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
+            found[i] = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
         elif isinstance(instruction, Copy):
             nbytes = _nbytes(instruction, graph, costs)
-            slow = is_pageable(instruction, graph, machine, costs)
-            time = machine.copy_seconds(instruction.source, instruction.destination, nbytes, slow)
-        else:
-            return 0.0
-        if math.isinf(time):
-            raise ScheduleError(f"{instruction.stream} cannot {instruction}: costs and links make it take for ever")
-        return time
-
-    return tuple([seconds(instruction) for instruction in program.instructions])
+            slow = bool(costs.pageable) and is_pageable(instruction, graph, machine, costs)
+            found[i] = machine.copy_seconds(instruction.source, instruction.destination, nbytes, slow)
+    if math.inf in found:
+        never = program.instructions[found.index(math.inf)]
+        raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
+    return tuple(found)
 
 
 def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:

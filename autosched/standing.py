@@ -36,11 +36,14 @@ class Standing(Generic[Name, Item]):
         """Note that a version of a value is on a device now."""
         self._items[value, version, device] = item
         self._latest[value, device] = version
-        self._early.pop((value, device), None)
+        if self._early:
+            self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
         """Return what is kept of this version on this device; None if it is not there, with all its parts."""
-        return None if (value, device) in self._early else self._items.get((value, version, device))
+        if self._early and (value, device) in self._early:
+            return None
+        return self._items.get((value, version, device))
 
     def held(self, value: Name, device: str) -> Item | None:
         """Return what is kept of a value on a device, whatever has been written of it; None if it is not there."""

@@ -61,7 +61,12 @@ def is_deeper(most: int, tree: Any) -> bool:
     """
     if not isinstance(tree, _TREES):
         return False
-    return most == 0 or any(is_deeper(most - 1, item) for item in (tree.values() if isinstance(tree, dict) else tree))
+    if most == 0:
+        return True
+    for item in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(item, _TREES) and is_deeper(most - 1, item):
+            return True
+    return False
 
 
 def match(shape: Any, tree: Any) -> Iterator[Any]:

@@ -16,16 +16,16 @@ grows with instructions times streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from autosched.clocks import Clocks, Stamp
+from autosched.clocks import Clocks, Stamp, alone
 from autosched.errors import GraphError, ProgramError
 from autosched.graph import HOST, Graph, Task, Use, Value
 from autosched.machine import Machine
 from autosched.parts import Accesses, Part
-from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
 from autosched.standing import Standing
 
 __all__ = ["verify"]
@@ -41,16 +41,13 @@ class _Memory:
 
     owners: tuple[Stream, ...]  # empty where any stream of the device may free it
     accesses: Accesses = field(default_factory=Accesses)
-    uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream
+    uses: dict[int, int] = field(default_factory=dict)  # the last of each stream
     freed: bool = False
     kept: bool = False  # inputs, constants and outputs stay
 
 
-class _Held(NamedTuple):
-    """A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory."""
-
-    memory: _Memory
-    maker: int
+# A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory.
+_Held = tuple[_Memory, int]
 
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
@@ -86,10 +83,12 @@ def _check_machine(program: Program, machine: Machine) -> None:
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
                 raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
-    for at, copy in enumerate(program.instructions):
-        if isinstance(copy, Copy) and machine.link(copy.source, copy.destination) is None:
+    ends = dict.fromkeys((i.source, i.destination) for i in program.instructions if isinstance(i, Copy))
+    apart = [pair for pair in ends if machine.link(*pair) is None]
+    for at, copy in enumerate(program.instructions if apart else ()):
+        if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
             what = f"no link joins {copy.source} and {copy.destination}"
-            raise ProgramError(_shown(program, at, "place", what, None))
+            raise ProgramError(excerpt(program, at, "place", what, None))
 
 
 class _Verifier:
@@ -98,14 +97,18 @@ class _Verifier:
         self.graph = graph
         self.host = host
         self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
-        self.clocks = Clocks(program.streams)
+        self.clocks = Clocks(program.streams, alone(program.instructions))
+        self.index = self.clocks.index
+        self.own = 0  # the stream of the instruction at hand
+        self.clock: tuple[int, ...] = ()  # and what that is behind
+        self.events: dict[int, Stamp] = {}
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
         self.outputs = dict(program.outputs)
         self.at = -1
         self.standing: Standing[str, _Held] = Standing()
         self.written: dict[int, _Memory] = {}  # by root, of what is written in parts: the one block that is
-        self.blocks: dict[_Place, _Memory] = {}  # under the name with which each was made
+        self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
         self.home: dict[str, _Memory] = {}
         self.at_home: dict[str, int] = {}  # the version of it that is there
         self.ran: dict[int, int] = {}  # by task, where in the program
@@ -115,24 +118,17 @@ class _Verifier:
         self._inputs()
         for at, instruction in enumerate(self.program.instructions):
             self.at = at
-            match instruction:
-                case Run():
-                    self._run(instruction)
-                case Copy():
-                    self._copy(instruction)
-                case Record(_, event):
-                    if event in self.clocks.events:
-                        self._fail("events", f"event e{event} is recorded twice")
-                    self.clocks.record(instruction)
-                case Wait(_, event):
-                    if event not in self.clocks.events:
-                        self._fail("events", f"event e{event} is waited for but not recorded before")
-                    self.clocks.wait(instruction)
-                case Free():
-                    self._free(instruction)
+            if isinstance(instruction, Run):
+                self._run(instruction)
+            elif isinstance(instruction, Copy):
+                self._copy(instruction)
+            elif isinstance(instruction, Free):
+                self._free(instruction)
+            elif isinstance(instruction, Record):
+                self._record(instruction)
+            elif isinstance(instruction, Wait):
+                self._wait(instruction)
         self._end()
-
-    # ---- the laws, an instruction at a time
 
     def _inputs(self) -> None:
         found, names = sorted(name for name, _ in self.program.inputs), sorted(v.name for v in self.graph.sources)
@@ -142,19 +138,34 @@ class _Verifier:
             self.home[name] = block = self._new((name, 0, device), ())
             self.at_home[name], block.kept = 0, True
 
+    def _record(self, record: Record) -> None:
+        if record.event in self.events:
+            self._fail("events", f"event e{record.event} is recorded twice")
+        self.events[record.event] = self.clocks.now(self.index[record.stream])
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.event not in self.events:
+            self._fail("events", f"event e{wait.event} is waited for but not recorded before")
+        self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
+
+    def _advance(self, stream: Stream, also: Stream | None = None) -> None:
+        """Let a run or copy take place; what is asked from now on is asked of it."""
+        self.own = self.index[stream]
+        stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
+        self.stamps[self.at], self.clock = stamp, stamp[2]
+
     def _run(self, run: Run) -> None:
-        task = self._task(run)
+        task, device = self._task(run), run.stream.device
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
         self._place(run, task)
-        self.stamps[self.at] = self.clocks.advance(run)
+        self._advance(run.stream)
         for dependency in task.dependencies:
             if dependency.kind == "order":
-                self._follow(run, task, self.graph.tasks[dependency.task])
-        written = {use.value for use in task.writes}
-        used = {use.value: self._access(run, task, use, use.value in written) for use in task.reads}
+                self._follow(task, self.graph.tasks[dependency.task])
+        used = {use.value: self._access(device, task, use, use in task.writes) for use in task.reads}
         for value, version in task.changes:
-            self._change(self.names[value], version, run.stream.device)
+            self._change(self.names[value], version, device)
         for use in task.outputs:
             if self.graph.is_used(use.value):
                 self._make(run, use, used)
@@ -164,7 +175,7 @@ class _Verifier:
         must = self.host if task.device == HOST else task.device
         if must not in (None, run.stream.device):
             self._fail("place", f"task {task.name!r} must run on {must}")
-        for values in self.graph.bonds(task):
+        for values in self.graph.bonds(task) if self.graph.kept_together else ():
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
                 self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
@@ -172,27 +183,27 @@ class _Verifier:
     def _change(self, name: str, version: int, device: str) -> None:
         stands = self.standing.change(name, version, device)
         held = self.standing.held(name, device)
-        if stands is not None and held is not None and held.memory is self.home.get(name):
+        if stands is not None and held is not None and held[0] is self.home.get(name):
             self.at_home[name] = stands
 
-    def _follow(self, run: Run, task: Task, before: Task) -> None:
+    def _follow(self, task: Task, before: Task) -> None:
         what = f"task {before.name!r}, after which {task.name!r} must run,"
         if before.index not in self.ran:
             self._fail("order", f"{what} has not run")
-        if not self._behind(run, self.ran[before.index]):
-            self._race(what, self.ran[before.index])
+        if not self._behind(self.ran[before.index]):
+            self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
-    def _access(self, run: Run, task: Task, use: Use, writes: bool) -> _Memory:
+    def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
         """Hold an argument of a task to the laws."""
         value = self.graph.values[use.value]
-        part, device = self.graph.touched(task, use.value), run.stream.device
+        part = None if task.part is None else self.graph.touched(task, use.value)
         if part is None:
             place = value.name, use.version, device
-            block = self._use(run, place, self.standing.get(*place), value.part, writes)
+            block = self._use(place, self.standing.get(*place), value.part, writes)
         else:  # the versions of other parts do not matter
             stands = self.standing.latest(value.name, device)
             place = value.name, use.version if stands is None else stands, device
-            block = self._use(run, place, self.standing.held(value.name, device), part, writes)
+            block = self._use(place, self.standing.held(value.name, device), part, writes)
             self._check_part(task, value, block, part)
         if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
             self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
@@ -216,36 +227,35 @@ class _Verifier:
         root, place = self.graph.values[use.value].root, (self.names[use.value], use.version, run.stream.device)
         if root == use.value:
             block = self._new(place, (run.stream,))
-            block.uses[run.stream] = self.at
+            block.uses[self.own] = self.at
             block.accesses.write(self.graph.values[root].part, self.at)
         else:
             base = next(block for value, block in used.items() if self.graph.values[value].root == root)
-            self.standing.put(*place, _Held(base, self.at))
+            self.standing.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
         if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
             self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
-        self.stamps[self.at] = self.clocks.advance(copy)
+        self._advance(copy.stream, copy.also)
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
-        self._use(copy, source, self.standing.get(*source), part, writes=False)
-        standing = self.standing.get(*target)
-        if standing is not None and not standing.memory.freed:
+        self._use(source, self.standing.get(*source), part, writes=False)
+        if (there := self.standing.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
                 self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
-            self._touch(copy, block, part, writes=True)
+            self._touch(block, part, writes=True)
             self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
-            self.standing.put(*target, _Held(block, self.at))
+            self.standing.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
             block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
             block.accesses.write(part, self.at)
-        block.uses[copy.stream] = self.at
+        block.uses[self.own] = self.at
 
     def _part(self, name: str) -> Part:
         try:
@@ -258,15 +268,17 @@ class _Verifier:
         held = self.standing.get(*place)
         if held is None:
             self._fail("free", f"{_named(place)} is not there to be freed")
-        block = held.memory
+        block = held[0]
         if block.freed:
             self._fail("free", f"{_named(place)} is freed twice")
         if block.kept:
             self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
         if block.owners and free.stream not in block.owners:
             self._fail("free", f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it")
+        self.own = self.index[free.stream]
+        self.clock = self.clocks.behind[self.own]
         for use in block.uses.values():
-            if not self._behind(free, use):
+            if not self._behind(use):
                 self._fail("free", f"{_named(place)} is freed while {self._verb(use)} may still use it", use)
         block.freed = True
 
@@ -285,7 +297,7 @@ class _Verifier:
             place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
                 self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
-        for place, block in self.blocks.items():
+        for block, place in self.blocks.items():
             if not block.freed and not block.kept:
                 self._fail("free", f"{_named(place)} is never freed")
 
@@ -293,44 +305,53 @@ class _Verifier:
         held = self.standing.get(*place)
         if held is None:
             self._fail("result", f"{what}, {_named(place)}, is not there at the end")
-        if held.memory.freed:
+        if held[0].freed:
             self._fail("result", f"{what}, {_named(place)}, is freed")
-        return held.memory
-
-    # ---- memory
+        return held[0]
 
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
-        self.blocks[place] = block = _Memory(owners)
-        self.standing.put(*place, _Held(block, self.at))
+        self.blocks[block := _Memory(owners)] = place
+        self.standing.put(*place, (block, self.at))
         return block
 
-    def _use(self, instruction: Run | Copy, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
+    def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
         """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
-        if not self._behind(instruction, maker):
-            self._race(f"{_named(place)} is made by {self._verb(maker)}, which", maker)
-        self._touch(instruction, block, part, writes, place)
+        if not self._behind(maker):
+            self._fail("order", f"{_named(place)} is made by {self._verb(maker)}, which is not waited for", maker)
+        self._touch(block, part, writes, place)
         return block
 
-    def _touch(
-        self, instruction: Run | Copy, block: _Memory, part: Part, writes: bool, place: _Place | None = None
-    ) -> None:
+    def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
         """Hold an access to the laws: behind all that it conflicts with."""
-        writers, readers = block.accesses.write(part, self.at) if writes else (block.accesses.read(part, self.at), [])
-        what = f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
+        readers: Sequence[int] = ()
+        if writes:
+            writers, readers = block.accesses.write(part, self.at)
+        else:
+            writers = block.accesses.read(part, self.at)
         for before in writers:
-            if not self._behind(instruction, before):
+            if not self._behind(before):
                 if place is not None:
-                    self._race(f"{_named(place)} is made by {self._verb(before)}, which", before)
-                self._race(f"{what} memory that {self._verb(before)} wrote, which", before)
+                    self._fail(
+                        "order", f"{_named(place)} is made by {self._verb(before)}, which is not waited for", before
+                    )
+                self._fail(
+                    "order",
+                    f"{self._writing()} memory that {self._verb(before)} wrote, which is not waited for",
+                    before,
+                )
         for before in readers:
-            if not self._behind(instruction, before):
-                self._race(f"{what} memory that {self._verb(before)} reads, which", before)
-        block.uses[instruction.stream] = self.at
+            if not self._behind(before):
+                self._fail(
+                    "order",
+                    f"{self._writing()} memory that {self._verb(before)} reads, which is not waited for",
+                    before,
+                )
+        block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
         """Return why a place holds nothing."""
@@ -341,23 +362,26 @@ class _Verifier:
         elsewhere = [other for other in self.standing.where(value, version) if other != device]
         if stands is not None and stands == version:
             return "a part of it was overwritten by what comes later"
-        return (
-            f"not there; it is on {elsewhere[0]}: a copy is missing"
-            if elsewhere
-            else ("not there; nothing made it before")
-        )
+        where = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        return f"not there; {where}"
 
-    def _behind(self, instruction: Instruction, before: int) -> bool:
-        """Whether an earlier access has surely ended. The clocks already contain the instruction itself."""
-        return before == _GIVEN or self.clocks.passed(self.stamps[before], instruction.stream)
-
-    # ---- telling
+    def _behind(self, before: int) -> bool:
+        """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
+        if before == _GIVEN:
+            return True
+        stream, position, _ = self.stamps[before]
+        return stream == self.own or self.clocks.reaches(self.clock, stream, position)
 
     def _task(self, run: Run) -> Task:
         try:
             return self.graph.task(run.task)
         except GraphError as error:
             self._fail("single", str(error))
+
+    def _writing(self) -> str:
+        """Return what messages call the write at hand."""
+        instruction = self.program.instructions[self.at]
+        return f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
 
     def _verb(self, at: int) -> str:
         """Return what messages call a run or copy."""
@@ -367,28 +391,10 @@ class _Verifier:
         assert isinstance(instruction, Copy)
         return f"the copy of {instruction.value!r} to {instruction.destination}"
 
-    def _race(self, what: str, other: int) -> NoReturn:
-        self._fail("order", f"{what} is not waited for", other)
-
     def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
-        raise ProgramError(_shown(self.program, self.at, law, what, other))
+        raise ProgramError(excerpt(self.program, self.at, law, what, other))
 
 
 def _named(place: _Place) -> str:
     value, version, device = place
     return f"{value!r}{f' (version {version})' if version else ''} on {device}"
-
-
-def _shown(program: Program, at: int, law: str, what: str, other: int | None, around: int = 3) -> str:
-    """Return a message with the program around the fault, an arrow, and the other side of the conflict."""
-    instructions: tuple[Instruction, ...] = program.instructions
-    if not 0 <= at < len(instructions):
-        return what
-    width = max(len(str(i.stream)) for i in instructions)
-    shown = [i for i in range(len(instructions)) if abs(i - at) <= around or i == other]
-    lines: list[str] = []
-    for before, i in zip([None, *shown], shown, strict=False):
-        lines += ["    ..."] if before is not None and i != before + 1 else []
-        mark = "    <-- here" if i == at else "    <-- not waited for" if i == other else ""
-        lines.append(f"    {instructions[i].stream!s:<{width}}  {instructions[i]}{mark}")
-    return f"{what} (law: {law})\n\n" + "\n".join(lines)

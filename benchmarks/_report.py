@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,6 +35,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for line in lines
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
+
+
+def picture(name: str, about: str, svg: str, chosen: argparse.Namespace) -> Iterator[str]:
+    """Write a picture to ``results/<name>.svg``, and yield what shows it in a report, if writing was chosen."""
+    if chosen.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.svg").write_text(svg)
+        yield f"![{about}]({name}.svg)"
 
 
 def publish(

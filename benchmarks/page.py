@@ -1,7 +1,7 @@
 """The page of a schedule: how large it is, how long writing, opening and drawing it take.
 
-The graphs are those of ``planning.py``. A browser is asked where `make browser` has installed one: until the page is
-ready, and for the median of pictures of the whole timeline and of a hundredth of it, with the pixels read back.
+The graphs are those of ``planning_steps.py``. A browser is asked where `make browser` has installed one: until the page
+is ready, and for the median of pictures of the whole timeline and of a hundredth of it, with the pixels read back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from _report import options, publish, table
-from planning import layered
+from planning_steps import layered
 
 import autosched as asc
 from autosched.viz import page_html

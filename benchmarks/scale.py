@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from _report import RESULTS, options, publish, table
+from _report import options, picture, publish, table
 from pipeline import ResNet50, bound
 from torch import Tensor, nn
 from torch.nn import functional
@@ -263,11 +263,8 @@ def main() -> None:
             fixed = [ways.data_parallel(n, SEVERAL * net.rows) for n in counts]
             curves.append(("data parallel, one batch", fixed))
             parts += [f"### {SEVERAL * net.rows:,} rows in all", table(HEAD, lines("data parallel", fixed, alone))]
-        if chosen.write:
-            RESULTS.mkdir(exist_ok=True)
-            picture = f"scale-{net.name.lower()}.svg"
-            (RESULTS / picture).write_text(drawn(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone))
-            parts.append(f"![efficiency by number of GPUs]({picture})")
+        svg = drawn(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone)
+        parts += picture(f"scale-{net.name.lower()}", "efficiency by number of GPUs", svg, chosen)
     publish("scale", "Training steps on 1 to 64 GPUs, predicted", [_about(), *parts], chosen)
 
 

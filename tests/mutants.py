@@ -133,42 +133,42 @@ MUTANTS = (
     Mutant(
         "a copy does not wait for the task that wrote what it copies",
         f"{LOWERING}/hazards.py",
-        "        self.found += source.block.accesses.read(part, i)\n",
-        "        source.block.accesses.read(part, i)\n",
+        "        found = source.accesses.read(part, i)\n",
+        "        found = source.accesses.read(part, i)[:0]\n",
         SERIAL,
     ),
     Mutant(
         "a write does not wait for readers",
         f"{LOWERING}/hazards.py",
-        "                self.found += writers + readers\n            else:",
-        "                self.found += writers\n            else:",
+        "                found += writers + readers\n            else:",
+        "                found += writers\n            else:",
         SERIAL,
     ),
     Mutant(
         "a copy home does not wait for readers of the caller's tensor",
         f"{LOWERING}/hazards.py",
-        "            self.found += writers + readers\n            self.standing",
-        "            self.found += writers\n            self.standing",
+        "            found += writers + readers\n            self.standing",
+        "            found += writers\n            self.standing",
         EMULATED,
     ),
     Mutant(
         "a reader of a view does not wait for the task that makes the view",
         f"{LOWERING}/hazards.py",
-        "self.standing.put(*use, stream.device, _Held(base, i))",
-        "self.standing.put(*use, stream.device, _Held(base, -1))",
+        "self.standing.put(*use, stream.device, (base, i))",
+        "self.standing.put(*use, stream.device, (base, -1))",
         SERIAL,
     ),
     Mutant(
         "after= is forgotten",
         f"{LOWERING}/hazards.py",
-        '        self.found += [self.ran[d.task] for d in task.dependencies if d.kind == "order"]\n',
-        "",
+        'if d.kind == "order"]',
+        'if d.kind == "never"]',
         SERIAL,
     ),
     Mutant(
         "memory is freed under the version of a view of it",
         f"{LOWERING}/hazards.py",
-        "            if stands is not None and held is not None and held.block.value == self.graph.values[value].name:",
+        "            if stands is not None and held is not None and held[0].value == self.values[value].name:",
         "            if stands is not None and held is not None:",
         "tests/test_lowering.py::test_memory_is_freed_under_the_version_of_the_value_that_owns_it",
     ),
@@ -182,37 +182,37 @@ MUTANTS = (
     Mutant(
         "a record stands before the run it is for",
         f"{LOWERING}/events.py",
-        """        result.append(instruction)
-        if i in waited:
-            event[i] = len(event)
-            result.append(Record(instruction.stream, event[i]))
+        """        for item in line:
+            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
+        if i in event:
+            result.append(Record(stream, event[i]))
 """,
-        """        if i in waited:
-            event[i] = len(event)
-            result.append(Record(instruction.stream, event[i]))
-        result.append(instruction)
+        """        if i in event:
+            result.append(Record(stream, event[i]))
+        for item in line:
+            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
 """,
         SERIAL,
     ),
     Mutant(
         "a free waits for the last use alone",
         f"{LOWERING}/frees.py",
-        "        for use in block.uses.values():\n            stamp",
-        "        for use in [max(block.uses.values())]:\n            stamp",
+        "        for use in self.uses[number]:\n            user, position, _ = stamps",
+        "        for use in [max(self.uses[number])]:\n            user, position, _ = stamps",
         SERIAL,
     ),
     Mutant(
         "a copy on two streams lets no memory of the second go",
-        f"{LOWERING}/frees.py",
-        "                for stream in occupied(instruction)[1:]:\n                    self._release(stream)\n",
+        f"{LOWERING}/events.py",
+        "        if also is not None:\n            frees.release(also, line)\n",
         "",
         "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
     Mutant(
         "an event right behind the last use is overlooked, and recorded again",
         f"{LOWERING}/frees.py",
-        "if at >= position), None)",
-        "if at > position), None)",
+        "bisect_left(records, (position,))",
+        "bisect_left(records, (position + 1,))",
         "tests/test_lowering.py::test_no_two_events_are_recorded_at_one_moment",
     ),
     Mutant(
@@ -239,15 +239,15 @@ MUTANTS = (
     Mutant(
         "verify lets a free race with those who only read",
         "autosched/verify.py",
-        "        block.uses[instruction.stream] = self.at\n\n    def _missing",
-        "        if writes:\n            block.uses[instruction.stream] = self.at\n\n    def _missing",
+        "        block.uses[self.own] = self.at\n\n    def _missing",
+        "        if writes:\n            block.uses[self.own] = self.at\n\n    def _missing",
         REFERENCE,
     ),
     Mutant(
         "verify takes views to be there from the start",
         "autosched/verify.py",
-        "_Held(base, self.at)",
-        "_Held(base, _GIVEN)",
+        "(base, self.at)",
+        "(base, _GIVEN)",
         REFERENCE,
     ),
     Mutant(
@@ -281,8 +281,8 @@ MUTANTS = (
     Mutant(
         "an event forgets the last run or copy before it",
         "autosched/clocks.py",
-        "        return own, self.count[own], self.behind[own]\n\n    def record",
-        "        return own, self.count[own] - 1, self.behind[own]\n\n    def record",
+        "        return own, self.count[own], self.behind[own]\n\n    def catch_up",
+        "        return own, self.count[own] - 1, self.behind[own]\n\n    def catch_up",
         CLOCKS,
     ),
     Mutant(
@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "a value is said to be there though a part of it came early",
         "autosched/standing.py",
-        "return None if (value, device) in self._early else self._items.get((value, version, device))",
-        "return self._items.get((value, version, device))",
+        "if self._early and (value, device) in self._early:",
+        "if not self:",
         REFERENCE,
     ),
     Mutant(
@@ -435,7 +435,7 @@ MUTANTS = (
     Mutant(
         "what is kept together goes apart",
         "autosched/placement.py",
-        "        for bond in graph.bonds(task):\n            yield",
+        "        for bond in graph.bonds(task) if graph.kept_together else ():\n            yield",
         "        for bond in ():\n            yield",
         "tests/test_placement.py::test_makers_and_writers_of_what_is_kept_together_share_a_device",
     ),

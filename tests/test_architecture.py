@@ -51,12 +51,14 @@ MAY_IMPORT = {
     "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
     # deciding, pure
     "bounds": ["collecting", "errors", "graph", "machine", "costs", "placement"],  # sees what a policy sees
-    "policies": ["errors", "graph", "machine", "costs", "placement", "bounds"],
+    # robust asks what plans take
+    "policies": ["collecting", "errors", "graph", "machine", "costs", "placement", "bounds", "noise"],
     "clocks": ["program"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program
     "verify": [*DATA, *WALKING],
     "simulate": DATA,
+    "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],
     "fitting": [*DATA, "footprint", "lowering"],  # what fits into memory is what footprint counts
     "learning": DATA,
@@ -225,6 +227,11 @@ def test_imports_keep_to_the_table():
 )
 def test_the_walk_sees_each_kind_of_import(who, source, allowed):
     assert all(map(is_allowed, imports_of(who, ast.parse(source)))) is allowed
+
+
+def test_or_tools_is_asked_for_by_exact_planning_alone():
+    asking = [path.stem for path in sorted(PACKAGE.rglob("*.py")) if "ortools" in path.read_text()]
+    assert asking == ["cpsat", "exact"]
 
 
 def test_exceptions_are_in_use():

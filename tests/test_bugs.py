@@ -19,9 +19,9 @@ from autosched.backends.accelerator import Accelerator
 from autosched.backends.emulated import Emulated
 from autosched.backends.host import copy_in_host_memory
 from autosched.backends.virtual import Virtual
-from autosched.lowering.frees import insert_frees
+from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Block
-from autosched.program import Copy, Free, Record, Run, Stream, Wait
+from autosched.program import Copy, Free, Run, Stream
 from autosched.testing.comparing import difference
 
 MACHINE = asc.Machine.emulated(gpus=2)
@@ -770,14 +770,13 @@ def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> No
     """A block that three streams used, of which each seemed to be waited for along with the next, was never freed."""
     owner, a, b, c = [Stream(device, "compute") for device in "oabc"]
     instructions = [
-        Run(owner, "make"), Record(owner, 0), Wait(a, 0), Wait(b, 0), Wait(c, 0),
-        Run(a, "use"), Record(a, 1),
+        Run(owner, "make"),
+        Run(a, "use"),
         Copy(b, "x", 0, "b", "c", also=c),  # the clocks of both meet, without an event
         Run(c, "use again"),
-        Wait(b, 1),  # so b is behind a's use, and c is not
         Run(b, "other"),
-    ]  # fmt: skip
-    block = Block("x", 0, owner, {a: 1, b: 2, c: 3})
-    found = insert_frees(instructions, [block])
+    ]
+    after = [[], [0], [0], [0], [1]]  # so b is behind a's use in the end, and c is not
+    found = insert_events(instructions, after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})])
     assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
     assert found[-1] == Free(owner, "x", 0)

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.frontends.capture import Captured
-from autosched.policies import POLICIES
 from autosched.testing import scattered
 from tests.models import DEEP, KINDS, Tied, mlp, vectors
 from tests.test_codegen import fresh, on_cpu
@@ -97,9 +96,8 @@ SMALL = "mlp", "lenet", "recurrent"
     [(policy, kind) for policy in ("heft", scattered(0)) for kind in KINDS]
     + [
         pytest.param(policy, kind, marks=[] if kind in SMALL else pytest.mark.slow)
-        for policy in ("auto", *POLICIES)
+        for policy in ("auto", "single", "round_robin")
         for kind in KINDS
-        if policy != "heft"
     ],
 )
 def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) -> None:

@@ -18,12 +18,11 @@ from hypothesis import given
 import autosched as asc
 from autosched.codegen import generate
 from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
-from autosched.policies import POLICIES
 from autosched.program import Program, Record, Wait
 from autosched.testing import graphs, inputs_for, machines
 from autosched.testing.comparing import difference
+from tests.policies import policies, under_every_policy
 
-ALL = ["auto", *POLICIES]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 ONE_GPU, TWO_GPUS = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
 CPU = asc.Machine.emulated(gpus=0)
@@ -436,8 +435,8 @@ def test_the_readme_shows_what_the_code_says():
         assert part in TWO_LAYERS
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_the_code_does_what_the_serial_run_does(policy, graph, machine):
     machine = asc.Machine(machine.devices, machine.links, imagined=True)
     expected_inputs, inputs = inputs_for(graph), inputs_for(graph)

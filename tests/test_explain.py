@@ -305,8 +305,9 @@ def test_idle_times_have_causes():
 
 
 def test_efficiency_names_its_bound():
-    found = on_one_device().explain().efficiency
-    assert (found.bound, found.share) == ("work", pytest.approx(8.01 / 8.02, rel=1e-3))
+    one, two = (on_one_device(on).explain().efficiency for on in ("cuda:0", None))
+    assert (one.bound, one.share) == ("critical_path", pytest.approx(1))
+    assert (two.bound, two.share) == ("interval", pytest.approx(4.02 / 4.03))
 
 
 def test_a_task_is_compared_on_all_its_devices():

@@ -23,8 +23,8 @@ from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait
 from autosched.testing import DEVICES, graphs, inputs_for, machines
 from autosched.verify import verify
 from autosched.workers import Fault, Late, Tape, Team
+from tests.policies import policies, under_every_policy
 
-ALL = ["auto", *POLICIES]
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 CPUS, GPUS = ("cpu", "cpu:1"), ("cuda:0", "cuda:1", "cuda:2")
 
@@ -51,8 +51,8 @@ def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph, runs: int = 3
         assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_law_1_a_scheduled_run_equals_the_serial_run_at_once(
     policy: str, graph: asc.Graph, machine: asc.Machine
 ) -> None:
@@ -60,8 +60,8 @@ def test_law_1_a_scheduled_run_equals_the_serial_run_at_once(
         assert_equals_serial(schedule, graph)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_law_1_a_scheduled_run_equals_the_serial_run_emulated(
     policy: str, graph: asc.Graph, machine: asc.Machine
 ) -> None:
@@ -69,8 +69,8 @@ def test_law_1_a_scheduled_run_equals_the_serial_run_emulated(
         assert_equals_serial(schedule, graph)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines(), data=st.data())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines(), data=st.data())
 def test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving(
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
@@ -79,8 +79,8 @@ def test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving
         assert_equals_serial(schedule, graph, runs=2)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(CPUS), machine=machines(CPUS))
+@under_every_policy
+@given(policy=policies, graph=graphs(CPUS), machine=machines(CPUS))
 def test_law_1_a_scheduled_run_equals_the_serial_run_on_threads(
     policy: str, graph: asc.Graph, machine: asc.Machine
 ) -> None:
@@ -96,8 +96,8 @@ def test_law_1_outputs_go_where_they_are_wanted(graph: asc.Graph, machine: asc.M
         assert_equals_serial(schedule, graph)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_law_2_nothing_can_be_left_out(policy: str, graph: asc.Graph, machine: asc.Machine) -> None:
     program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
     for i, instruction in enumerate(program.instructions):
@@ -123,8 +123,8 @@ def test_law_3_no_makespan_is_below_a_bound_and_auto_is_not_worse_than_what_it_t
         assert schedule.makespan <= schedule.serial_seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_law_4_planning_twice_gives_the_same_and_text_reads_back(
     policy: str, graph: asc.Graph, machine: asc.Machine
 ) -> None:
@@ -156,8 +156,8 @@ for policy in ("auto", "heft", "round_robin", "single"):
     assert "compute2" in runs[0].stdout
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines(), data=st.data())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines(), data=st.data())
 def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simulator(
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
@@ -229,8 +229,8 @@ def test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run(
         assert_equals_serial(schedule, graph)
 
 
-@pytest.mark.parametrize("policy", ALL)
-@given(graph=graphs(), machine=machines())
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
 def test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept(
     policy: str, graph: asc.Graph, machine: asc.Machine
 ) -> None:

@@ -6,15 +6,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.policies import POLICIES
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Wait, occupied
 from autosched.testing.strategies import graphs, machines
 from autosched.verify import verify
+from tests.policies import policies, under_every_policy
 from tests.reference import Reference, RefusedError
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
@@ -73,8 +72,8 @@ def counts(graph: asc.Graph, program: Program, seed: int) -> tuple[int, int]:
     return len(made), sum(made)
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
-@given(graph=graphs(most=10), machine=machines(), seed=st.integers(0, 999))
+@under_every_policy
+@given(policy=policies, graph=graphs(most=10), machine=machines(), seed=st.integers(0, 999))
 def test_verify_refuses_exactly_what_the_reference_refuses(
     policy: str, graph: asc.Graph, machine: asc.Machine, seed: int
 ) -> None:

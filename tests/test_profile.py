@@ -339,6 +339,46 @@ def test_what_is_learnt_predicts_what_was_measured(seconds):
     assert again.makespan == pytest.approx(measured.makespan)
 
 
+def test_plans_that_learn_from_all_profiles_reach_the_best_and_stay_there():
+    """A GPU that is taken to be as fast as the CPU is slower at some tasks and faster at others, in virtual time.
+
+    Whoever forgets what was measured on one device when a task moves to the other plans 3.5 and 6.5 s in turn, forever.
+    """
+    graph, machine = asc.Graph(), asc.Machine.emulated(gpus=1, bytes_per_second=math.inf, latency=0)
+    x = graph.input("x")
+    graph.output(*[graph.add(torch.relu, x, name=f"t{i}") for i in range(6)])
+    names = [task.name for task in graph.tasks]
+    known = asc.Costs(default_seconds=1.0)
+    truth = asc.Costs.table({name: {"cpu": 1.0, "cuda:0": 3.0 if i < 3 else 0.25} for i, name in enumerate(names)})
+    profiles, makespans, costs = [], [], known
+    for _ in range(4):
+        placed = asc.schedule(graph, machine, costs=costs, policy="heft", backend="virtual")
+        with replace(placed, costs=truth, backend=Virtual()) as real:
+            profiles.append(replace(real.profile(x=torch.ones(2)), learn=None))
+        makespans.append(profiles[-1].makespan)
+        costs = learn(profiles, graph, machine, known)
+    assert makespans == pytest.approx([3.5, 6.5, 3.0, 3.0])
+
+
+def test_what_is_behind_a_host_read_is_learnt():
+    """No shape is known behind ``.item()``, so there nothing can be estimated."""
+
+    def slow(x, scale):
+        time.sleep(0.02)
+        return x * scale
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    scale = graph.add(lambda x: x.sum().item(), x, name="scale", on="host")
+    graph.output(y=graph.add(slow, x, scale, name="slow"))
+    with pytest.warns(UserWarning, match="no estimate for 'scale'"):
+        first = asc.schedule(graph, asc.Machine.emulated(gpus=0), examples={"x": torch.ones(8)})
+    with first:
+        costs = first.profile(x=torch.ones(8)).costs()
+    assert first.makespan < 1e-3
+    assert asc.schedule(graph, first.machine, costs=costs).makespan > 0.02
+
+
 def test_an_emulated_profile_teaches_the_next_schedule():
     def slow(x):
         time.sleep(0.03)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.clocks import Clocks
+from autosched.clocks import Clocks, Stamp, alone
 from autosched.graph import Task, Value
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
@@ -54,14 +54,16 @@ def test_vector_clocks_know_exactly_what_happens_before_what(graph: asc.Graph, m
 
 @st.composite
 def thrown_together(draw: st.DrawFn) -> Program:
-    """Runs, copies on two streams, records and waits in any order, as no schedule would have them."""
-    streams = [Stream("cuda:0", name) for name in "abc"]
+    """Runs, copies on one or two streams, records and waits in any order, as no schedule would have them."""
+    streams = [Stream("cuda:0", name) for name in "abcd"]
     instructions: list[Instruction] = []
-    for i in range(draw(st.integers(0, 16))):
+    for i in range(draw(st.integers(8, 20))):
         one, other = draw(st.permutations(streams))[:2]
         recorded = [item.event for item in instructions if isinstance(item, Record)]
         kinds: list[Instruction] = [Run(one, f"t{i}"), Copy(one, f"t{i}", 0, "cuda:0", "cuda:1", other)]
-        kinds += [Record(one, len(recorded))] + [Wait(one, event) for event in recorded]
+        kinds += [Copy(one, f"t{i}", 0, "cuda:0", "cuda:1"), Record(one, len(recorded))] + [
+            Wait(one, event) for event in recorded
+        ]
         instructions.append(draw(st.sampled_from(kinds)))
     return Program(tuple(instructions))
 
@@ -71,18 +73,39 @@ def test_vector_clocks_know_what_happens_before_what_in_any_list(program: Progra
     assert_clocks_know(program)
 
 
+def test_clocks_know_who_waited_before_a_copy_alone_and_who_waited_behind_it() -> None:
+    program = Program.parse(
+        """
+        cpu/copy-0  copy x -> cuda:0
+        cpu/copy-0  record e0
+        cuda:0/a    run t
+        cuda:0/a    record e1
+        cuda:0/a    wait e0
+        cuda:0/a    record e2
+        cuda:0/b    wait e1
+        cuda:0/b    run behind_t_alone
+        cuda:0/c    wait e2
+        cuda:0/c    run behind_both
+        """
+    )
+    assert alone(program.instructions) == {Stream("cpu", "copy-0")}
+    assert_clocks_know(program)
+
+
 def assert_clocks_know(program: Program) -> None:
     expected = happens_before(program)
-    clocks, stamps = Clocks(program.streams), {}
+    clocks, stamps = Clocks(program.streams, alone(program.instructions)), {}
+    events: dict[int, Stamp] = {}
     for b, instruction in enumerate(program.instructions):
+        streams = [clocks.index[stream] for stream in occupied(instruction)]
         if isinstance(instruction, Wait):
-            clocks.wait(instruction)
-        known = {a for a, stamp in stamps.items() if clocks.seen(stamp, instruction)}
+            clocks.catch_up(streams[0], events[instruction.event])
+        known = {a for a, stamp in stamps.items() if any(clocks.passed(stamp, stream) for stream in streams)}
         assert known == {a for a in stamps if (a, b) in expected}
         if isinstance(instruction, (Run, Copy)):
-            stamps[b] = clocks.advance(instruction)
+            stamps[b] = clocks.advance(*streams)
         elif isinstance(instruction, Record):
-            clocks.record(instruction)
+            events[instruction.event] = clocks.now(streams[0])
 
 
 def corpus(n: int, views: bool):

@@ -35,6 +35,9 @@ def add(commands: Any) -> None:
         "--policies", choices=("auto", *POLICIES), nargs="+", metavar="POLICY", default=USUAL,
         help=f"of {', '.join(USUAL)} (default: all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--noise", type=_share, metavar="SHARE", help="as 20%%: also tell what is left of it if all takes more or less"
+    )
     parser.add_argument("--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text")
     parser.add_argument("--json", action="store_const", const="json", dest="format", help="as --format json")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout")
@@ -52,12 +55,24 @@ def _compare(arguments: argparse.Namespace) -> int:
         arguments.policies,
         costs=costs,
         examples=examples_of(found, costs),
+        noise=arguments.noise,
         track=tracker("comparing"),
     )
     deliver({"text": made.__str__, "json": made.to_json, "svg": made.svg}[form](), arguments.output)
     if not made.rows:
         raise UsageError("no machine can run this; the reasons stand above")
     return 0
+
+
+def _share(text: str) -> float:
+    """Return a share: ``20%`` or ``0.2``."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 20%, got {text}")
+    return share
 
 
 def _form(output: Path | None) -> str:

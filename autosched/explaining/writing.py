@@ -24,7 +24,9 @@ _MOST_STEPS, _MOST_CAUSES = 8, 4
 _BOUNDS = {
     "critical_path": "the longest chain of tasks and copies takes that long",
     "work": "the devices need that long for all tasks together",
-    "copies": "one copy stream needs that long for what must go through it",
+    "interval": "there is a span of time in which devices must do that much",
+    "copies": "copy streams need that long for what must go through them",
+    "memory": "what does not fit in memory must be fetched, or made, again",
 }
 _PATH = {
     "compute": "computing",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from operator import itemgetter
 
 from autosched.errors import ScheduleError
-from autosched.graph import Graph, Use
+from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
-from autosched.placement import home
+from autosched.placement import Send, home
 from autosched.program import Copy, Run, Stream
 from autosched.standing import Standing
 
@@ -20,90 +21,123 @@ __all__ = ["copy_streams", "insert_copies"]
 
 
 def insert_copies(
-    graph: Graph, machine: Machine, runs: Sequence[Run], outputs: Mapping[str, str]
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    runs: Sequence[Run],
+    outputs: Mapping[str, str],
+    sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str]]:
-    """Return the runs with copies between them, and where each output is at the end, by its label."""
+    """Return the runs with copies between them, and where each output is at the end, by its label.
+
+    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
+    """
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
             raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
-    travel = _Travel(graph, machine)
-    for i, run in enumerate(runs):
-        task = graph.task(run.task)
-        for use in task.reads:
-            travel.bring(use, run.stream.device, graph.touched(task, use.value) is not None)
-        travel.made(i, run.stream.device, task.changes, task.outputs)
+    travel = _Travel(graph, machine, _slots(graph, tasks, sends))
+    for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
+        travel.run(i, task, run.stream.device)
     for value in graph.sources:
         if last := graph.last_version(value.index):
             travel.bring(Use(value.index, last), home(graph, machine, value))
     places: dict[str, str] = {}
     for label, index in graph.outputs.items():
-        value, use = graph.values[index], Use(index, graph.last_version(index))
-        made = home(graph, machine, value) if value.producer is None else travel.origin[use]
+        use = Use(index, graph.last_version(index))
+        value = graph.values[index]
+        made = home(graph, machine, value) if value.producer is None else travel.holders[use][0]
         places[label] = outputs.get(label, made)
         travel.bring(use, places[label])
-    result: list[Run | Copy] = list(travel.copies.get(-1, ()))
+    result: list[Run | Copy] = travel.behind(-1)
     for i, run in enumerate(runs):
-        result += [run, *travel.copies.get(i, ())]
+        result.append(run)
+        if i in travel.copies:
+            result += travel.behind(i)
     return result, places
+
+
+def _slots(graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]) -> dict[tuple[int, int, str], tuple[int, int]]:
+    """Return for copies the run that they shall stand behind, and their rank there."""
+    if not sends:
+        return {}
+    position = {task.name: i for i, task in enumerate(tasks)}
+    return {
+        (graph.value(send.value).index, send.version, send.device): (position[send.before] - 1, rank)
+        for rank, send in enumerate(sends)
+    }
 
 
 class _Travel:
     """Where each version of each value is, while runs are walked in issue order."""
 
-    def __init__(self, graph: Graph, machine: Machine):
+    def __init__(self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]):
         self.graph = graph
+        self.slots = slots
+        self.at = -1  # the run before the one at hand
         self.machine = machine
-        self.origin: dict[Use, str] = {}  # the device where a version was made
-        self.maker: dict[Use, int] = {}  # the run that made it, -1 for what was there
-        self.holders: dict[Use, tuple[str, ...]] = {}
-        self.standing: Standing[int, None] = Standing()
-        self.copies: dict[int, list[Copy]] = {}  # by the run that they stand behind
+        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for what was there
+        self.holders: dict[Use, tuple[str, ...]] = {}  # the devices where it is, that where it was made first
+        self.standing: Standing[int, None] = Standing()  # of values that are written, alone
+        self.copies: dict[int, list[tuple[int, Copy]]] = {}  # by the run that they stand behind, with their rank there
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
             self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
     def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self._note(use, device, maker)
-        self.standing.put(*use, device, None)
+        self.maker[use], self.holders[use] = maker, (device,)
+        if self.graph.last_version(use.value):
+            self.standing.put(*use, device, None)
 
-    def _note(self, use: Use, device: str, maker: int) -> None:
-        self.origin[use], self.maker[use], self.holders[use] = device, maker, (device,)
-
-    def made(self, run: int, device: str, changes: Sequence[Use], outputs: Sequence[Use]) -> None:
-        """Take note of what a run leaves on its device."""
-        for value, version in changes:
+    def run(self, i: int, task: Task, device: str) -> None:
+        """Bring what a run reads, and take note of what it leaves on its device."""
+        self.at = i - 1
+        for use in task.reads:
+            if task.part is not None and self.graph.touched(task, use.value) is not None:
+                self._bring_part(use, device)
+            elif device not in self.holders[use]:
+                self.bring(use, device)
+        for value, version in task.changes:
             stands = self.standing.change(value, version, device)
             if stands is not None:
-                self._note(Use(value, stands), device, run)
-        for use in outputs:
-            self._arrive(use, device, run)
+                left = Use(value, stands)
+                self.maker[left], self.holders[left] = i, (device,)
+        for use in task.outputs:
+            self._arrive(use, device, i)
 
-    def bring(self, use: Use, device: str, part: bool = False) -> None:
-        """Copy a version to a device, if it is not there; of a part any version will do, since others are not there."""
-        if part:
-            if self.standing.latest(use.value, device) is not None:
-                return
-            use = Use(use.value, 0)
-        if device in self.holders[use]:
+    def behind(self, run: int) -> list[Run | Copy]:
+        """Return the copies that stand behind a run."""
+        return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
+
+    def _bring_part(self, use: Use, device: str) -> None:
+        """Copy a value of which a part is touched, if none of it is there: where it is written, others are not."""
+        written = self.graph.last_version(use.value) > 0
+        if not written or self.standing.latest(use.value, device) is None:
+            self.bring(Use(use.value, 0), device)
+
+    def bring(self, use: Use, device: str) -> None:
+        """Copy a version to a device, if it is not there."""
+        holders = self.holders[use]
+        if device in holders:
             return
         value = self.graph.values[use.value]
-        for source in (self.origin[use], *self.holders[use]):
-            if self.machine.link(source, device):
-                break
-        else:
+        source = next((holder for holder in holders if self.machine.link(holder, device)), None)
+        if source is None:
             raise ScheduleError(
-                f"value {value.name!r} is on {self.origin[use]!r} and needed on {device!r}, but no link joins them"
+                f"value {value.name!r} is on {holders[0]!r} and needed on {device!r}, but no link joins them"
             )
-        written = value.producer is None and self.graph.last_version(use.value) > 0
-        back = written and device == home(self.graph, self.machine, value)
+        written = self.graph.last_version(use.value) > 0
+        back = written and value.producer is None and device == home(self.graph, self.machine, value)
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
         self.count += 1
-        copy = Copy(stream, value.name, use.version, source, device, also, overwrite=back)
-        self.copies.setdefault(self.maker[use], []).append(copy)
-        self.holders[use] += (device,)
-        self.standing.put(*use, device, None)
+        copy = Copy(stream, value.name, use.version, source, device, also, back)
+        slot, rank = self.slots.get((*use, device), (-1, -1))
+        slot = max(self.maker[use], min(slot, self.at))
+        self.copies.setdefault(slot, []).append((rank, copy))
+        self.holders[use] = (*holders, device)
+        if written:
+            self.standing.put(*use, device, None)
 
 
 def copy_streams(machine: Machine, source: str, destination: str, number: int = 0) -> tuple[Stream, Stream | None]:

@@ -19,7 +19,7 @@ __all__ = ["Future"]
 class Future:
     """The reads to come, of each version of a value by device; and of memory that is written in parts, all touches."""
 
-    def __init__(self, graph: Graph, runs: Sequence[Run], outputs: Mapping[str, str]):
+    def __init__(self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]):
         self.graph = graph
         self.reads: dict[Use, dict[str, deque[int]]] = {}
         self.touches: dict[tuple[int, str], deque[int]] = {}  # by root and device
@@ -30,8 +30,8 @@ class Future:
             for value in graph.values
             if graph.in_parts(value.index) and any(map(graph.last_version, graph.members(value.index)))
         }
-        for i, run in enumerate(runs):
-            self._note(i, run)
+        for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
+            self._note(i, task, run.stream.device)
         for label, index in graph.outputs.items():
             use = Use(index, graph.last_version(index))
             if label in outputs:
@@ -39,8 +39,7 @@ class Future:
             else:
                 self.anywhere.add(use)
 
-    def _note(self, i: int, run: Run) -> None:
-        task, device = self.graph.task(run.task), run.stream.device
+    def _note(self, i: int, task: Task, device: str) -> None:
         self.runs.setdefault(device, deque()).append(task)
         for use in self.needs(task):
             self.reads.setdefault(use, {}).setdefault(device, deque()).append(i)
@@ -56,9 +55,8 @@ class Future:
             elif self.graph.values[use.value].root not in self.parted:
                 yield Use(use.value, 0)
 
-    def done(self, run: Run) -> None:
-        """Take note that a run has had its turn."""
-        task, device = self.graph.task(run.task), run.stream.device
+    def done(self, task: Task, device: str) -> None:
+        """Take note that a task has had its turn on its device."""
         self.runs[device].popleft()
         for use in self.needs(task):
             self.reads[use][device].popleft()

@@ -7,7 +7,8 @@ another device, or of another part, disturbs no writer. What was freed may come 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
 from autosched.placement import home
-from autosched.program import Copy, Free, Run, Stream
+from autosched.program import Copy, Free, Run, Stream, occupied
 from autosched.standing import Standing
 
-__all__ = ["Block", "Hazards", "find_hazards"]
+__all__ = ["Block", "Hazards", "alone", "find_hazards"]
 
 
 @dataclass(eq=False, slots=True)
@@ -37,35 +38,55 @@ class Block:
 class Hazards(NamedTuple):
     """For each run or copy the positions that it must come after; and the blocks to be freed."""
 
-    after: list[tuple[int, ...]]
+    after: list[list[int]]
     blocks: list[Block]
 
 
-class _Held(NamedTuple):
-    """A value on a device: its block, and what put it there; of a view, that is not who wrote the block."""
+def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
+    """Return the streams of one copy alone that wait for no other of them, as ``clocks`` wants them.
 
-    block: Block
-    maker: int
+    Those that own memory are left out, since they wait for all who use it.
+    """
+    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
+    found = {i: each.stream for i, each in enumerate(instructions) if held[each.stream] == len(occupied(each)) == 1}
+    found = {i: stream for i, stream in found.items() if isinstance(instructions[i], Copy)}
+    waited = {found[p] for i in found for p in hazards.after[i] if p in found and not _implied(hazards.after, i, p)}
+    return frozenset(found.values()).difference(waited, (block.owner for block in hazards.blocks))
+
+
+def _implied(after: Sequence[Sequence[int]], i: int, before: int) -> bool:
+    """Whether ``i`` comes after another that comes after ``before``."""
+    return any(before in after[between] for between in after[i])
+
+
+# A value on a device: its block, and what put it there; of a view, that is not who wrote the block.
+_Held = tuple[Block, int]
 
 
 def find_hazards(
-    graph: Graph, machine: Machine, instructions: Sequence[Run | Copy | Free], outputs: Mapping[str, str]
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    instructions: Sequence[Run | Copy | Free],
+    outputs: Mapping[str, str],
 ) -> Hazards:
     """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end.
 
-    Where frees stand among them memory is limited: what takes memory on a device comes after all frees there before it.
+    ``tasks`` are those of the runs, in their order. Where frees stand among them memory is limited: what takes memory
+    on a device comes after all frees there before it.
     """
     walk = _Walk(graph, machine)
+    coming = iter(tasks)
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Run):
-            walk.run(i, instruction, graph.task(instruction.task))
+            walk.run(i, instruction.stream, next(coming))
         elif isinstance(instruction, Copy):
             walk.copy(i, instruction)
         else:
             walk.free(i, instruction)
     for label, device in outputs.items():
         value = graph.outputs[label]
-        walk.held(value, graph.last_version(value), device).block.kept = True
+        walk.held(value, graph.last_version(value), device)[0].kept = True
     for block, device in walk.unread:
         block.owner = block.owner or Stream(device, "compute")
     return Hazards(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
@@ -74,11 +95,11 @@ def find_hazards(
 class _Walk:
     def __init__(self, graph: Graph, machine: Machine):
         self.graph = graph
+        self.values = graph.values
         self.standing: Standing[int, _Held] = Standing()
         self.home: dict[int, Block] = {}  # of inputs and constants
         self.blocks: list[Block] = []
-        self.after: list[tuple[int, ...]] = []
-        self.found: list[int] = []  # what the run or copy at hand must come after
+        self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
         self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
         self.unread: list[tuple[Block, str]] = []  # what no stream of its device had touched when it came
@@ -87,96 +108,105 @@ class _Walk:
             self.home[value.index].kept = True
 
     def _new(self, i: int, use: Use, device: str, owner: Stream | None) -> Block:
-        block = Block(self.graph.values[use.value].name, use.version, owner)
+        index, version = use
+        value = self.values[index]
+        block = Block(value.name, version, owner)
         self.blocks.append(block)
-        self.standing.put(*use, device, _Held(block, i))
+        self.standing.put(index, version, device, (block, i))
         if i >= 0:
-            block.accesses.write(self.graph.values[use.value].part, i)
-            self.found += self.room.get(device, {}).values()
+            block.accesses.write(value.part, i)
         return block
 
     def held(self, value: int, version: int, device: str) -> _Held:
         """Return what a device holds of a version, which must be there."""
         found = self.standing.get(value, version, device)
-        assert found is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        assert found is not None, f"{self.values[value].name}@{version} is not on {device}"
         return found
 
-    def _touched(self, i: int, stream: Stream, held: _Held) -> Block:
-        if held.block.owner is None:
-            held.block.owner = stream
-        held.block.uses[stream] = i
-        self.found.append(held.maker)
-        return held.block
-
-    def run(self, i: int, run: Run, task: Task) -> None:
+    def run(self, i: int, stream: Stream, task: Task) -> None:
         """Note what a run reads, writes and makes, and which tasks it was told to follow."""
-        stream, device = run.stream, run.stream.device
-        self.found += [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
+        device, values = stream.device, self.values
+        found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
-        written = {use.value for use in task.writes}
         blocks: dict[int, Block] = {}
-        for value, version in task.reads:
-            part = self.graph.touched(task, value)
-            held = self.held(value, version, device) if part is None else self.standing.held(value, device)
-            assert held is not None
-            block = blocks[value] = self._touched(i, stream, held)
-            part = part or self.graph.values[value].part
-            if value in written:
-                writers, readers = block.accesses.write(part, i)
-                self.found += writers + readers
+        for use in task.reads:
+            value, version = use
+            part = None if task.part is None else self.graph.touched(task, value)
+            held = self.standing.get(value, version, device) if part is None else self.standing.held(value, device)
+            assert held is not None, f"{values[value].name}@{version} is not on {device}"
+            block, maker = held
+            blocks[value] = block
+            if block.owner is None:
+                block.owner = stream
+            block.uses[stream] = i
+            found.append(maker)
+            if use in task.writes:
+                writers, readers = block.accesses.write(part or values[value].part, i)
+                found += writers + readers
             else:
-                self.found += block.accesses.read(part, i)
+                found += block.accesses.read(part or values[value].part, i)
+        if task.changes:
+            self._change(task, device)
+        for use in task.outputs:
+            if self.graph.is_used(use.value):
+                found += self._make(i, stream, use, blocks)
+        self.after.append(_earlier(i, found))
+
+    def _change(self, task: Task, device: str) -> None:
+        """Take on what a run writes, and the name of the memory in which that is."""
         for value, version in task.changes:
             stands = self.standing.change(value, version, device)
             held = self.standing.held(value, device)
-            if stands is not None and held is not None and held.block.value == self.graph.values[value].name:
-                held.block.version = stands
-        for use in task.outputs:
-            if self.graph.is_used(use.value):
-                self._make(i, stream, use, blocks)
-        self._close(i)
+            if stands is not None and held is not None and held[0].value == self.values[value].name:
+                held[0].version = stands
 
-    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> None:
-        """Put a result into memory of its own, or into that of the argument of which it is a view."""
-        root = self.graph.values[use.value].root
+    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> Collection[int]:
+        """Put a result into memory of its own, or that of the argument of which it is a view; return who made room."""
+        root = self.values[use.value].root
         if root == use.value:
             self._new(i, use, stream.device, stream).uses[stream] = i
-            return
-        base = next(block for value, block in blocks.items() if self.graph.values[value].root == root)
-        self.standing.put(*use, stream.device, _Held(base, i))
+            return self._frees(stream.device)
+        base = next(block for value, block in blocks.items() if self.values[value].root == root)
+        self.standing.put(*use, stream.device, (base, i))
+        return ()
 
     def copy(self, i: int, copy: Copy) -> None:
         """Note what a copy reads, and the block that it fills."""
-        use = Use(self.graph.value(copy.value).index, copy.version)
-        part = self.graph.values[use.value].part
-        source = self.held(*use, copy.source)
-        if copy.stream.device == copy.source:
-            self._touched(i, copy.stream, source)
-        else:
-            source.block.uses[copy.stream] = i
-            self.found.append(source.maker)
-        self.found += source.block.accesses.read(part, i)
+        stream = copy.stream
+        value = self.graph.value(copy.value)
+        use, part = Use(value.index, copy.version), value.part
+        source, maker = self.held(*use, copy.source)
+        if source.owner is None and stream.device == copy.source:
+            source.owner = stream
+        source.uses[stream] = i
+        found = source.accesses.read(part, i)
+        found.append(maker)
         if copy.overwrite:
             block = self.home[use.value]
             writers, readers = block.accesses.write(part, i)
-            self.found += writers + readers
-            self.standing.put(*use, copy.destination, _Held(block, i))
+            found += writers + readers
+            self.standing.put(*use, copy.destination, (block, i))
         else:
-            owner = copy.also or (copy.stream if copy.stream.device == copy.destination else None)
+            owner = copy.also or (stream if stream.device == copy.destination else None)
             block = self._new(i, use, copy.destination, owner)
+            found += self._frees(copy.destination)
             if owner is None:
                 self.unread.append((block, copy.destination))
-        block.uses[copy.stream] = i
-        self._close(i)
+        block.uses[stream] = i
+        self.after.append(_earlier(i, found))
 
     def free(self, i: int, free: Free) -> None:
         """Note that a block goes back, behind all who used it."""
-        block = self.held(self.graph.value(free.value).index, free.version, free.stream.device).block
+        block, _ = self.held(self.graph.value(free.value).index, free.version, free.stream.device)
         block.owner, block.freed = free.stream, True
-        self.found += block.uses.values()
         self.room.setdefault(free.stream.device, {})[free.stream] = i
-        self._close(i)
+        self.after.append(_earlier(i, [*block.uses.values()]))
 
-    def _close(self, i: int) -> None:
-        self.after.append(tuple(sorted({p for p in self.found if 0 <= p < i})))
-        self.found.clear()
+    def _frees(self, device: str) -> Collection[int]:
+        return self.room[device].values() if device in self.room else ()
+
+
+def _earlier(i: int, found: Sequence[int]) -> list[int]:
+    """Return the positions before ``i``, each once, in order."""
+    kept = {p for p in found if 0 <= p < i}
+    return sorted(kept) if len(kept) > 1 else list(kept)

@@ -48,18 +48,24 @@ class _Block:
 
 
 def spill_copies(
-    graph: Graph, machine: Machine, runs: Sequence[Run], outputs: Mapping[str, str], nbytes: Sequence[float]
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    runs: Sequence[Run],
+    outputs: Mapping[str, str],
+    nbytes: Sequence[float],
 ) -> tuple[list[Run | Copy | Free], dict[str, str]]:
     """Return the runs with copies and frees between them, and where each output is at the end, by its label.
 
-    ``nbytes`` is by value (index). Raises ScheduleError where something finds no room, naming what is in its way.
+    ``tasks`` are those of the runs, in their order; ``nbytes`` is by value (index). Raises ScheduleError where
+    something finds no room, naming what is in its way.
     """
-    walk = _Walk(graph, machine, Future(graph, runs, outputs), nbytes)
+    walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
     walk.send(walk.reads_of_sources())
     for device in machine.names:
         walk.fetch_ahead(device)
-    for run in runs:
-        walk.run(run)
+    for task, run in zip(tasks, runs, strict=True):
+        walk.run(task, run)
     return walk.result, walk.end(outputs)
 
 
@@ -96,9 +102,9 @@ class _Walk:
         }
         return sorted(uses, key=first.__getitem__)
 
-    def run(self, run: Run) -> None:
+    def run(self, task: Task, run: Run) -> None:
         """Bring what a run reads, make room for what it makes, and let it run."""
-        task, device = self.graph.task(run.task), run.stream.device
+        device = run.stream.device
         self.busy = set()
         missing = list(self._missing(task, device))
         for use in missing:
@@ -115,7 +121,7 @@ class _Walk:
                 blocks[use.value] = self._put(use, device, run.stream)
             elif self.graph.is_used(use.value):
                 self._share(use, blocks[self.graph.values[use.value].root])
-        self.future.done(run)
+        self.future.done(task, device)
         self.busy = set()
         for block in dict.fromkeys(blocks.values()):
             self._look_ahead(block)

@@ -7,11 +7,10 @@ NeurIPS 2020): a maximum matching of the transitive reduction cuts the tasks int
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from autosched.graph import Graph
+from autosched.graph import Graph, Task
 from autosched.machine import Machine
-from autosched.placement import Placement
 from autosched.program import Run, Stream
 
 __all__ = ["assign_streams"]
@@ -19,17 +18,19 @@ __all__ = ["assign_streams"]
 _REDUCED = 20_000  # tasks of one device up to which reachability is kept (n * n bits)
 
 
-def assign_streams(graph: Graph, machine: Machine, placement: Placement) -> list[Run]:
-    """Return a run for each task, in the placement's order."""
+def assign_streams(graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]) -> list[Run]:
+    """Return a run for each of all tasks, which are in issue order, on its device."""
     on: dict[str, list[int]] = {name: [] for name in machine.names}
-    for name in placement.order:
-        on[placement.device[name]].append(graph.task(name).index)
+    for task in tasks:
+        on[device[task.name]].append(task.index)
     stream: dict[int, Stream] = {}
-    for device, tasks in on.items():
-        streams = [Stream(device, f"compute{number or ''}") for number in range(machine.device(device).streams)]
-        numbers = [0] * len(tasks) if len(streams) == 1 else _choose(graph, tasks, len(streams))
-        stream.update((task, streams[number]) for task, number in zip(tasks, numbers, strict=True))
-    return [Run(stream[graph.task(name).index], name) for name in placement.order]
+    for name, indices in on.items():
+        streams = [Stream(name, f"compute{number or ''}") for number in range(machine.device(name).streams)]
+        if len(streams) == 1:
+            stream.update(dict.fromkeys(indices, streams[0]))
+        else:
+            stream.update(zip(indices, map(streams.__getitem__, _choose(graph, indices, len(streams))), strict=True))
+    return [Run(stream[task.index], task.name) for task in tasks]
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:

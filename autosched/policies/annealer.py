@@ -6,7 +6,6 @@ was given.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,13 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.policies.annealing import anneal, decode
-from autosched.policies.listing import Listing
+from autosched.policies.annealing import anneal
+from autosched.policies.listing import Listed, Listing
 from autosched.policies.tables import Tables
 
 __all__ = ["Annealer", "cool", "cool_until"]
 
+Report = Callable[[float, float], None]  # is told the part that is done, and the best makespan
+
 _STEPS = 50  # of temperature in a round
+# Of each round the first temperature, in mean seconds of a task, and what more work weighs. No one pair is best: plans
+# that copies hold up want heat and no weight, those that fill their devices little heat and much weight.
+_ROUNDS = ((0.1, 0.3), (0.5, 0.0), (0.2, 0.0), (0.1, 0.0), (0.05, 0.3), (0.02, 1.0))
 _COLD = 0.005  # the last temperature, in mean seconds of a task
 
 
@@ -36,7 +40,6 @@ class _State(NamedTuple):
     other_finish: Any
     best_order: Any
     best_device: Any
-    best_start: Any
     tail: Any
     chain: Any
     moved: Any
@@ -53,62 +56,45 @@ class _State(NamedTuple):
 
 
 class Annealer:
-    """A placement being improved. ``device`` and ``order`` are the best found, ``makespan`` is theirs."""
+    """A plan being improved; ``makespan`` is that of the best found. Nothing is better than ``bound``."""
 
-    def __init__(self, listing: Listing, device: Any, order: Any, makespan: float, seed: int = 0, bound: float = 0.0):
+    def __init__(self, listing: Listing, found: Listed, seed: int = 0, bound: float = 0.0):
         self.listing, self.bound = listing, bound
-        self.makespan = self._current = makespan
-        self._state = _state(listing, device, order, seed)
-        self._planning = listing.planning()
-        self._keep = len(self._planning.begins) // len(self._planning.gaps)
-        self.mean = float(_scale(listing))
-        self._settle()
+        self.makespan = self._current = found.makespan
+        self._state = _state(listing, found, seed)
+        self.mean = _scale(listing)
+        self.again()
 
     @property
-    def device(self) -> Any:
-        """The device of each task in the best state."""
-        return self._state.best_device
-
-    @property
-    def order(self) -> Any:
-        """The tasks in the best state, by their start; where copies leave in order of issue, as they are issued."""
-        w = self._state
-        return w.best_order if self.listing.contention else self.listing.by_start(w.best_start)
-
-    def _settle(self) -> None:
-        """Time the state, and take it as the best if it is."""
-        w, listing = self._state, self.listing
-        if listing.contention:
-            end, start, finish = listing.evaluate(w.device, w.order)
-        else:
-            start, finish = w.other_start, w.other_finish
-            end = listing.mode(decode)(
-                listing.tables, w.order, w.device, w.tail, start, finish, math.inf, self._planning, self._keep
-            )
-        w.start[:], w.finish[:] = start, finish
-        self._current = end
-        if end <= self.makespan or math.isnan(w.best_start[0]):
-            self.makespan = end
-            w.best_order[:], w.best_device[:], w.best_start[:] = w.order, w.device, start
+    def best(self) -> Listed:
+        """The best plan found."""
+        return self.listing.placed(self._state.best_device, self._state.best_order)
 
     def again(self) -> None:
-        """Go back to the best state, its tasks in the order of their starts."""
-        w = self._state
-        w.order[:], w.device[:] = self.listing.by_start(w.best_start), w.best_device
-        self._settle()
+        """Go back to the best state, its tasks in the order of their starts if that is not worse."""
+        w, best = self._state, self.best
+        order = self.listing.by_start(best.start)
+        sorted_by_start = self.listing.placed(w.best_device, order)
+        if sorted_by_start.makespan <= best.makespan:
+            best = sorted_by_start
+            w.best_order[:] = order
+        w.order[:], w.device[:], w.start[:], w.finish[:] = w.best_order, w.best_device, best.start, best.finish
+        self.makespan = self._current = best.makespan
 
-    def move(self, moves: int, heat: float) -> None:
-        """Make so many moves at one temperature, in mean seconds of a task."""
+    def move(self, moves: int, heat: float, weight: float = 0.0) -> None:
+        """Make so many moves at one temperature, in mean seconds of a task.
+
+        More work, spread over the devices, counts as ``weight`` times as much of the makespan.
+        """
         listing = self.listing
         self._current, self.makespan = listing.mode(anneal)(
             listing.tables,
             self._state,
-            self._planning,
-            listing.timing,
-            self._keep,
-            listing.contention,
+            listing.planning,
+            listing.keep,
             moves,
             heat * self.mean,
+            weight / listing.devices,
             self._current,
             self.makespan,
             self.bound,
@@ -120,35 +106,32 @@ class Annealer:
         return self.makespan <= self.bound
 
 
-def cool(
-    annealer: Annealer, moves: int, report: Callable[[float, float], None], hot: float = 0.5, rounds: int = 3
-) -> None:
-    """Make so many moves in all, in rounds that cool down from ``hot`` mean seconds of a task, later ones from half."""
-    for step in range(rounds * _STEPS):
+def cool(annealer: Annealer, moves: int, report: Report) -> None:
+    """Make so many moves in all, in rounds that each begin with the best and cool down."""
+    for step in range(len(_ROUNDS) * _STEPS):
         turn, part = divmod(step, _STEPS)
         if annealer.done:
             return
         if step and not part:
             annealer.again()
-        annealer.move(-(-moves // (rounds * _STEPS)), _heat(hot if turn == 0 else hot / 2, part / (_STEPS - 1)))
-        report(step / (rounds * _STEPS), annealer.makespan)
+        hot, weight = _ROUNDS[turn]
+        annealer.move(-(-moves // (len(_ROUNDS) * _STEPS)), _heat(hot, part / (_STEPS - 1)), weight)
+        report(step / (len(_ROUNDS) * _STEPS), annealer.makespan)
 
 
-def cool_until(
-    annealer: Annealer, end: float, report: Callable[[float, float], None], hot: float = 0.5, rounds: int = 3
-) -> None:
-    """Anneal until a moment of ``time.perf_counter``, in rounds that cool down, later ones from half of ``hot``."""
+def cool_until(annealer: Annealer, end: float, report: Report) -> None:
+    """Anneal as ``cool`` does until a moment of ``time.perf_counter``."""
     began, each = perf_counter(), 200
-    span = max(end - began, 0.0) / rounds
-    for turn in range(rounds):
+    span = max(end - began, 0.0) / len(_ROUNDS)
+    for turn, (hot, weight) in enumerate(_ROUNDS):
         if turn:
             annealer.again()
         since = began + turn * span
         while not annealer.done and (passed := perf_counter() - since) < span:
             before = perf_counter()
-            annealer.move(each, _heat(hot if turn == 0 else hot / 2, passed / span))
+            annealer.move(each, _heat(hot, passed / span), weight)
             each = max(20, min(int(each * min(4.0, 0.01 / max(perf_counter() - before, 1e-6))), 100_000))
-            report((turn + passed / span) / rounds, annealer.makespan)
+            report((turn + passed / span) / len(_ROUNDS), annealer.makespan)
 
 
 def _heat(hot: float, part: float) -> float:
@@ -163,23 +146,22 @@ def _scale(listing: Listing) -> float:
     return float(finite.mean()) if len(finite) else 0.0
 
 
-def _state(listing: Listing, device: Any, order: Any, seed: int) -> _State:
+def _state(listing: Listing, found: Listed, seed: int) -> _State:
     mode, t, n = listing.mode, listing.shape, len(listing.shape.group)
     pairs = _pairs(t)
     above, under = _ragged(pairs[:, 1], pairs[:, 0], n), _ragged(pairs[:, 0], pairs[:, 1], n)
     near = _ragged(np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n)
     members = _ragged(t.group, np.arange(n), n)
     return _State(
-        order=mode.whole(order),
+        order=mode.whole(found.order),
         position=mode.counts(n),
-        device=mode.whole(device),
+        device=mode.whole(found.device),
         start=mode.numbers(n),
         finish=mode.numbers(n),
         other_start=mode.numbers(n),
         other_finish=mode.numbers(n),
-        best_order=mode.whole(order),
-        best_device=mode.whole(device),
-        best_start=mode.numbers(n, math.nan),
+        best_order=mode.whole(found.order),
+        best_device=mode.whole(found.device),
         tail=listing.tail,
         chain=mode.counts(n),
         moved=mode.counts(n),

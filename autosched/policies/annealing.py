@@ -1,9 +1,8 @@
 """Kernels of simulated annealing over the order and the devices of tasks.
 
-A state is a list of tasks and a device for each. Where copies occupy nothing it stands for the schedule in which each
-task in turn goes into the first gap of its device that is long enough; else for that in which tasks are issued in this
-order, as ``evaluate`` has it. Moves: another device for one task, or for it and its neighbours there; another place in
-the list between the last task it needs and the first that needs it.
+A state is a list of tasks and a device for each. It stands for the schedule in which each task in turn goes into the
+first gap of its device that is long enough, and its copies onto their streams. Moves: another device for one task, or
+for it and its neighbours there; another place in the list between the last task it needs and the first that needs it.
 Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are ours.
 """
 
@@ -13,10 +12,10 @@ import math
 from typing import Any
 
 from autosched.policies.jit import kernel
-from autosched.policies.kernels import MOST_GAPS, evaluate, fit, take
+from autosched.policies.kernels import decode
 from autosched.policies.tables import Tables
 
-__all__ = ["anneal", "decode"]
+__all__ = ["anneal"]
 
 
 @kernel
@@ -24,18 +23,18 @@ def anneal(
     t: Tables,
     w: Any,
     s: Any,
-    e: Any,
     keep: int,
-    contention: bool,
     moves: int,
     heat: float,
+    weight: float,
     current: float,
     best: float,
     bound: float,
 ) -> tuple[float, float]:
     """Make so many moves at one temperature, ``heat`` seconds; return the current and the best makespan.
 
-    ``w`` has the state and the best one found, in ``best_*``. Stops at ``bound``.
+    A move that adds a second of work counts as one that adds ``weight`` seconds to the makespan, too. ``w`` has the
+    state and the best one found, in ``best_*``. Stops at ``bound``.
     """
     n, chain = len(w.order), 0
     for i in range(n):
@@ -54,8 +53,8 @@ def anneal(
             shift(w, old, new)
         if changed == 0 and new == old:
             continue
-        cap = current - heat * math.log(max(uniform(w.seeds), 1e-12))
-        end = time(t, w, s, e, keep, contention, cap)
+        cap = current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
+        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
         if end < math.inf:
             for i in range(n):
                 w.start[i], w.finish[i] = w.other_start[i], w.other_finish[i]
@@ -65,7 +64,7 @@ def anneal(
             if end < best:
                 best = end
                 for i in range(n):
-                    w.best_order[i], w.best_device[i], w.best_start[i] = w.order[i], w.device[i], w.start[i]
+                    w.best_order[i], w.best_device[i] = w.order[i], w.device[i]
         else:
             shift(w, new, old)
             for i in range(changed):
@@ -74,51 +73,13 @@ def anneal(
 
 
 @kernel
-def time(t: Tables, w: Any, s: Any, e: Any, keep: int, contention: bool, cap: float) -> float:
-    """Return the makespan of the state, or infinity if it is not below ``cap``."""
-    if contention:
-        return evaluate(t, w.order, w.device, w.other_start, w.other_finish, cap, e)
-    return decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
-
-
-@kernel
-def decode(
-    t: Tables, order: Any, device: Any, tail: Any, start: Any, finish: Any, cap: float, s: Any, keep: int
-) -> float:
-    """Fill ``start`` and ``finish`` with the schedule of a list where copies occupy nothing; return the makespan.
-
-    ``tail[task, device]`` is what passes at least from a task's end to the end of all. Infinity if not below ``cap``.
-    """
-    devices, end = len(t.streams), 0.0
-    for stream in range(len(s.gaps)):
-        s.gaps[stream], s.begins[stream * keep], s.ends[stream * keep] = 1, 0.0, math.inf
-    for i in range(len(order)):
-        task = order[i]
-        p, ready = device[task], 0.0
-        for j in range(t.before_at[task], t.before_at[task + 1]):
-            ready = max(ready, finish[t.before[j]])
-        for j in range(t.reads_at[task], t.reads_at[task + 1]):
-            datum = t.reads[j]
-            maker = t.maker[datum]
-            since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
-            if where != p:
-                path = (where if maker >= 0 else t.row[datum]) * devices + p
-                since += t.latency[path] + t.nbytes[datum] / t.rate[path]
-            ready = max(ready, since)
-        seconds = t.seconds[task * devices + p]
-        limit = cap - seconds - tail[task * devices + p]
-        slot, gap = -1, -1
-        if ready < limit:
-            for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, seconds, limit, MOST_GAPS, keep)
-                if g >= 0 and max(ready, s.begins[stream * keep + g]) < limit:
-                    slot, gap, limit = stream, g, max(ready, s.begins[stream * keep + g])
-        if slot < 0:
-            return math.inf
-        start[task], finish[task] = limit, limit + seconds
-        take(s, slot, gap, limit, limit + seconds, keep)
-        end = max(end, finish[task])
-    return end if end < cap else math.inf
+def added(t: Tables, w: Any, changed: int) -> float:
+    """Return how many seconds of work the last ``changed`` tasks to move have added."""
+    more, devices = 0.0, len(t.streams)
+    for i in range(changed):
+        base = w.moved[i] * devices
+        more += t.seconds[base + w.device[w.moved[i]]] - t.seconds[base + w.moved_from[i]]
+    return more
 
 
 @kernel

@@ -21,6 +21,7 @@ from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
 from autosched.policies.ranks import upward_ranks
 from autosched.policies.tables import Tables
+from autosched.policies.turns import by_priority
 
 __all__ = ["heft"]
 
@@ -39,20 +40,6 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     if possible.partial:
-        return _among_islands(problem, possible)
+        return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
     listing = Listing(Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks)
-    planned = listing.plan(listing.order(listing.mean))
-    return problem.placement(planned.device, listing.by_start(planned.start))
-
-
-def _among_islands(problem: Problem, possible: Possible) -> Placement:
-    """Place tasks on a machine where not all devices are linked, so that a choice rules out others."""
-    rank = upward_ranks(problem, possible)
-    priority = sorted(range(len(rank)), key=lambda task: -rank[task])  # stable, and topological as ranks are
-    plan = Plan(problem)
-    for task in priority:
-        slot = plan.earliest_finish(task, possible.devices(task))
-        while not possible.choose(task, slot.device):
-            slot = plan.earliest_finish(task, possible.devices(task))
-        plan.commit(task, slot)
-    return problem.placement(plan.device, sorted(priority, key=plan.start.__getitem__))
+    return listing.placement(problem, listing.plan(listing.order(listing.mean)))

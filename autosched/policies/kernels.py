@@ -1,4 +1,4 @@
-"""Kernels of list scheduling: ranks, where tasks finish first, and when a placement ends.
+"""Kernels of list scheduling: ranks, where tasks finish first, and when a list of placed tasks ends.
 
 All read ``Tables``; tasks, devices and data are numbers. They decide nothing but what their arguments say.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from autosched.policies.jit import kernel
 from autosched.policies.tables import Tables
 
-__all__ = ["evaluate", "list_schedule", "optimistic", "upward"]
+__all__ = ["decode", "list_schedule", "optimistic", "upward"]
 
 MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
 
@@ -73,26 +73,26 @@ def list_schedule(
     excess: float,
     ahead: float,
     optimism: Any,
-    most: int,
     fixed: Any,
-    out: Any,
+    device: Any,
     start: Any,
     finish: Any,
     s: Any,
     keep: int,
-) -> int:
-    """Place tasks in this order, each on the device of least key; return the task that fits nowhere, or -1.
+) -> float:
+    """Place tasks in this order, each on the device of least key; return the makespan, infinity where it overflows.
 
     The key is the earliest finish time + ``excess`` * (seconds here - least seconds) + ``ahead`` * optimistic cost.
-    ``fixed[group]`` is the device of a group, -1 if it is open. Fills ``out`` (device), ``start`` and ``finish``.
+    ``fixed[group]`` is the device of a group, -1 if it is open. Fills ``device``, ``start`` and ``finish``.
     """
-    devices = len(t.streams)
+    devices, end = len(t.streams), 0.0
+    clear(s, keep)
     for i in range(len(order)):
         task = order[i]
         after = 0.0
         for j in range(t.before_at[task], t.before_at[task + 1]):
             after = max(after, finish[t.before[j]])
-        count = sources(t, task, out, finish, s)
+        count = sources(t, task, device, finish, s)
         base, bound = task * devices, fixed[t.group[task]]
         best, least, where, gap, at = -1, math.inf, -1, -1, 0.0
         first, last = (0, devices) if bound < 0 else (bound, bound + 1)
@@ -106,20 +106,89 @@ def list_schedule(
             if ready >= limit:
                 continue
             for stream in range(s.first[p], s.first[p + 1]):
-                g = fit(s, stream, ready, t.seconds[base + p], limit, most, keep)
+                g = fit(s, stream, ready, t.seconds[base + p], limit, keep)
                 if g >= 0:
                     begin = max(ready, s.begins[stream * keep + g])
                     if begin < limit:
                         best, where, gap, at, limit = p, stream, g, begin, begin
             if best == p:
                 least = at + bias
-        if best < 0:
-            return int(task)
+        if best < 0 or at + t.seconds[base + best] == math.inf:
+            return math.inf
         fixed[t.group[task]] = best
         arrive(t, best, count, after, math.inf, s, True)
         take(s, where, gap, at, at + t.seconds[base + best], keep)
-        out[task], start[task], finish[task] = best, at, at + t.seconds[base + best]
-    return -1
+        device[task], start[task], finish[task] = best, at, at + t.seconds[base + best]
+        end = max(end, finish[task])
+    return max(end, go_home(t, device, finish, s))
+
+
+@kernel
+def decode(
+    t: Tables, order: Any, device: Any, tail: Any, start: Any, finish: Any, cap: float, s: Any, keep: int
+) -> float:
+    """Place tasks in this order, each in the first gap of its device that is long enough; return the makespan.
+
+    Fills ``start`` and ``finish``. ``tail[task, device]`` is what passes at least from a task's end to the end of all.
+    Infinity if that is not below ``cap``.
+    """
+    devices, end, contended = len(t.streams), 0.0, len(s.arrival) > 0
+    clear(s, keep)
+    for i in range(len(order)):
+        task = order[i]
+        p, ready = device[task], 0.0
+        seconds = t.seconds[task * devices + p]
+        limit = cap - seconds - tail[task * devices + p]
+        for j in range(t.before_at[task], t.before_at[task + 1]):
+            ready = max(ready, finish[t.before[j]])
+        if contended:
+            ready = arrive(t, p, sources(t, task, device, finish, s), ready, limit, s, True)
+        else:
+            for j in range(t.reads_at[task], t.reads_at[task + 1]):
+                datum = t.reads[j]
+                maker = t.maker[datum]
+                since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
+                if where != p:
+                    path = (where if maker >= 0 else t.row[datum]) * devices + p
+                    since += t.latency[path] + t.nbytes[datum] / t.rate[path]
+                ready = max(ready, since)
+        slot, gap = -1, -1
+        if ready < limit:
+            for stream in range(s.first[p], s.first[p + 1]):
+                g = fit(s, stream, ready, seconds, limit, keep)
+                if g >= 0 and max(ready, s.begins[stream * keep + g]) < limit:
+                    slot, gap, limit = stream, g, max(ready, s.begins[stream * keep + g])
+        if slot < 0:
+            return math.inf
+        start[task], finish[task] = limit, limit + seconds
+        take(s, slot, gap, limit, limit + seconds, keep)
+        end = max(end, finish[task])
+    end = max(end, go_home(t, device, finish, s))
+    return end if end < cap else math.inf
+
+
+@kernel
+def clear(s: Any, keep: int) -> None:
+    """Forget what was planned."""
+    for stream in range(len(s.gaps)):
+        s.gaps[stream], s.begins[stream * keep], s.ends[stream * keep] = 1, 0.0, math.inf
+    for p in range(len(s.out_free)):
+        s.out_free[p] = s.in_free[p] = 0.0
+    for k in range(s.sent[0]):
+        s.arrival[s.copy[k]] = math.nan
+    s.sent[0] = 0
+
+
+@kernel
+def go_home(t: Tables, device: Any, finish: Any, s: Any) -> float:
+    """Copy inputs that tasks wrote back to where they live; return when that has ended."""
+    end = 0.0
+    for j in range(len(t.returns)):
+        datum, p = t.returns[j], t.returns_to[j]
+        maker = t.maker[datum]
+        s.since[0], s.datum[0], s.where[0] = finish[maker], datum, device[maker]
+        end = max(end, arrive(t, p, 1, 0.0, math.inf, s, True))
+    return end
 
 
 @kernel
@@ -164,6 +233,9 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Any, co
                     end = max(end, s.out_next[where])
                 if t.holds_in[path]:
                     end = max(end, in_free)
+                if commit and busy:
+                    s.copy[s.sent[0]], s.begin[s.sent[0]] = datum * devices + p, end
+                    s.sent[0] += 1
                 end += t.latency[path] + t.nbytes[datum] / t.rate[path]
                 if t.holds_out[path]:
                     s.out_next[where] = end
@@ -183,7 +255,7 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Any, co
 
 
 @kernel
-def fit(s: Any, stream: int, ready: float, seconds: float, limit: float, most: int, keep: int) -> int:
+def fit(s: Any, stream: int, ready: float, seconds: float, limit: float, keep: int) -> int:
     """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
     base = stream * keep
     low, high = 0, s.gaps[stream]
@@ -196,7 +268,7 @@ def fit(s: Any, stream: int, ready: float, seconds: float, limit: float, most: i
     last = s.gaps[stream] - 1
     gap, begin = low, max(ready, s.begins[base + low])
     while begin < limit and begin + seconds > s.ends[base + gap]:
-        gap = gap + 1 if gap < low + most else last
+        gap = gap + 1 if gap < low + MOST_GAPS else last
         begin = s.begins[base + gap]
     return gap if begin < limit else -1
 
@@ -228,96 +300,3 @@ def take(s: Any, stream: int, gap: int, start: float, finish: float, keep: int) 
         for i in range(base + gap, base + count):
             s.begins[i], s.ends[i] = s.begins[i + 1], s.ends[i + 1]
     s.gaps[stream] = count
-
-
-@kernel
-def evaluate(t: Tables, order: Any, device: Any, start: Any, finish: Any, cap: float, e: Any) -> float:
-    """Fill ``start`` and ``finish`` with when tasks run if issued in this order, and return when all has ended.
-
-    Copies stand right behind what makes them, in the order in which they are first needed, as lowering has them; tasks
-    run in order of issue. Infinity if that is not below ``cap``.
-    """
-    devices, n = len(t.streams), len(order)
-    count = need(t, order, device, e)
-    for i in range(len(e.free)):
-        e.free[i] = 0.0
-    for p in range(devices):
-        e.out_free[p] = e.in_free[p] = 0.0
-    end = send(t, n, 0.0, device, e)
-    for i in range(n):
-        task = order[i]
-        p, begin = device[task], 0.0
-        for j in range(t.before_at[task], t.before_at[task + 1]):
-            begin = max(begin, finish[t.before[j]])
-        for j in range(t.reads_at[task], t.reads_at[task + 1]):
-            datum = t.reads[j]
-            maker = t.maker[datum]
-            if (device[maker] if maker >= 0 else t.home[datum]) != p:
-                begin = max(begin, e.arrival[datum * devices + p])
-            elif maker >= 0:
-                begin = max(begin, finish[maker])
-        stream = e.first[p]
-        for other in range(stream + 1, e.first[p + 1]):
-            if e.free[other] < e.free[stream]:
-                stream = other
-        begin = max(begin, e.free[stream])
-        start[task] = begin
-        finish[task] = e.free[stream] = begin + t.seconds[task * devices + p]
-        end = max(end, finish[task])
-        if e.head[task] >= 0:
-            end = max(end, send(t, task, finish[task], device, e))
-        if end >= cap:
-            break
-    for k in range(count):
-        e.arrival[e.item[k]] = math.nan
-    return end if end < cap else math.inf
-
-
-@kernel
-def need(t: Tables, order: Any, device: Any, e: Any) -> int:
-    """List under each task what goes where of what it makes, first needed first; return how many copies that are."""
-    devices, n, count = len(t.streams), len(order), 0
-    for task in range(n + 1):
-        e.head[task] = -1
-    for i in range(n + 1):
-        last = i == n
-        task = n if last else order[i]
-        for j in range(0 if last else t.reads_at[task], len(t.returns) if last else t.reads_at[task + 1]):
-            datum = t.returns[j] if last else t.reads[j]
-            p = t.returns_to[j] if last else device[task]
-            maker, place = t.maker[datum], datum * devices + p
-            if (device[maker] if maker >= 0 else t.home[datum]) == p or e.arrival[place] == math.inf:
-                continue
-            e.arrival[place], e.item[count], e.next[count] = math.inf, place, -1
-            box = maker if maker >= 0 else n
-            if e.head[box] < 0:
-                e.head[box] = count
-            else:
-                e.next[e.tail[box]] = count
-            e.tail[box] = count
-            count += 1
-    return count
-
-
-@kernel
-def send(t: Tables, box: int, since: float, device: Any, e: Any) -> float:
-    """Copy what one task made, or what was there from the start, to where it is needed; return when that has ended."""
-    devices, last, k = len(t.streams), 0.0, e.head[box]
-    while k >= 0:
-        place = e.item[k]
-        datum, p = place // devices, place % devices
-        where = device[box] if box < len(device) else t.home[datum]
-        path = (where if t.maker[datum] >= 0 else t.row[datum]) * devices + p
-        end = since
-        if t.holds_out[path]:
-            end = max(end, e.out_free[where])
-        if t.holds_in[path]:
-            end = max(end, e.in_free[p])
-        end += t.latency[path] + t.nbytes[datum] / t.rate[path]
-        if t.holds_out[path]:
-            e.out_free[where] = end
-        if t.holds_in[path]:
-            e.in_free[p] = end
-        e.arrival[place] = end
-        last, k = max(last, end), e.next[k]
-    return last

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosched.errors import ScheduleError
+from autosched.placement import Placement, Send
 from autosched.policies import kernels
 from autosched.policies.jit import Mode
+from autosched.policies.problem import Problem
 from autosched.policies.tables import Tables
 
 __all__ = ["Listed", "Listing"]
@@ -24,11 +26,18 @@ _MOST_KEPT = 4096  # gaps of a stream; the earliest are forgotten, where tasks o
 
 
 class Listed(NamedTuple):
-    """A plan: the device, start and finish of each task."""
+    """A plan: when it ends, its list, the device, start and finish of each task, and its copies by their start.
 
+    A copy is a number: datum * number of devices + the device where it goes.
+    """
+
+    makespan: float
+    order: Any
     device: Any
     start: Any
     finish: Any
+    copies: NDArray[np.int64]
+    begins: NDArray[np.float64]
 
 
 class _Planning(NamedTuple):
@@ -45,20 +54,9 @@ class _Planning(NamedTuple):
     begins: Any
     ends: Any
     gaps: Any
-
-
-class _Timing(NamedTuple):
-    """What ``evaluate`` works in: lists of copies by what makes them, and what streams do."""
-
-    head: Any
-    tail: Any
-    next: Any
-    item: Any
-    arrival: Any
-    first: Any
-    free: Any
-    out_free: Any
-    in_free: Any
+    copy: Any  # those made so far,
+    begin: Any  # when they begin,
+    sent: Any  # and how many that are
 
 
 class Listing:
@@ -73,7 +71,6 @@ class Listing:
         self.mode = mode
         self.tables = mode.of(tables)
         self.devices = len(tables.streams)
-        self.contention = bool(tables.holds_out.any() or tables.holds_in.any())
 
     @cached_property
     def backwards(self) -> Listing:
@@ -142,19 +139,27 @@ class Listing:
     # ---- plans
 
     def plan(self, order: Any, excess: float = 0.0, ahead: float = 0.0) -> Listed:
-        """Place tasks in this order, each where ``kernels.list_schedule`` says.
-
-        Raises ScheduleError where times grow beyond what a float can say.
-        """
-        n, mode, s = len(self.shape.group), self.mode, self.planning()
-        made = Listed(mode.counts(n, -1), mode.numbers(n, math.nan), mode.numbers(n, math.nan))
+        """Place tasks in this order, each where ``kernels.list_schedule`` says."""
+        n, mode, s = len(self.shape.group), self.mode, self.planning
+        device, start, finish = mode.counts(n, -1), mode.numbers(n, math.nan), mode.numbers(n, math.nan)
         optimism = self.optimistic if ahead else self._none
-        keep, fixed = len(s.begins) // len(s.gaps), mode.counts(n, -1)
-        run = mode(kernels.list_schedule)
-        late = run(self.tables, order, excess, ahead, optimism, kernels.MOST_GAPS, fixed, *made, s, keep)
-        if late >= 0:
-            raise ScheduleError(f"task {self.names[late]!r} would end later than a float can say, wherever it runs")
-        return made
+        run, fixed = mode(kernels.list_schedule), mode.counts(n, -1)
+        end = run(self.tables, order, excess, ahead, optimism, fixed, device, start, finish, s, self.keep)
+        return self._listed(end, order, device, start, finish)
+
+    def placed(self, device: Any, order: Any, cap: float = math.inf) -> Listed:
+        """Place tasks in this order, each on its device. The makespan is infinite if it is not below ``cap``."""
+        n, mode = len(self.shape.group), self.mode
+        start, finish = mode.numbers(n), mode.numbers(n)
+        run, tail = mode(kernels.decode), self.tail if cap < math.inf else self._none
+        end = run(self.tables, order, device, tail, start, finish, cap, self.planning, self.keep)
+        return self._listed(end, order, device, start, finish)
+
+    def _listed(self, end: float, order: Any, device: Any, start: Any, finish: Any) -> Listed:
+        s = self.planning
+        copies, begins = np.array(s.copy[: s.sent[0]], np.int64), np.array(s.begin[: s.sent[0]], float)
+        by_begin = np.argsort(begins, kind="stable")
+        return Listed(end, order, device, start, finish, copies[by_begin], begins[by_begin])
 
     def order(self, rank: NDArray[np.float64]) -> Any:
         """Return the tasks by descending rank; of equal ones the one added earlier first."""
@@ -164,61 +169,56 @@ class Listing:
         """Return the tasks by their start; of equal ones the one added earlier first, which keeps dependencies."""
         return self.mode.whole(np.argsort(np.asarray(start), kind="stable"))
 
-    def mirrored(self, planned: Listed) -> Listed:
-        """Return a plan of the reversed problem as one of this."""
-        device, start, finish = (np.asarray(item)[::-1] for item in planned)
-        end = float(finish.max(initial=0.0))
-        whole = self.mode.whole(device)
-        return Listed(whole, end - finish, end - start)
+    def mirrored(self, planned: Listed) -> tuple[Any, Any]:
+        """Return the devices of a plan of the reversed problem, and the tasks by when it would start them."""
+        begin = planned.makespan - np.asarray(planned.finish)[::-1]
+        return self.mode.whole(np.asarray(planned.device)[::-1]), self.by_start(begin)
 
-    def evaluate(self, device: Any, order: Any, cap: float = math.inf) -> tuple[float, Any, Any]:
-        """Return when all has ended if tasks are issued in this order, and all starts and finishes.
+    def placement(self, problem: Problem, found: Listed) -> Placement:
+        """Return a plan as a placement: tasks and copies by their start.
 
-        Infinity if that is not below ``cap``.
+        Raises ScheduleError where a plan ends later than a float can say.
         """
-        mode, n = self.mode, len(self.shape.group)
-        start, finish = mode.numbers(n), mode.numbers(n)
-        end = mode(kernels.evaluate)(self.tables, order, device, start, finish, cap, self.timing)
-        return end, start, finish
+        if found.makespan == math.inf:
+            raise ScheduleError("tasks would end later than a float can say, wherever they run")
+        order = np.argsort(np.asarray(found.start), kind="stable")
+        before = np.searchsorted(np.asarray(found.start)[order], found.begins).tolist()
+        datum, device = (found.copies // self.devices).tolist(), (found.copies % self.devices).tolist()
+        names, versions = problem.data.names, problem.data.versions
+        copies = tuple(
+            Send(names[d], versions[d], problem.devices[p], problem.tasks[order[at]])
+            for d, p, at in zip(datum, device, before, strict=True)
+            if at < len(order)
+        )
+        return problem.placement(found.device, order, copies)
 
+    @cached_property
+    def keep(self) -> int:
+        """How many gaps of a stream are remembered."""
+        return min(len(self.shape.group) + 1, _MOST_KEPT)
+
+    @cached_property
     def planning(self) -> _Planning:
-        """Return memory for ``kernels.list_schedule`` and ``annealing.decode``."""
+        """Memory for ``kernels.list_schedule`` and ``kernels.decode``."""
         mode, devices, streams = self.mode, self.devices, int(self.shape.streams.sum())
-        reads = int(np.diff(self.shape.reads_at).max(initial=0))
-        keep = min(len(self.shape.group) + 1, _MOST_KEPT)
-        travelled = len(self.shape.maker) * devices if self.contention else 0
-        made = _Planning(
+        reads = int(np.diff(self.shape.reads_at).max(initial=1))
+        contended = bool(self.shape.holds_out.any() or self.shape.holds_in.any())
+        copies = len(self.shape.reads) + len(self.shape.returns) if contended else 0
+        return _Planning(
             since=mode.numbers(reads),
             datum=mode.counts(reads),
             where=mode.counts(reads),
             out_next=mode.numbers(devices),
             out_free=mode.numbers(devices),
             in_free=mode.numbers(devices),
-            arrival=mode.numbers(travelled, math.nan),
+            arrival=mode.numbers(len(self.shape.maker) * devices if contended else 0, math.nan),
             first=self._first,
-            begins=mode.numbers(streams * keep),
-            ends=mode.numbers(streams * keep),
+            begins=mode.numbers(streams * self.keep),
+            ends=mode.numbers(streams * self.keep),
             gaps=mode.counts(streams, 1),
-        )
-        for stream in range(streams):
-            made.ends[stream * keep] = math.inf
-        return made
-
-    @cached_property
-    def timing(self) -> _Timing:
-        """Memory for ``kernels.evaluate``, which leaves it as it finds it."""
-        mode, devices, n = self.mode, self.devices, len(self.shape.group)
-        copies = len(self.shape.reads) + len(self.shape.returns)
-        return _Timing(
-            head=mode.counts(n + 1),
-            tail=mode.counts(n + 1),
-            next=mode.counts(copies),
-            item=mode.counts(copies),
-            arrival=mode.numbers(len(self.shape.maker) * devices, math.nan),
-            first=self._first,
-            free=mode.numbers(int(self.shape.streams.sum())),
-            out_free=mode.numbers(devices),
-            in_free=mode.numbers(devices),
+            copy=mode.counts(copies),
+            begin=mode.numbers(copies),
+            sent=mode.counts(1),
         )
 
     @cached_property

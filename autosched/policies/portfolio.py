@@ -11,9 +11,7 @@ Krishnamachari, arXiv 2403.07120). O(e p) for each of up to 72 lists, e readings
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,25 +21,17 @@ from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies.heft import heft
 from autosched.policies.jit import mode
-from autosched.policies.listing import Listing
+from autosched.policies.listing import Listed, Listing
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
 from autosched.policies.tables import Tables
 
-__all__ = ["Found", "best_listed", "members", "portfolio"]
+__all__ = ["best_listed", "members", "portfolio"]
 
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
 _AHEAD = (0.0, 1.0, 0.3)
 _BIASES = sorted(itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1]))
 _WORK = 2e7  # steps for all lists of a large graph, about a second
-
-
-class Found(NamedTuple):
-    """A placement, and when it ends."""
-
-    makespan: float
-    device: Any
-    order: Any
 
 
 def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
@@ -60,7 +50,7 @@ def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         return heft(graph, machine, costs)
     listing = Listing(Tables.of(problem), mode(members(problem) * steps(problem)), problem.tasks)
     found = best_listed(listing, members(problem))
-    return problem.placement(found.device, found.order)
+    return listing.placement(problem, found)
 
 
 def steps(problem: Problem) -> float:
@@ -73,19 +63,17 @@ def members(problem: Problem) -> int:
     return max(6, min(4 * len(_BIASES), int(_WORK / max(steps(problem), 1))))
 
 
-def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Found:
+def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
     """Return the best of the first ``most`` lists and of every device alone; stops at a makespan of ``bound``."""
-    best = Found(math.inf, None, None)
-    for device, order in itertools.chain(_alone(listing), _listed(listing, most)):
-        if best.makespan <= bound:
-            break
-        end, _, _ = listing.evaluate(device, order, best.makespan)
-        if end < best.makespan:
-            best = Found(end, device, order)
+    plans = itertools.chain(_alone(listing), _listed(listing, most))
+    best = next(plans)
+    while best.makespan > bound and (other := next(plans, None)) is not None:
+        if other.makespan < best.makespan:
+            best = other
     return best
 
 
-def _alone(listing: Listing) -> Iterator[tuple[Any, Any]]:
+def _alone(listing: Listing) -> Iterator[Listed]:
     """Yield for each device, of those alike the first, the placement that puts there all that can be there."""
     n, devices = len(listing.names), listing.devices
     together = listing.shape.together.reshape(n, devices)
@@ -95,15 +83,12 @@ def _alone(listing: Listing) -> Iterator[tuple[Any, Any]]:
         alike = together[:, p].tobytes()
         if alike not in seen:
             seen.add(alike)
-            yield listing.mode.whole(device), listing.mode.whole(np.arange(n))
+            yield listing.placed(listing.mode.whole(device), listing.mode.whole(np.arange(n)))
 
 
-def _listed(listing: Listing, most: int) -> Iterator[tuple[Any, Any]]:
-    """Yield what so many lists plan: tasks by their start and, as copies leave in order of issue, by their finish."""
+def _listed(listing: Listing, most: int) -> Iterator[Listed]:
+    """Yield so many list schedules; those that go backward are then placed forward, in their order."""
     ways = [(way, rank) for way in (listing, listing.backwards) for rank in ("mean", "least")]
     for (excess, ahead), (way, rank) in itertools.islice(itertools.product(_BIASES, ways), most):
         planned = way.plan(way.order(getattr(way, rank)), excess, ahead)
-        planned = planned if way is listing else listing.mirrored(planned)
-        yield planned.device, listing.by_start(planned.start)
-        if listing.contention:
-            yield planned.device, listing.by_start(planned.finish)
+        yield planned if way is listing else listing.placed(*listing.mirrored(planned))

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph, Use
 from autosched.machine import Device, Machine
-from autosched.placement import Placement, choices, home
+from autosched.placement import Placement, Send, choices, home
 
 __all__ = ["Data", "Path", "Policy", "Problem"]
 
@@ -33,6 +34,7 @@ class Data:
     """
 
     names: Sequence[str]
+    versions: Sequence[int]
     nbytes: Sequence[float]
     maker: Sequence[int]
     home: Sequence[int]
@@ -92,6 +94,7 @@ class Problem:
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
     @classmethod
+    @without_collecting()
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
         """Tabulate a graph on a machine. Raises ScheduleError for constraints that contradict each other."""
         allowed = choices(graph, machine)
@@ -120,11 +123,11 @@ class Problem:
         rows: list[list[float]] = self.table.tolist()
         return rows
 
-    def placement(self, device: Any, order: Any, bound: float = 0.0) -> Placement:
+    def placement(self, device: Any, order: Any, copies: tuple[Send, ...] = ()) -> Placement:
         """Return a placement by names: ``device`` by task, ``order`` of tasks, which are sequences or arrays."""
         where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
         names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
-        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), bound)
+        return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
@@ -138,6 +141,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
     names: list[str] = []
+    versions: list[int] = []
     nbytes: list[float] = []
     makers: list[int] = []
     homes: list[int] = []
@@ -147,6 +151,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         known[use] = len(names)
         value, maker = graph.values[use.value], graph.maker(use)
         names.append(value.name)
+        versions.append(use.version)
         nbytes.append(costs.value_nbytes(value))
         makers.append(-1 if maker is None else maker)
         homes.append(number[home(graph, machine, value)] if maker is None else -1)
@@ -165,4 +170,4 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         for value in graph.sources
         if graph.last_version(value.index)
     ]
-    return Data(names, nbytes, makers, homes, rows), reads, returns
+    return Data(names, versions, nbytes, makers, homes, rows), reads, returns

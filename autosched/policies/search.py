@@ -20,8 +20,8 @@ from autosched.placement import Placement
 from autosched.policies.annealer import Annealer, cool, cool_until
 from autosched.policies.heft import heft
 from autosched.policies.jit import mode
-from autosched.policies.listing import Listing
-from autosched.policies.portfolio import Found, best_listed, members, steps
+from autosched.policies.listing import Listed, Listing
+from autosched.policies.portfolio import best_listed, members, steps
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Policy, Problem
 from autosched.policies.tables import Tables
@@ -29,8 +29,9 @@ from autosched.policies.tables import Tables
 __all__ = ["quick", "search"]
 
 _MOVES = 300_000  # of a search that is given no time
-_QUICK = 20_000, 500  # of a search that shall not be felt: at most, and for each task
-_TOO_MANY = 500  # tasks, from which so few moves gain nothing
+_QUICK, _EACH = 20_000, 500  # of a search that shall not be felt: at most, and for each task
+_DECODED = 4_000_000  # tasks that it places, at most
+_TOO_MANY = 2_000  # tasks, from which so few moves gain nothing
 _BOUNDED = 2_000  # tasks, up to which it is worth while to know when to stop
 
 
@@ -48,7 +49,6 @@ def search(
     """
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        began = perf_counter()
         problem = Problem.of(graph, machine, costs)
         if Possible(problem).partial:
             return heft(graph, machine, costs)
@@ -56,25 +56,27 @@ def search(
         listing = Listing(Tables.of(problem), mode(work if seconds is None else math.inf), problem.tasks)
         least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
         found = best_listed(listing, members(problem), least)
-        report = (lambda part, best: None) if progress is None else progress
-        report(0.0, found.makespan)
-        if found.makespan > least:
-            with suppress(KeyboardInterrupt):
-                annealer = Annealer(listing, found.device, found.order, found.makespan, seed, least)
-                if seconds is None:
-                    cool(annealer, moves, report)
-                else:
-                    cool_until(annealer, began + seconds, report)
-            end, _, _ = listing.evaluate(annealer.device, annealer.order)
-            if end < found.makespan:
-                found = Found(end, annealer.device, annealer.order)
-        report(1.0, found.makespan)
-        return problem.placement(found.device, found.order)
+        if least < found.makespan < math.inf and moves:
+            found = _annealed(Annealer(listing, found, seed, least), seconds, moves, progress or (lambda *_: None))
+        return listing.placement(problem, found)
 
     return policy
 
 
+def _annealed(annealer: Annealer, seconds: float | None, moves: int, report: Progress) -> Listed:
+    """Return the best plan found by so much annealing, or until ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        report(0.0, annealer.makespan)
+        if seconds is None:
+            cool(annealer, moves, report)
+        else:
+            cool_until(annealer, perf_counter() + seconds, report)
+        report(1.0, annealer.makespan)
+    return annealer.best
+
+
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks as the portfolio does, and improve that by so few moves that nobody waits for it."""
-    moves = min(_QUICK[0], _QUICK[1] * len(graph)) if len(graph) <= _TOO_MANY else 0
+    n = len(graph)
+    moves = min(_QUICK, _EACH * n, _DECODED // max(n, 1)) if n <= _TOO_MANY else 0
     return search(moves=moves)(graph, machine, costs)

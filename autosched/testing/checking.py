@@ -16,7 +16,7 @@ from autosched.graph import HOST, Graph, Task
 from autosched.interleaver import Choose
 from autosched.machine import LINKS, Device, Link, Machine
 from autosched.planning import schedule
-from autosched.policies import POLICIES, Policy
+from autosched.policies import Policy
 from autosched.program import Program
 from autosched.schedule import Schedule
 from autosched.simulate import durations
@@ -55,10 +55,10 @@ def check(
 ) -> Checked:
     """Run a graph in many ways, and demand that each leaves the outputs and inputs that its serial run leaves.
 
-    ``examples`` is an input of each name; they are copied for each run, and never changed. Default: all ``policies``,
-    and two that scatter tasks at random, on ``machines_for(graph)``. Of the ``interleavings`` of each program the first
-    is in modelled order, half of the others favour some streams, and the rest are random. All follow from ``seed``,
-    which tasks see as torch's too.
+    ``examples`` is an input of each name; they are copied for each run, and never changed. Default: ``policies`` of all
+    kinds, and two that scatter tasks at random, on ``machines_for(graph)``. Of the ``interleavings`` of each program
+    the first is in modelled order, half of the others favour some streams, and the rest are random. All follow from
+    ``seed``, which tasks see as torch's too.
 
     Raises InterleavingError, with a report, where one differs, two serial ones among them; HazardError for a task that
     writes an argument and does not say so; ScheduleError if no policy finds a schedule.
@@ -107,7 +107,7 @@ def machines_for(graph: Graph) -> list[Machine]:
     return found
 
 
-_POLICIES: list[str | Policy] = ["auto", *POLICIES, scattered(0), scattered(1)]
+_POLICIES: list[str | Policy] = ["auto", "single", "round_robin", "heft", scattered(0), scattered(1)]
 
 
 class _Plan(NamedTuple):

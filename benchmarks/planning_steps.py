@@ -114,7 +114,7 @@ def main() -> None:
         head = ["", "build", "place", *STEPS, "schedule() in all", "instructions"]
         title = f"## {tasks:,} tasks: seconds, median of {runs}"
         parts.append(f"{title}\n\n{table(head, rows)}\n\nTarget for `heft` and `auto`: below {target} s in all.")
-    publish("planning", "Planning", parts, chosen, ("torch", "networkx"))
+    publish("planning_steps", "Planning, step by step", parts, chosen, ("torch", "networkx"))
 
 
 if __name__ == "__main__":

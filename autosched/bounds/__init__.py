@@ -1,0 +1,80 @@
+"""Lower bounds: seconds that no schedule of a graph on a machine can beat, whatever its policy.
+
+Each bound is a function in a module of its own over ``Tables``. Knows no placement and no program. Each task runs on
+one device; if it is done again, then there. Bounds hold up to the rounding of floating point sums.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from autosched.bounds.chains import heads, tails, through
+from autosched.bounds.intervals import interval
+from autosched.bounds.load import gathered, shared
+from autosched.bounds.memory import fitting, traffic
+from autosched.bounds.tables import Tables
+from autosched.bounds.traffic import copies
+from autosched.collecting import without_collecting
+from autosched.costs import Costs
+from autosched.errors import ScheduleError, shown
+from autosched.graph import Graph
+from autosched.machine import Machine
+
+__all__ = ["bounds"]
+
+
+@without_collecting()
+def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
+    """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
+
+    * ``critical_path``: the longest chain of tasks and of copies that no choice of devices avoids, with what must run
+      on one device before or behind each task because it would come too late from elsewhere.
+    * ``work``: what compute streams need for all tasks, shared out as is best, if they are never idle.
+    * ``interval``: the same for spans of time in which certain tasks must run.
+    * ``copies``: what constraints force through copy streams; 0 without contention.
+    * ``memory``: what must be done or fetched again where memory is short.
+
+    Where all costs are whole numbers, so are bounds. Raises ScheduleError for arguments of another kind.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
+    >>> bounds(graph, Machine.emulated(gpus=1), Costs())
+    {'critical_path': 3.0, 'work': 1.5, 'interval': 3.0, 'copies': 0.0, 'memory': 0.0}
+    """
+    _check(graph=(graph, Graph), machine=(machine, Machine), costs=(costs, Costs))
+    tables = Tables.of(graph, machine, costs)
+    tables = tables._replace(seconds=fitting(graph, machine, costs, tables.seconds))
+    head, tail = heads(tables), tails(tables)
+    path = float(np.min(through(head, tail, tables.seconds), axis=1, initial=math.inf).max(initial=0.0))
+    work = shared(gathered(tables.seconds, tables.group), tables.streams)
+    found = {
+        "critical_path": path,
+        "work": work,
+        "interval": interval(tables, head, tail, max(path, work)),
+        "copies": copies(tables, machine),
+        "memory": traffic(graph, machine, costs, tables),
+    }
+    return {name: _next_whole(seconds) for name, seconds in found.items()} if _is_whole(tables, machine) else found
+
+
+def _check(**given: tuple[Any, type]) -> None:
+    for name, (item, kind) in given.items():
+        if not isinstance(item, kind):
+            raise ScheduleError(f"{name} must be a {kind.__name__}, got {shown(item)}")
+
+
+def _is_whole(tables: Tables, machine: Machine) -> bool:
+    """Whether each task and each copy takes a whole number of seconds, so that all ends are whole, too."""
+    known = tables.seconds[np.isfinite(tables.seconds)]
+    copied = product({datum.nbytes for datum in tables.data}, machine.links, (False, True))
+    return np.array_equal(known, np.floor(known)) and all(
+        link.seconds(nbytes, pageable).is_integer() for nbytes, link, pageable in copied
+    )
+
+
+def _next_whole(seconds: float) -> float:
+    return seconds if math.isinf(seconds) else float(math.ceil(seconds * (1 - 1e-9) - 1e-9))

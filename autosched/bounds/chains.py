@@ -1,0 +1,191 @@
+"""Chains: how long passes until a task has ended on a device, and from its start there to the end of the graph.
+
+Knows edges and seconds, and no other load of a device than what one task waits for, or what waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autosched.bounds.tables import Array, Edges, Tables
+
+__all__ = ["heads", "tails", "through"]
+
+_WORTH = 3e5  # steps of the inner loop from which on loading what numba compiled, about half a second, pays
+_MOST = 32  # tasks before one task that are told apart: those that would come latest from elsewhere
+
+
+class _Walk(NamedTuple):
+    """What the loop reads, flat: lists where it runs as plain Python, arrays where it is compiled."""
+
+    order: Any  # tasks
+    first: Any  # by task, where its edges begin
+    other: Any  # by edge, the task before
+    nbytes: Any  # by edge; below 0 where nothing travels
+    group: Any
+    seconds: Any  # [task, device]
+    ready: Any  # [task, device]
+    streams: Any
+    kind: Any  # by device: devices of one kind are linked alike
+    latency: Any  # [kind of the source, kind of the destination]
+    per_byte: Any
+
+
+def heads(tables: Tables) -> Array:
+    """Return the seconds by [task, device] before which the task cannot have ended there."""
+    order = np.arange(len(tables.group))
+    return _longest(tables, order, tables.edges, tables.ready, tables.latency, tables.per_byte)
+
+
+def tails(tables: Tables) -> Array:
+    """Return the seconds by [task, device] that pass at least from its start there to the end of the graph."""
+    order = np.arange(len(tables.group))[::-1]
+    turned = Edges(tables.edges.other, tables.edges.task, tables.edges.nbytes)
+    return _longest(tables, order, turned, tables.after, tables.latency.T, tables.per_byte.T)
+
+
+def through(head: Array, tail: Array, seconds: Array) -> Array:
+    """Return by [task, device] when the graph can end at the earliest if the task runs there; infinity if it cannot."""
+    return head + tail - np.where(np.isinf(seconds), 0.0, seconds)
+
+
+def _longest(tables: Tables, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array) -> Array:
+    tasks, devices = tables.seconds.shape
+    first = np.zeros(tasks + 1, np.int64)
+    np.cumsum(np.bincount(edges.task, minlength=tasks), out=first[1:])
+    by_task = np.argsort(edges.task, kind="stable")
+    kind, rates = _kinds(latency, per_byte)
+    walk = _Walk(
+        order, first, edges.other[by_task], edges.nbytes[by_task], tables.group, tables.seconds.ravel(), ready.ravel(),
+        tables.streams, kind, *(table.ravel() for table in rates),
+    )  # fmt: skip
+    size = tasks * devices, tasks * len(rates[0])
+    loop = _compiled() if len(edges.task) * devices > _WORTH else None
+    if loop is not None:
+        passed = np.empty(size[0])
+        room = np.empty(size[1]), np.empty(size[1]), np.empty(size[1], np.int64)
+        loop(_Walk(*map(np.ascontiguousarray, walk)), passed, *room, *np.empty((5, _MOST)))
+        return passed.reshape(tasks, devices)
+    plain = [0.0] * size[0]
+    lists = [0.0] * size[1], [0.0] * size[1], [0] * size[1]
+    _fill(_Walk(*(item.tolist() for item in walk)), plain, *lists, *([0.0] * _MOST for _ in range(5)))
+    return np.array(plain).reshape(tasks, devices)
+
+
+def _kinds(latency: Array, per_byte: Array) -> tuple[Any, Array]:
+    """Return the kind of each device, and latency and seconds per byte between kinds, those within a kind among them.
+
+    Two devices are of a kind if nothing changes where they take each other's place.
+    """
+    both = np.stack([latency, per_byte])
+    models: list[int] = []
+    kind: list[int] = []
+    within: dict[int, Array] = {}
+    for p in range(len(latency)):
+        for k, model in enumerate(models):
+            turn = np.arange(len(latency))
+            turn[[p, model]] = model, p
+            if np.array_equal(both[:, turn][:, :, turn], both):
+                kind.append(k)
+                within.setdefault(k, both[:, model, p])
+                break
+        else:
+            kind.append(len(models))
+            models.append(p)
+    rates = both[:, models][:, :, models]
+    for k, rate in within.items():
+        rates[:, k, k] = rate
+    return np.array(kind), rates
+
+
+@functools.cache
+def _compiled() -> Callable[..., None] | None:
+    try:
+        from numba import njit
+        from numba.extending import register_jitable
+    except ImportError:
+        return None
+    for function in (_arrival, _settled):
+        register_jitable(function)  # for the compiler; the function stays as it is
+    made: Callable[..., None] = njit(cache=True)(_fill)
+    return made
+
+
+def _fill(
+    w: Any, passed: Any, first: Any, second: Any, where: Any, far: Any, end: Any, work: Any, starts: Any, works: Any
+) -> None:
+    """Fill ``passed``, by task and device; the rest is room, ``first`` to ``where`` by [task, kind], others ``_MOST``.
+
+    ``first`` and ``second`` are the earliest ends on devices of a kind, ``where`` is the device of the first.
+    """
+    devices, kinds = len(w.streams), len(first) // max(1, len(w.group))
+    for task in w.order:
+        for p in range(devices):
+            begin, count = w.ready[task * devices + p], 0
+            for e in range(w.first[task], w.first[task + 1]):
+                u = w.other[e]
+                here = passed[u * devices + p]
+                away = math.inf if w.group[u] == w.group[task] else _arrival(w, first, second, where, e, p, kinds)
+                begin = max(begin, min(here, away))
+                # Kept are those that come latest from elsewhere, in order; where they are too many, the earliest goes.
+                if away <= here or (count == _MOST and far[count - 1] >= away):
+                    continue
+                i = min(count, _MOST - 1)
+                while i > 0 and far[i - 1] < away:
+                    far[i], end[i], work[i] = far[i - 1], end[i - 1], work[i - 1]
+                    i -= 1
+                far[i], end[i], work[i] = away, here, w.seconds[u * devices + p]
+                count = min(count + 1, _MOST)
+            begin = max(begin, _settled(count, far, end, work, starts, works, w.streams[p]))
+            passed[task * devices + p] = begin + w.seconds[task * devices + p]
+        for i in range(task * kinds, task * kinds + kinds):
+            first[i], second[i], where[i] = math.inf, math.inf, -1
+        for p in range(devices):
+            i, since = task * kinds + w.kind[p], passed[task * devices + p]
+            if since < first[i]:
+                first[i], second[i], where[i] = since, first[i], p
+            elif since < second[i]:
+                second[i] = since
+
+
+def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds: int) -> float:
+    """Return when what an edge brings can have come to a device from any other."""
+    earliest = math.inf
+    for k in range(kinds):
+        i, link = w.other[e] * kinds + k, k * kinds + w.kind[p]
+        since = first[i] if where[i] != p else second[i]
+        if w.nbytes[e] >= 0:
+            since += w.latency[link] + w.nbytes[e] * w.per_byte[link]
+        earliest = min(earliest, since)
+    return earliest
+
+
+def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any, streams: float) -> float:
+    """Return when tasks can all have ended on a device, or their data have come to it from elsewhere.
+
+    What would come later than at t must run here, on so many streams, and end by t: the least t at which that is
+    possible. ``far`` falls; the tasks can have ended here at ``end``, after ``work`` seconds. Source: Al-Mouhamed, IEEE
+    TSE 16(12), 1990, there for one stream and equal devices.
+    """
+    best: float = math.inf
+    done = 0.0  # when the streams can be, with the first so many here
+    for i in range(count):
+        best = min(best, max(done, far[i]))
+        if done >= best or end[i] == math.inf:
+            done = best
+            break
+        k = i
+        while k > 0 and starts[k - 1] < end[i] - work[i]:
+            starts[k], works[k] = starts[k - 1], works[k - 1]
+            k -= 1
+        starts[k], works[k] = end[i] - work[i], work[i]
+        done, load = max(done, end[i]), 0.0
+        for j in range(i + 1):
+            load += works[j]
+            done = max(done, starts[j] + load / streams)
+    return min(best, done)

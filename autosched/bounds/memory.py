@@ -1,0 +1,186 @@
+"""Memory: what follows from devices that cannot hold everything at once.
+
+A value is held where it was made, and where it was copied to, until its last use there; what lives on a device from
+the beginning, always. Views, and values that nothing uses, take none. Knows no order but that of edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from autosched.bounds.tables import Array, Tables, links
+from autosched.bounds.traffic import places
+from autosched.costs import Costs
+from autosched.graph import Graph, Task
+from autosched.machine import Machine
+from autosched.placement import home
+
+__all__ = ["fitting", "traffic"]
+
+_TRIED = 8  # moments on each device
+_WEIGHTS = np.linspace(0.0, 1.0, 65)[:, None]  # of compute streams against the copy stream
+
+
+def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Array:
+    """Return the seconds of tasks, infinite, too, where what a task reads and makes does not fit in a device."""
+    if not _short(graph, machine, costs):
+        return seconds
+    limits = np.array([device.nbytes for device in machine.devices])
+    held = _living(graph, machine, costs)
+    homes = {value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources}
+    seconds = seconds.copy()
+    for task in graph.tasks:
+        needed = held.copy()
+        for root, nbytes in _working(graph, costs, task).items():
+            needed += nbytes
+            if root in homes:
+                needed[homes[root]] -= nbytes
+        seconds[task.index, needed > limits * (1 + 1e-9)] = math.inf
+    return seconds
+
+
+def _short(graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Whether some device might not hold everything, each value twice."""
+    least = min(device.nbytes for device in machine.devices)
+    return not math.isinf(least) and 2 * sum(map(costs.value_nbytes, graph.values)) > least
+
+
+def _living(graph: Graph, machine: Machine, costs: Costs) -> Array:
+    """Return by device the bytes that live there from the beginning."""
+    held = np.zeros(len(machine.devices))
+    for value in graph.sources:
+        held[machine.names.index(home(graph, machine, value))] += costs.value_nbytes(value)
+    return held
+
+
+def _working(graph: Graph, costs: Costs, task: Task) -> dict[int, float]:
+    """Return the memory, by root, that a task needs while it runs."""
+    found: dict[int, float] = {}
+    for use in (*task.reads, *task.outputs):
+        value = graph.values[use.value]
+        if graph.is_used(use.value):
+            nbytes = min(costs.value_nbytes(value), costs.value_nbytes(graph.values[value.root]))
+            found[value.root] = max(found.get(value.root, 0.0), nbytes)
+    return found
+
+
+class _Kept(NamedTuple):
+    """What a task makes on a device and others read there, with no views, and nothing that writes it later."""
+
+    nbytes: float
+    maker: int
+    readers: Sequence[int]
+
+
+def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> float:
+    """Return what it takes that memory is short while a task runs on the one device that it can run on.
+
+    What was made before it there and is read behind it there, too, must be in memory meanwhile. What is too much must
+    be fetched back over the copy stream, or made again on compute streams, whatever is best; that fetching occupies
+    nothing without contention.
+    """
+    if not _short(graph, machine, costs):
+        return 0.0
+    possible, living = places(tables), _living(graph, machine, costs)
+    before, behind = _neighbours(tables)
+    found = 0.0
+    for p, device in enumerate(machine.devices):
+        bound = {task: None for task, devices in enumerate(possible) if devices == 1 << p}
+        kept = _kept(graph, costs, bound)
+        room = device.nbytes - living[p]
+        seconds = tables.seconds[:, p] / device.streams
+        work = float(seconds[list(bound)].sum())
+        for task in _moments(bound, kept):
+            above, below = _reached(task, before), _reached(task, behind)
+            working = _working(graph, costs, graph.tasks[task])
+            needed = sum(nbytes for root, nbytes in working.items() if not _lives_on(graph, machine, root, p))
+            through = [
+                kept[root]
+                for root in kept
+                if root not in working and kept[root].maker in above and not below.isdisjoint(kept[root].readers)
+            ]
+            excess = needed + sum(item.nbytes for item in through) - room
+            if excess > 0 and through:
+                found = max(found, _spent(work, excess, through, seconds, _fetching(machine, p)))
+    return found
+
+
+def _spent(work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float) -> float:
+    """Return the seconds of the busier of two, compute streams and copy stream, if the excess is shared out well."""
+    nbytes = np.array([item.nbytes for item in through])
+    again = np.array([seconds[item.maker] for item in through]) / nbytes
+    each = _WEIGHTS * again  # for a byte
+    if fetching < math.inf:
+        each = np.minimum(each, (1 - _WEIGHTS) * fetching)
+    order = each.argsort(axis=1)
+    until = np.minimum(nbytes[order].cumsum(axis=1), excess)
+    taken = np.diff(until, axis=1, prepend=0.0)
+    return float(np.max(_WEIGHTS[:, 0] * work + (taken * np.take_along_axis(each, order, axis=1)).sum(axis=1)))
+
+
+def _fetching(machine: Machine, p: int) -> float:
+    """Return the least seconds for which a byte that comes to a device holds its copy-in stream."""
+    into = machine.devices[p].kind != "cpu"
+    rates = links(machine)[1][:, p]
+    others = [q for q in range(len(rates)) if q != p and math.isfinite(rates[q])]
+    held = [rates[q] if into or machine.devices[q].kind == "cpu" else 0.0 for q in others]
+    return min(held, default=math.inf) if machine.contention else 0.0
+
+
+def _lives_on(graph: Graph, machine: Machine, root: int, p: int) -> bool:
+    value = graph.values[root]
+    return value.producer is None and home(graph, machine, value) == machine.names[p]
+
+
+def _kept(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Kept]:
+    """Return by value what tasks that are bound to a device keep there for others that are."""
+    readers: dict[int, list[int]] = {}
+    for task in bound:
+        for use in graph.tasks[task].reads:
+            readers.setdefault(use.value, []).append(task)
+    found = {}
+    for index, tasks in readers.items():
+        value = graph.values[index]
+        nbytes = costs.value_nbytes(value)
+        alone = len(graph.members(index)) == 1 and not graph.last_version(index)
+        if value.producer is not None and value.producer in bound and alone and nbytes > 0:
+            found[index] = _Kept(nbytes, value.producer, tasks)
+    return found
+
+
+def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
+    """Return those tasks during which most is kept if all run in insertion order."""
+    change: dict[int, float] = {}
+    for item in kept.values():
+        change[item.maker + 1] = change.get(item.maker + 1, 0.0) + item.nbytes
+        change[item.readers[-1]] = change.get(item.readers[-1], 0.0) - item.nbytes
+    held, course = 0.0, {}
+    steps = sorted(change)
+    for task in bound:
+        while steps and steps[0] <= task:
+            held += change[steps.pop(0)]
+        course[task] = held
+    return sorted(course, key=lambda task: -course[task])[:_TRIED]
+
+
+def _neighbours(tables: Tables) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    before: dict[int, list[int]] = {}
+    behind: dict[int, list[int]] = {}
+    for task, other in zip(tables.edges.task.tolist(), tables.edges.other.tolist(), strict=True):
+        before.setdefault(task, []).append(other)
+        behind.setdefault(other, []).append(task)
+    return before, behind
+
+
+def _reached(task: int, neighbours: Mapping[int, Sequence[int]]) -> set[int]:
+    found, pending = set[int](), [task]
+    while pending:
+        for other in neighbours.get(pending.pop(), ()):
+            if other not in found:
+                found.add(other)
+                pending.append(other)
+    return found

@@ -1,0 +1,97 @@
+"""Traffic: copies that no placement avoids, and the copy streams that must carry them.
+
+Knows where tasks may run and what they read; no order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from autosched.bounds.load import shared
+from autosched.bounds.tables import Array, Datum, Tables, links
+from autosched.machine import Machine
+
+__all__ = ["copies", "places"]
+
+
+class _Copy(NamedTuple):
+    """What must come from one of these devices to one of those; both as bits."""
+
+    nbytes: float
+    pageable: bool
+    sources: int
+    destinations: int
+
+
+def copies(tables: Tables, machine: Machine) -> float:
+    """Return the seconds that copy streams need for copies that constraints force; 0 without contention.
+
+    A datum is copied if none of the devices where it may be made, or where it lives, may run a reader; it comes from
+    where it was made, or from the host if memory is short and it may have been put away there. What leaves devices and
+    what comes to them are two loads, each shared out as is best. Between a CPU and an accelerator a copy holds the
+    accelerator's stream alone. What no link brings comes by way of others, and counts nothing.
+    """
+    if not machine.contention:
+        return 0.0
+    short = any(math.isfinite(device.nbytes) for device in machine.devices if device.name != machine.host)
+    host = 1 << machine.names.index(machine.host) if short else 0
+    possible, group = places(tables), tables.group.tolist()
+    forced = [found for datum in tables.data if (found := list(_forced(datum, possible, group)))]
+    coming = [copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum]
+    # Where memory is short, a datum may leave once, for the host, and come back from there as often as need be.
+    leaving = [copy for of_datum in forced for copy in (of_datum[:1] if short else of_datum)]
+    leaving = [copy._replace(destinations=copy.destinations | host) for copy in leaving]
+    return max(_load(machine, coming, into=True), _load(machine, leaving, into=False))
+
+
+def places(tables: Tables) -> list[int]:
+    """Return by task the devices where its whole group can run, as bits."""
+    bits = np.isfinite(tables.seconds) @ np.array([1 << p for p in range(len(tables.streams))], object)
+    group = tables.group.tolist()
+    found = dict.fromkeys(group, -1)
+    for here, devices in zip(group, bits, strict=True):
+        found[here] &= devices
+    return [found[here] for here in group]
+
+
+def _forced(datum: Datum, possible: Sequence[int], group: Sequence[int]) -> Iterator[_Copy]:
+    """Yield copies of a datum that must all be made: no two of them can be the same."""
+    sources = 1 << datum.home if datum.maker < 0 else possible[datum.maker]
+    ends = [possible[task] for task in datum.ends if datum.maker < 0 or group[task] != group[datum.maker]]
+    ends += [1 << datum.back] if datum.back >= 0 else []
+    taken = sources
+    for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):
+        if sources and destinations and not destinations & taken:
+            taken |= destinations
+            yield _Copy(datum.nbytes, datum.pageable, sources, destinations)
+
+
+def _load(machine: Machine, copies: Sequence[_Copy], into: bool) -> float:
+    """Return how long the copy streams into devices, or out of them, are busy at least."""
+    cpu = np.array([device.kind == "cpu" for device in machine.devices])
+    held = cpu[:, None] | ~cpu if into else cpu | ~cpu[:, None]
+    devices = range(len(cpu))
+
+    @cache
+    def rate(pageable: bool, sources: int, destinations: int) -> Array:
+        """Return latency and seconds per byte by device; an infinite latency where such copies do not end."""
+        table = np.stack(links(machine, pageable))
+        table = np.where(held & np.isfinite(table), table, 0.0)
+        q = [p for p in devices if sources >> p & 1]
+        p = [p for p in devices if destinations >> p & 1 and (into or not sources >> p & 1)]
+        found = np.zeros((2, len(devices)))
+        found[0] = math.inf
+        if into:
+            inner = table[:, q][:, :, p]
+            found[:, p] = np.where(np.equal.outer(q, p), math.inf, inner).min(axis=1)
+        else:
+            found[:, q] = table[:, q][:, :, p].min(axis=2)
+        return found
+
+    rows = [each[0] + copy.nbytes * each[1] for copy in copies for each in (rate(*copy[1:]),)]
+    return shared(np.array(rows), np.ones(len(devices))) if rows else 0.0

@@ -1,0 +1,63 @@
+"""Robust: of several placements the one that stays good when tasks and copies take more or less than predicted.
+
+Many that run side by side end with the slowest of them, and one that was alone in time makes others wait. A plan that
+is a little longer but waits less may so be the shorter one in most runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autosched.costs import Costs
+from autosched.errors import ScheduleError
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.noise import checked_noise, noisy_costs, noisy_placement
+from autosched.placement import Placement
+from autosched.policies.candidates import candidates
+from autosched.policies.heft import heft
+from autosched.policies.problem import Policy
+
+__all__ = ["robust"]
+
+_PLANS = 4  # made for costs as they might be
+
+
+def robust(noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed: int = 0) -> Policy:
+    """Return the policy that takes the placement whose 95th of 100 noisy makespans is least.
+
+    All tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1 + noise, the same for each
+    placement. That percentile, and not the mean, because replicas of a step wait for the slowest. Placements come from
+    ``policies``, by default those that ``"auto"`` tries, and from HEFT for costs as they might be. Raises ScheduleError
+    for noise that is not from 0 to 1; that policy does where no other finds a placement.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 3.0, "cuda:0": 2.0})
+    >>> robust(0.2)(graph, Machine.emulated(gpus=1), Costs()).device
+    {'y': 'cuda:0'}
+    """
+    checked_noise(noise)
+
+    def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+        found: list[Placement] = []
+        refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
+        for one, priced in plans(graph, machine, costs):
+            try:
+                placement = one(graph, machine, priced)
+            except ScheduleError as error:
+                refusal = error
+                continue
+            found += [placement] if placement not in found else []
+        if not found:
+            raise refusal
+        return min(found, key=lambda placed: noisy_placement(graph, machine, costs, placed, noise, seed=seed)[1])
+
+    def plans(graph: Graph, machine: Machine, costs: Costs) -> Iterator[tuple[Policy, Costs]]:
+        for one in candidates(graph, machine) if policies is None else policies:
+            yield one, costs
+        if policies is None:
+            for i in range(_PLANS):
+                # Other luck than that by which plans are judged, or those made for it would look better than they are.
+                yield heft, noisy_costs(graph, machine, costs, noise, seed=seed + 1 + i)
+
+    return policy
