@@ -21,7 +21,13 @@ from torch import Tensor
 import autosched as asc
 
 POLICIES = ("single", "round_robin", "heft", "auto")
-STEPS = ("lower", "simulate", "verify")
+# The steps, and whose names they are.
+STEPS: dict[str, dict[str, Any]] = {
+    "lower": asc.schedule.__globals__,
+    "durations": asc.Schedule.verify.__globals__,
+    "last_end": asc.Schedule.verify.__globals__,
+    "verify": asc.Schedule.verify.__globals__,
+}
 
 
 def mixed(*tensors: Tensor) -> Tensor:
@@ -74,12 +80,14 @@ def stopwatch(seconds: dict[str, float]) -> Iterator[None]:
 
         return wrapped
 
-    originals = {step: asc.schedule.__globals__[step] for step in STEPS}
-    asc.schedule.__globals__.update({step: timed(step, call) for step, call in originals.items()})
+    originals = {step: (space, space[step]) for step, space in STEPS.items()}
+    for step, (space, call) in originals.items():
+        space[step] = timed(step, call)
     try:
         yield
     finally:
-        asc.schedule.__globals__.update(originals)
+        for step, (space, call) in originals.items():
+            space[step] = call
 
 
 def measured(tasks: int, machine: asc.Machine, policy: str, runs: int) -> dict[str, float]:

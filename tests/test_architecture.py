@@ -85,7 +85,10 @@ MAY_IMPORT = {
     # the outside world
     "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
-    "frontends": [*"allowed effects errors graph costs task tree".split(), *"grouping machine marked merging".split()],
+    "frontends": [
+        *"allowed collecting effects errors graph costs task tree".split(),
+        *"grouping machine marked merging".split(),
+    ],
     "parallel": ["autosched"],  # the public API alone
     "testing": EVERYTHING,  # looks at all of it, as tests do
     # putting it together

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from networkx.algorithms import bipartite
 
 import autosched as asc
-from autosched.lowering import lower
+from autosched.clocks import Clocks, alone
+from autosched.lowering import lower, streams
 from autosched.program import Copy, Free, Record, Run, Wait, occupied
 from autosched.testing import graphs, machines
 
@@ -488,3 +489,24 @@ def test_no_two_events_are_recorded_at_one_moment(graph, machine):
             fresh.remove(line.stream)
         elif isinstance(line, (Run, Copy, Wait)):
             fresh.update(occupied(line))
+
+
+def test_a_window_leaves_out_no_edge_that_no_other_path_implies() -> None:
+    """Beyond it edges stay; within it those go that go without one."""
+    edges = [[1, 2, 5], [2, 3], [4], [4, 5], [5], []]
+    whole, narrow = streams._reduce(edges, 6)[0], streams._reduce(edges, 2)[0]
+    assert whole == [[1], [2, 3], [4], [4], [5], []]
+    assert narrow == [[1, 5], [2, 3], [4], [4], [5], []]
+
+
+def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
+    """Each copy has a stream of its own there; a place for each in every clock made clocks of as many."""
+    graph = asc.Graph()
+    values = list(graph.inputs("x", "y"))
+    for i in range(400):
+        values.append(graph.add(max, *values[-2:], name=f"t{i}"))
+    graph.output(values[-1])
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=2, contention=False), policy="round_robin").program
+    copies = [i for i in program if isinstance(i, Copy)]
+    assert len(copies) > 400
+    assert Clocks(program.streams, alone(program.instructions)).places == 3

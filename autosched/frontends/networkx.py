@@ -6,6 +6,7 @@ from typing import Any
 
 import networkx
 
+from autosched.collecting import without_collecting
 from autosched.errors import GraphError
 from autosched.graph import Graph, Value, check_costs
 
@@ -28,6 +29,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
     return dag
 
 
+@without_collecting()
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     """See ``Graph.from_networkx``."""
     if not isinstance(dag, networkx.DiGraph) or dag.is_multigraph() or not networkx.is_directed_acyclic_graph(dag):
@@ -35,7 +37,7 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # what flows along an edge
-    for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):
+    for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):  # ties as they were added
         _add_node(graph, dag, node, sent)
     return graph
 

@@ -15,7 +15,8 @@ from autosched.program import Run, Stream
 
 __all__ = ["assign_streams"]
 
-_REDUCED = 20_000  # tasks of one device up to which reachability is kept (n * n bits)
+_EXACT = 20_000  # tasks of one device up to which all reachability is kept (n * n bits)
+_WINDOW = 4_096  # beyond: how many tasks ahead is known who reaches whom
 
 
 def assign_streams(graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]) -> list[Run]:
@@ -37,22 +38,26 @@ def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
     """Return a stream number for each of the tasks, which are in issue order."""
     position = {task: i for i, task in enumerate(tasks)}
     edges = [sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks]
-    reach = [0] * len(tasks)
-    if len(tasks) <= _REDUCED:
-        edges, reach = _reduce(edges)
-    follower = _match(edges)
-    return _pack(_chains(follower, len(tasks)), reach, count, len(tasks))
+    edges, reach = _reduce(edges, len(tasks) if len(tasks) <= _EXACT else _WINDOW)
+    return _pack(_chains(_match(edges), len(tasks)), reach, count, len(tasks))
 
 
-def _reduce(edges: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Return the transitive reduction, and for each task a bit set of the tasks it reaches."""
+def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]], list[int]]:
+    """Return the transitive reduction, and for each task a bit set of those it reaches: bit i is the i-th behind it.
+
+    What is further ahead than the window is not known, and edges that reach so far are all kept. What an edge within
+    it leaps over lies within it too.
+    """
     reach = [0] * len(edges)
     reduced: list[list[int]] = [[] for _ in edges]
+    mask = (1 << window + 1) - 1
     for u in reversed(range(len(edges))):
         for v in edges[u]:  # nearest first, so that what a nearer one reaches is left out
-            if not reach[u] >> v & 1:
+            if v - u > window:
                 reduced[u].append(v)
-                reach[u] |= reach[v] | 1 << v
+            elif not reach[u] >> v - u & 1:
+                reduced[u].append(v)
+                reach[u] |= (reach[v] | 1) << v - u & mask
     return reduced, reach
 
 
@@ -86,7 +91,7 @@ def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: 
     number = [0] * n
     last: list[int] = []  # the last task so far of each stream
     for chain in chains:
-        before = [s for s, task in enumerate(last) if reach[task] >> chain[0] & 1]
+        before = [s for s, task in enumerate(last) if task < chain[0] and reach[task] >> chain[0] - task & 1]
         if before:
             chosen = max(before, key=last.__getitem__)
         elif len(last) < count:

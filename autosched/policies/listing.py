@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,11 +187,15 @@ class Listing:
         before = np.searchsorted(np.asarray(found.start)[order], found.begins).tolist()
         datum, device = (found.copies // self.devices).tolist(), (found.copies % self.devices).tolist()
         names, versions = problem.data.names, problem.data.versions
-        copies = tuple(
-            Send(names[d], versions[d], problem.devices[p], problem.tasks[order[at]])
-            for d, p, at in zip(datum, device, before, strict=True)
-            if at < len(order)
+        ahead = [*map(problem.tasks.__getitem__, order.tolist()), None]
+        sends = zip(
+            map(names.__getitem__, datum),
+            map(versions.__getitem__, datum),
+            map(problem.devices.__getitem__, device),
+            map(ahead.__getitem__, before),
+            strict=True,
         )
+        copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))  # what goes home in the end goes when it can
         return problem.placement(found.device, order, copies)
 
     @cached_property

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.graph import Graph, Use
+from autosched.graph import Graph, Task, Use
 from autosched.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
@@ -89,7 +89,8 @@ class Problem:
     table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
-    before: Sequence[Sequence[int]]  # by task, those that must have ended
+    before: Sequence[Sequence[int]]  # by task, those that must have ended,
+    others: Sequence[Sequence[int]]  # and of them those that made nothing that it reads
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
@@ -112,7 +113,8 @@ class Problem:
             table=_seconds(graph, machine, costs),
             allowed=allowed.devices,
             group=allowed.group,
-            before=[[dependency[0] for dependency in task.dependencies] for task in graph.tasks],
+            before=[[other for other, _ in task.dependencies] for task in graph.tasks],
+            others=[_others(task, row, data.maker) for task, row in zip(graph.tasks, reads, strict=True)],
             reads=reads,
             returns=returns,
         )
@@ -130,6 +132,12 @@ class Problem:
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
+def _others(task: Task, reads: Sequence[int], maker: Sequence[int]) -> list[int]:
+    """Return the tasks that one depends on, but those whose data, the numbers ``reads``, it waits for anyway."""
+    makers = [maker[datum] for datum in reads]
+    return [other for other, _ in task.dependencies if other not in makers]
+
+
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
     """Return what each task takes on each device."""
     rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
@@ -140,34 +148,36 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     """Number the data that tasks read, and those that go back to their home in the end."""
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
-    names: list[str] = []
-    versions: list[int] = []
-    nbytes: list[float] = []
-    makers: list[int] = []
-    homes: list[int] = []
-    rows: list[int] = []
-
-    def new(use: Use) -> int:
-        known[use] = len(names)
-        value, maker = graph.values[use.value], graph.maker(use)
-        names.append(value.name)
-        versions.append(use.version)
-        nbytes.append(costs.value_nbytes(value))
-        makers.append(-1 if maker is None else maker)
-        homes.append(number[home(graph, machine, value)] if maker is None else -1)
-        rows.append(homes[-1] + (len(number) if maker is None and value.name in costs.pageable else 0))
-        return known[use]
-
-    def datum(use: Use) -> int:
-        return known[use] if use in known else new(use)
-
-    reads = [
-        [known[use] if use in known else new(use) for use in (graph.needs(task) if task.part else task.reads)]
-        for task in graph.tasks
-    ]
+    reads = []
+    for task in graph.tasks:
+        row = []
+        for use in task.reads if task.part is None else graph.needs(task):
+            if use not in known:
+                known[use] = len(known)
+            row.append(known[use])
+        reads.append(row)
+    returned = [value for value in graph.sources if graph.last_version(value.index)]
+    back = [Use(value.index, graph.last_version(value.index)) for value in returned]
     returns = [
-        (datum(Use(value.index, graph.last_version(value.index))), number[home(graph, machine, value)])
-        for value in graph.sources
-        if graph.last_version(value.index)
+        (known.setdefault(use, len(known)), number[home(graph, machine, value)])
+        for use, value in zip(back, returned, strict=True)
     ]
-    return Data(names, versions, nbytes, makers, homes, rows), reads, returns
+    values = [graph.values[index] for index, _ in known]
+    makers = [value.producer if not use[1] else graph.maker(use) for use, value in zip(known, values, strict=True)]
+    homes = [
+        number[home(graph, machine, value)] if maker is None else -1
+        for maker, value in zip(makers, values, strict=True)
+    ]
+    rows = [
+        place + (len(number) if maker is None and value.name in costs.pageable else 0)
+        for place, maker, value in zip(homes, makers, values, strict=True)
+    ]
+    data = Data(
+        names=[value.name for value in values],
+        versions=[version for _, version in known],
+        nbytes=list(map(costs.value_nbytes, values)),
+        maker=[-1 if maker is None else maker for maker in makers],
+        home=homes,
+        row=rows,
+    )
+    return data, reads, returns

@@ -55,18 +55,15 @@ class Tables(NamedTuple):
         group = np.array(problem.group, np.int64)
         together = _together(seconds, group)
         data, paths = problem.data, [path for row in problem.paths for path in row]
-        maker = np.array(data.maker, np.int64)
-        reads_at, reads = _ragged(problem.reads)
         return cls(
             seconds.ravel(),
             together.ravel(),
             together.min(axis=1, initial=np.inf),
             np.array(problem.streams, np.int64),
             group,
-            *_others(*_ragged(problem.before), maker[reads], np.diff(reads_at)),
-            reads_at,
-            reads,
-            maker,
+            *_ragged(problem.others),
+            *_ragged(problem.reads),
+            np.array(data.maker, np.int64),
             np.array(data.home, np.int64),
             np.array(data.row, np.int64),
             np.array(data.nbytes, float),
@@ -121,19 +118,11 @@ class Tables(NamedTuple):
 
 def _together(seconds: Floats, group: Ints) -> Floats:
     """Return the seconds of whole groups, by task."""
-    if len(np.unique(group)) == len(group):
+    if (group == np.arange(len(group))).all():
         return seconds
     total = np.zeros_like(seconds)
     np.add.at(total, group, seconds)
     return total[group]
-
-
-def _others(at: Ints, before: Ints, makers: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Return, as a ragged table, those of ``before`` that are not among the makers of what a task reads."""
-    n = len(counts)
-    later = np.repeat(np.arange(n), np.diff(at))
-    kept = ~np.isin(later * (n + 1) + before, np.repeat(np.arange(n), counts) * (n + 1) + makers)
-    return _grouped(later[kept], before[kept], n)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
