@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from _report import parser, publish, table
+from _report import table
 
 import autosched as asc
 from autosched.errors import MemoryLimitError
@@ -130,14 +130,3 @@ def _beside(graph: asc.Graph, machine: asc.Machine, free: asc.Schedule, nbytes: 
     more = sum(isinstance(i, Copy) for i in found.program) - sum(isinstance(i, Copy) for i in free.program)
     over = (f"{seconds / free.makespan - 1:+.1%}" for seconds in (found.makespan, found.lower_bound))
     return f"{found.makespan * 1e3:.2f}", *over, f"{more:+d}"
-
-
-def main() -> None:
-    wanted = parser(__doc__)
-    wanted.add_argument("--data", type=Path, help="a folder that has dnn_placement")
-    chosen = wanted.parse_args()
-    publish("planning_memory", "Plans with half of the memory", [__doc__ or "", *report(chosen)], chosen, ())
-
-
-if __name__ == "__main__":
-    main()
