@@ -17,7 +17,7 @@ class Device:
     """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``.
 
     ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
-    reaches. ``nbytes`` of memory is for the reader: it limits nothing yet.
+    reaches. ``nbytes`` of memory is a hard limit: no schedule holds more there.
     ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
 
     >>> Device("cuda:1").kind

@@ -16,6 +16,7 @@ __all__ = [
     "HazardError",
     "InterleavingError",
     "MachineError",
+    "MemoryLimitError",
     "ProgramError",
     "RunTimeoutError",
     "ScheduleError",
@@ -49,6 +50,10 @@ class MachineError(AutoschedError, ValueError):
 
 class ScheduleError(AutoschedError, ValueError):
     """No schedule can be made from this graph, machine, costs and policy."""
+
+
+class MemoryLimitError(ScheduleError):
+    """No schedule was found that keeps to the memory of each device; the message says whether that is proved."""
 
 
 class ProgramError(AutoschedError, ValueError):

@@ -110,4 +110,4 @@ def mode(work: float) -> Mode:
 
 
 _WORTH_CALLING = 5e3  # steps
-_WORTH_IMPORTING = 1e5  # which takes half a second, and compiling for the first time some seconds
+_WORTH_IMPORTING = 3e4  # which takes half a second, and compiling for the first time some seconds

@@ -19,12 +19,12 @@ from autosched.bar import bar
 from autosched.check import Check
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.errors import MachineError, ScheduleError, listed
+from autosched.errors import MachineError, MemoryLimitError, ScheduleError, listed
+from autosched.fitting import confined, fitted, is_limited
 from autosched.graph import Graph
-from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement
-from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates
+from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
 from autosched.program import Copy
 from autosched.schedule import Schedule
 from autosched.tree import flatten
@@ -50,7 +50,8 @@ def schedule(
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
-    * ``machine``: default ``Machine.local()``.
+    * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``: what has no room leaves
+      and is fetched back; where what a policy places cannot be made to fit, ``"auto"`` decides.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
       alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans; without it ``"auto"``
@@ -67,7 +68,7 @@ def schedule(
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
       ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
 
-    Raises GraphError, MachineError or ScheduleError for what does not fit together.
+    Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -86,9 +87,8 @@ def schedule(
     backend = suited(machine) if backend is None else backend
     plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
     with without_collecting(), _told(progress) as report:
-        timed = seconds, seed, report
-        policies = candidates(pinned, machine, *timed) if policy == "auto" else [policy_of(policy, *timed)]
-        made = _best(plan, pinned, machine, costs, policies)
+        known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
+        made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
         made.verify()
     return made
 
@@ -153,10 +153,28 @@ def _plan(
     placement: Placement,
 ) -> Schedule:
     """Lower a placement, and predict."""
-    program = lower(graph, machine, placement, outputs)
+    program = fitted(graph, machine, costs, placement, outputs)
     made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs))
     _ = made.makespan  # raises for what the machine cannot do
     return made
+
+
+def _made(
+    plan: Callable[[Placement], Schedule],
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    policy: str | Policy,
+    *timed: Any,
+) -> Schedule:
+    """Plan with a policy; where what it places cannot be made to fit into memory, as ``"auto"`` would."""
+    if policy != "auto":
+        try:
+            return _best(plan, graph, machine, costs, [policy_of(policy, *timed)])
+        except MemoryLimitError:
+            timed = ()
+    minding = (single, m_etf, m_sct) if is_limited(graph, machine, costs) else ()
+    return _best(plan, graph, machine, costs, [*candidates(graph, machine, *timed), *minding])
 
 
 def _best(

@@ -134,15 +134,16 @@ class Program:
     def arrows(self) -> tuple[tuple[int, int], ...]:
         """Pairs of positions (a, b): the run or copy at b stands behind a wait for the run or copy at a."""
         last: dict[Stream, int] = {}  # the last run or copy of each stream
-        recorded: dict[int, int] = {}
+        recorded: dict[int, list[int]] = {}
         waiting: dict[Stream, list[int]] = {}
         arrows: list[tuple[int, int]] = []
         for i, instruction in enumerate(self.instructions):
             match instruction:
-                case Record(stream, event) if stream in last:
-                    recorded[event] = last[stream]
+                case Record(stream, event):  # where no run or copy stands between a wait and this, it hands that on
+                    before = [last[stream]] if stream in last else []
+                    recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:
-                    waiting.setdefault(stream, []).append(recorded[event])
+                    waiting.setdefault(stream, []).extend(recorded[event])
                 case Run() | Copy():
                     for stream in occupied(instruction):
                         arrows += [(producer, i) for producer in waiting.pop(stream, ())]

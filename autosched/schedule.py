@@ -25,6 +25,7 @@ from autosched.errors import AutoschedError, MachineError, ScheduleError
 from autosched.execute import Executor
 from autosched.explaining import Case, Explanation, TaskExplanation, explain, explain_task
 from autosched.files import write
+from autosched.fitting import confined
 from autosched.footprint import footprint, memory_over_time
 from autosched.graph import Graph
 from autosched.learning import learn
@@ -263,7 +264,10 @@ class Schedule:
     @cached_property
     def lower_bound(self) -> float:
         """Seconds below which no schedule of this graph on this machine can be."""
-        known = bounds(self.graph, self.machine, self.costs)
+        costs = confined(
+            self.graph, self.machine, self.costs, self.wanted
+        )  # what no device has memory for, it cannot do
+        known = bounds(self.graph, self.machine, costs)
         return max([*known.values(), self.placement.bound])
 
     @property

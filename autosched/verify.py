@@ -3,7 +3,7 @@
     order       what touches the same memory, and tasks told to follow each other, are ordered by streams and events
     events      each is recorded once, and earlier in the list than its waits
     presence    what is read is there: made on this device, or copied to it, and not freed
-    single      each task runs once, each version reaches a device once
+    single      each task runs once, each version is on a device at most once at a time
     free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
                 inputs, constants and outputs
     result      outputs, and the inputs that tasks wrote, end where the program says
@@ -108,7 +108,7 @@ class _Verifier:
         self.at = -1
         self.standing: Standing[str, _Held] = Standing()
         self.written: dict[int, _Memory] = {}  # by root, of what is written in parts: the one block that is
-        self.blocks: dict[_Place, _Memory] = {}  # under the name with which each was made
+        self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
         self.home: dict[str, _Memory] = {}
         self.at_home: dict[str, int] = {}  # the version of it that is there
         self.ran: dict[int, int] = {}  # by task, where in the program
@@ -241,7 +241,7 @@ class _Verifier:
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
         self._use(source, self.standing.get(*source), part, writes=False)
-        if self.standing.get(*target) is not None:
+        if (there := self.standing.get(*target)) is not None and not there[0].freed:
             self._fail("single", f"{_named(target)} is there already")
         if copy.overwrite:
             block = self.home.get(copy.value)
@@ -297,7 +297,7 @@ class _Verifier:
             place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
             if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
                 self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
-        for place, block in self.blocks.items():
+        for block, place in self.blocks.items():
             if not block.freed and not block.kept:
                 self._fail("free", f"{_named(place)} is never freed")
 
@@ -310,7 +310,7 @@ class _Verifier:
         return held[0]
 
     def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
-        self.blocks[place] = block = _Memory(owners)
+        self.blocks[block := _Memory(owners)] = place
         self.standing.put(*place, (block, self.at))
         return block
 

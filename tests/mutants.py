@@ -206,7 +206,7 @@ MUTANTS = (
         f"{LOWERING}/frees.py",
         "        for use in self.uses[number]:\n            user, position, _ = stamps",
         "        for use in [max(self.uses[number])]:\n            user, position, _ = stamps",
-        SERIAL,
+        "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
     Mutant(
         "a copy on two streams lets no memory of the second go",

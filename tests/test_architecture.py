@@ -61,10 +61,11 @@ MAY_IMPORT = {
     "simulate": DATA,
     "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],
+    "fitting": [*DATA, "footprint", "lowering"],  # what fits into memory is what footprint counts
     "learning": DATA,
     "traces": [*DATA, "allowed"],
     # what would be otherwise it places, lowers and simulates; times are written as in pictures
-    "explaining": [*DATA, "bounds", "collecting", "lowering", "policies", "simulate", "tables", "task", "viz"],
+    "explaining": [*DATA, "bounds", "collecting", "fitting", "policies", "simulate", "tables", "task", "viz"],
     "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
     "viz": [*DATA, "allowed", "task"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks

@@ -56,7 +56,7 @@ def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: s
 
 
 def test_a_plan_brings_outputs_where_they_are_wanted():
-    """All on one device looks better than it is, if one forgets that the output must go to the host."""
+    """All on one device looks better than it is, if one forgets that the output must leave it."""
     graph = asc.Graph()
     value = graph.input("x")
     for i in range(4):

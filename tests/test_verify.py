@@ -424,3 +424,36 @@ def test_a_copy_needs_a_link():
     apart = asc.Machine(asc.Machine.emulated(gpus=1).devices)
     with pytest.raises(asc.ProgramError, match="no link joins cpu and cuda:0"):
         asc.verify(program, graph, apart)
+
+
+def test_memory_that_took_another_name_is_still_to_be_freed():
+    """A copy comes again under the name that its memory had before it was written; the first is not forgotten."""
+    graph = asc.Graph()
+    made = graph.add(fn, name="made")
+    read = graph.add(fn, made, name="read")
+    graph.add(fn, made, name="write", writes=[made], outputs=())
+    graph.output(y=read)
+    program = """\
+    cuda:0/compute  run made
+    cuda:0/compute  record e0
+    cuda:0/copy-out  wait e0
+    cuda:0/copy-out  copy made -> cuda:1/copy-in
+    cuda:1/copy-in  record e1
+    cuda:1/compute  wait e1
+    cuda:1/compute  run write
+    cuda:0/copy-out  copy made -> cuda:1/copy-in
+    cuda:1/copy-in  record e2
+    cuda:0/compute  wait e2
+    cuda:0/compute  free made
+    cuda:1/compute  wait e2
+    cuda:1/compute  run read
+    cuda:1/compute  record e3
+    cuda:1/copy-in  wait e3
+    cuda:1/copy-in  free made@1
+    cuda:1/copy-in  free made
+    output y on cuda:1
+    """
+    text = dedent(program)
+    asc.verify(asc.Program.parse(text), graph)
+    with pytest.raises(asc.ProgramError, match="'made' on cuda:1 is never freed"):
+        asc.verify(asc.Program.parse(text.replace("cuda:1/copy-in  free made@1\n", "")), graph)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autosched.costs import Costs
+from autosched.fitting import fitted
 from autosched.graph import HOST, Graph, Task, Use
-from autosched.lowering import lower
 from autosched.machine import Machine
 from autosched.placement import Placement, home
 from autosched.program import Copy, Program
@@ -109,7 +109,7 @@ class Case:
     def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
         """Return the case as placed otherwise, on another machine perhaps. Raises ScheduleError for what cannot be."""
         machine = machine or self.machine
-        program = lower(self.graph, machine, placement, self._outputs)
+        program = fitted(self.graph, machine, self.costs, placement, self._outputs)
         return dataclasses.replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property

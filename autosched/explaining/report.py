@@ -15,6 +15,7 @@ from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
 from autosched.explaining.places import Plans, note, places
+from autosched.explaining.spills import spill_note
 from autosched.explaining.transfers import copy_streams, keep, pageable_note, pin
 from autosched.explaining.words import count
 from autosched.explaining.work import host_note, host_reads, launches
@@ -119,7 +120,7 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         copies=sum(isinstance(i, Copy) for i in case.program),
         devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
         advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
-        notes=(*note(case, plans), *host_note(case, waited), *pageable_note(case)),
+        notes=(*note(case, plans), *host_note(case, waited), *pageable_note(case), *spill_note(case)),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
         path_seconds=path_seconds(path),

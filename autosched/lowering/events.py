@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 
 from autosched.clocks import Clocks
-from autosched.lowering.frees import Frees
+from autosched.lowering.frees import Frees, owner_of
 from autosched.lowering.hazards import Block
 from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
 
@@ -19,17 +19,19 @@ __all__ = ["insert_events"]
 
 
 def insert_events(
-    instructions: Sequence[Run | Copy],
+    instructions: Sequence[Run | Copy | Free],
     after: Sequence[Sequence[int]],
     blocks: Sequence[Block],
     alone: Collection[Stream] = (),
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that each comes behind the positions in ``after``.
 
-    ``blocks`` are to be freed; ``alone`` are streams that need no place in clocks.
+    ``blocks`` are to be freed, beside frees that stand there and make room; ``alone`` are streams that need no place in
+    clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    clocks = Clocks(streams, alone)
+    owners = (owner_of(block) for block in blocks)  # the host's may have nothing else to do
+    clocks = Clocks(chain(streams, owners), alone)
     frees = Frees(clocks, blocks)
     lines = _walk(instructions, after, clocks, frees)
     waited = sorted({item for line in lines for item in line if type(item) is int})
@@ -46,7 +48,7 @@ def insert_events(
 
 
 def _walk(
-    instructions: Sequence[Run | Copy], after: Sequence[Sequence[int]], clocks: Clocks, frees: Frees
+    instructions: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], clocks: Clocks, frees: Frees
 ) -> list[list[int | Free | Run | Copy]]:
     """Return each instruction with the positions that it must wait for before it, and frees where they may be."""
     index, behind, places, stamps = clocks.index, clocks.behind, clocks.places, frees.stamps

@@ -14,7 +14,7 @@ from autosched.clocks import Clocks, Stamp, joined
 from autosched.lowering.hazards import Block
 from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait
 
-__all__ = ["Frees"]
+__all__ = ["Frees", "owner_of"]
 
 
 _Line = list[int | Free | Run | Copy]
@@ -30,7 +30,7 @@ class Frees:
         self.clocks = clocks
         self.blocks = blocks
         self.stamps: list[Stamp] = []
-        self.owner = [clocks.index[_owner(block)] for block in blocks]
+        self.owner = [clocks.index[owner_of(block)] for block in blocks]
         self.uses = [[*block.uses.values()] for block in blocks]
         self.stuck: dict[int, int] = {}  # by block, the first use that its owner has not passed
         # Of each owner, by stream: a heap of (position there, use, block), to be tried when the owner has passed that.
@@ -79,7 +79,7 @@ class Frees:
             return
         self.stuck.pop(number, None)
         block = self.blocks[number]
-        line.append(Free(_owner(block), block.value, block.version))
+        line.append(Free(owner_of(block), block.value, block.version))
 
     def release(self, own: int, line: _Line) -> None:
         """Free what a stream owns, as far as may be now that its clock has moved."""
@@ -172,6 +172,7 @@ class _Ending:
         return lone, top
 
 
-def _owner(block: Block) -> Stream:
+def owner_of(block: Block) -> Stream:
+    """Return the stream that frees a block."""
     assert block.owner is not None, f"block of {block.value!r} was never read on its device"
     return block.owner

@@ -2,13 +2,13 @@
 
 A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes carry it from one
 version to the next; views share it. Hazards are between parts of blocks, not values: a reader of an older copy on
-another device, or of another part, disturbs no writer.
+another device, or of another part, disturbs no writer. What was freed may come again, in another block.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
 from autosched.placement import home
-from autosched.program import Copy, Run, Stream, occupied
+from autosched.program import Copy, Free, Run, Stream, occupied
 from autosched.standing import Standing
 
 __all__ = ["Block", "Hazards", "alone", "find_hazards"]
@@ -32,6 +32,7 @@ class Block:
     uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream, which is behind those before
     accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
+    freed: bool = False
 
 
 class Hazards(NamedTuple):
@@ -41,7 +42,7 @@ class Hazards(NamedTuple):
     blocks: list[Block]
 
 
-def alone(instructions: Sequence[Run | Copy], hazards: Hazards) -> frozenset[Stream]:
+def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
     """Return the streams of one copy alone that wait for no other of them, as ``clocks`` wants them.
 
     Those that own memory are left out, since they wait for all who use it.
@@ -66,24 +67,29 @@ def find_hazards(
     graph: Graph,
     machine: Machine,
     tasks: Sequence[Task],
-    instructions: Sequence[Run | Copy],
+    instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
 ) -> Hazards:
     """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end.
 
-    ``tasks`` are those of the runs, in their order.
+    ``tasks`` are those of the runs, in their order. Where frees stand among them memory is limited: what takes memory
+    on a device comes after all frees there before it.
     """
     walk = _Walk(graph, machine)
     coming = iter(tasks)
     for i, instruction in enumerate(instructions):
         if isinstance(instruction, Run):
             walk.run(i, instruction.stream, next(coming))
-        else:
+        elif isinstance(instruction, Copy):
             walk.copy(i, instruction)
+        else:
+            walk.free(i, instruction)
     for label, device in outputs.items():
         value = graph.outputs[label]
         walk.held(value, graph.last_version(value), device)[0].kept = True
-    return Hazards(walk.after, [block for block in walk.blocks if not block.kept])
+    for block, device in walk.unread:
+        block.owner = block.owner or Stream(device, "compute")
+    return Hazards(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
 
 
 class _Walk:
@@ -95,6 +101,8 @@ class _Walk:
         self.blocks: list[Block] = []
         self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
+        self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
+        self.unread: list[tuple[Block, str]] = []  # what no stream of its device had touched when it came
         for value in graph.sources:
             self.home[value.index] = self._new(-1, Use(value.index, 0), home(graph, machine, value), None)
             self.home[value.index].kept = True
@@ -141,7 +149,7 @@ class _Walk:
             self._change(task, device)
         for use in task.outputs:
             if self.graph.is_used(use.value):
-                self._make(i, stream, use, blocks)
+                found += self._make(i, stream, use, blocks)
         self.after.append(_earlier(i, found))
 
     def _change(self, task: Task, device: str) -> None:
@@ -152,14 +160,15 @@ class _Walk:
             if stands is not None and held is not None and held[0].value == self.values[value].name:
                 held[0].version = stands
 
-    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> None:
-        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> Collection[int]:
+        """Put a result into memory of its own, or that of the argument of which it is a view; return who made room."""
         root = self.values[use.value].root
         if root == use.value:
             self._new(i, use, stream.device, stream).uses[stream] = i
-            return
+            return self._frees(stream.device)
         base = next(block for value, block in blocks.items() if self.values[value].root == root)
         self.standing.put(*use, stream.device, (base, i))
+        return ()
 
     def copy(self, i: int, copy: Copy) -> None:
         """Note what a copy reads, and the block that it fills."""
@@ -180,8 +189,21 @@ class _Walk:
         else:
             owner = copy.also or (stream if stream.device == copy.destination else None)
             block = self._new(i, use, copy.destination, owner)
+            found += self._frees(copy.destination)
+            if owner is None:
+                self.unread.append((block, copy.destination))
         block.uses[stream] = i
         self.after.append(_earlier(i, found))
+
+    def free(self, i: int, free: Free) -> None:
+        """Note that a block goes back, behind all who used it."""
+        block, _ = self.held(self.graph.value(free.value).index, free.version, free.stream.device)
+        block.owner, block.freed = free.stream, True
+        self.room.setdefault(free.stream.device, {})[free.stream] = i
+        self.after.append(_earlier(i, [*block.uses.values()]))
+
+    def _frees(self, device: str) -> Collection[int]:
+        return self.room[device].values() if device in self.room else ()
 
 
 def _earlier(i: int, found: Sequence[int]) -> list[int]:

@@ -6,9 +6,10 @@ a link; where nothing like that exists it raises ScheduleError naming the task, 
 
 To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
 in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
-track of where tasks may still go, ``ranks`` measures tasks, ``Plan`` times them and their copies, ``turns`` places them
-one by one. A policy with parameters is a function that returns one, as ``single_on(device)``, ``in_order(sequences)``
-and ``robust(noise)`` do. Any function of this signature works as ``policy=`` without being in the table.
+track of where tasks may still go, ``Room`` of the bytes on each device, ``ranks`` measures tasks, ``Plan`` times them
+and their copies, ``turns`` places them one by one. A policy with parameters is a function that returns one, as
+``single_on(device)``, ``in_order(sequences)`` and ``robust(noise)`` do. Any function of this signature works as
+``policy=`` without being in the table.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from autosched.policies.exact import exact
 from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
 from autosched.policies.lookahead import lookahead
+from autosched.policies.m_etf import m_etf
+from autosched.policies.m_sct import m_sct
 from autosched.policies.min_min import max_min, min_min, sufferage
 from autosched.policies.peft import peft
 from autosched.policies.portfolio import portfolio
@@ -43,6 +46,8 @@ __all__ = [
     "heft",
     "in_order",
     "lookahead",
+    "m_etf",
+    "m_sct",
     "max_min",
     "min_min",
     "peft",
@@ -70,4 +75,6 @@ POLICIES: Mapping[str, Policy] = {
     "min_min": min_min,
     "max_min": max_min,
     "sufferage": sufferage,
+    "m_etf": m_etf,
+    "m_sct": m_sct,
 }

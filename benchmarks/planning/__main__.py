@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import against_saga
 import contention
+import memory
 import networks
 import peers
 import quality
@@ -27,6 +28,7 @@ REPORTS = {
     "contention": (contention, "Plans where copies occupy copy streams"),
     "networks": (networks, "Plans of networks for one sample"),
     "training": (training, "Plans of training steps"),
+    "memory": (memory, "Plans with half of the memory"),
     "saga": (against_saga, "Planning, beside SAGA"),
     "peers": (peers, "Planning, beside networkx and OR-Tools"),
     "speed": (speed, "How fast planning is"),

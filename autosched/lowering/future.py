@@ -1,0 +1,83 @@
+"""Future: who reads what, where and when from here on, while runs are walked in issue order.
+
+What Belady's rule asks (IBM Systems Journal 5, 1966): of what can go, that goes which is needed last. Positions are
+those of runs; what is needed at the end is needed at ``len(runs)``. Knows no bytes and no copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from autosched.graph import Graph, Task, Use
+from autosched.program import Run
+
+__all__ = ["Future"]
+
+
+class Future:
+    """The reads to come, of each version of a value by device; and of memory that is written in parts, all touches."""
+
+    def __init__(self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]):
+        self.graph = graph
+        self.reads: dict[Use, dict[str, deque[int]]] = {}
+        self.touches: dict[tuple[int, str], deque[int]] = {}  # by root and device
+        self.runs: dict[str, deque[Task]] = {}  # by device
+        self.anywhere: set[Use] = set()  # outputs that may be on any device at the end
+        self.parted = {
+            value.root
+            for value in graph.values
+            if graph.in_parts(value.index) and any(map(graph.last_version, graph.members(value.index)))
+        }
+        for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
+            self._note(i, task, run.stream.device)
+        for label, index in graph.outputs.items():
+            use = Use(index, graph.last_version(index))
+            if label in outputs:
+                self.reads.setdefault(use, {}).setdefault(outputs[label], deque()).append(len(runs))
+            else:
+                self.anywhere.add(use)
+
+    def _note(self, i: int, task: Task, device: str) -> None:
+        self.runs.setdefault(device, deque()).append(task)
+        for use in self.needs(task):
+            self.reads.setdefault(use, {}).setdefault(device, deque()).append(i)
+        for root in self._roots(task):
+            if root in self.parted:
+                self.touches.setdefault((root, device), deque()).append(i)
+
+    def needs(self, task: Task) -> Iterator[Use]:
+        """Yield what a task needs in a version of its own; of memory that is written in parts any will do."""
+        for use in task.reads:
+            if self.graph.touched(task, use.value) is None:
+                yield use
+            elif self.graph.values[use.value].root not in self.parted:
+                yield Use(use.value, 0)
+
+    def done(self, task: Task, device: str) -> None:
+        """Take note that a task has had its turn on its device."""
+        self.runs[device].popleft()
+        for use in self.needs(task):
+            self.reads[use][device].popleft()
+        for root in self._roots(task):
+            touches = self.touches.get((root, device))
+            if touches:
+                touches.popleft()
+
+    def _roots(self, task: Task) -> dict[int, None]:
+        return dict.fromkeys(self.graph.values[use.value].root for use in (*task.reads, *task.outputs))
+
+    def next(self, use: Use, device: str) -> float:
+        """Return when a device reads a version next; infinity if it does not."""
+        coming = self.reads.get(use, {}).get(device)
+        return coming[0] if coming else math.inf
+
+    def next_touch(self, root: int, device: str) -> float:
+        """Return when a device next touches memory that is written in parts; infinity if it does not."""
+        coming = self.touches.get((root, device))
+        return coming[0] if coming else math.inf
+
+    def readers(self, use: Use) -> list[str]:
+        """Return the devices that read a version from here on."""
+        return [device for device, coming in self.reads.get(use, {}).items() if coming]

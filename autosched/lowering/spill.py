@@ -1,0 +1,399 @@
+"""Insert copies where memory is limited: as late as they may come; what has no room leaves until it is needed again.
+
+In issue order no device holds more than its limit. Where a block finds no room, those go first that nothing reads any
+more, the one that was used longest ago ahead; then, by Belady's rule, the one that is read again last: to the host, or
+to another device with room, unless it stands elsewhere anyway. It comes back right before its next use, or ahead of
+that if it is in nobody's way. Memory that is written in parts stays where it is. To devices without a limit all copies
+go as soon as they can.
+
+Each free that makes room is in the program; what stands behind it, in time too, is for ``hazards`` to find. Knows the
+bytes of values and no times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import islice
+from typing import NoReturn
+
+from autosched.errors import MemoryLimitError, ScheduleError
+from autosched.graph import Graph, Task, Use
+from autosched.lowering.copies import copy_streams
+from autosched.lowering.future import Future
+from autosched.machine import Machine
+from autosched.placement import home
+from autosched.program import Copy, Free, Run, Stream
+from autosched.standing import Standing
+
+__all__ = ["spill_copies"]
+
+_AHEAD = 32  # runs of a device for which to fetch what they read
+_MOST_NAMED = 8
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """Memory on one device; ``holds`` has the versions of the values that stand in it."""
+
+    device: str
+    nbytes: float
+    owner: Stream | None  # which frees it; None until a stream of its device touches it
+    holds: dict[int, int] = field(default_factory=dict)
+    users: set[Stream] = field(default_factory=set)
+    next: float = -1.0  # the run of its device that reads it next; infinity if none does
+    kept: bool = False
+
+
+def spill_copies(
+    graph: Graph,
+    machine: Machine,
+    tasks: Sequence[Task],
+    runs: Sequence[Run],
+    outputs: Mapping[str, str],
+    nbytes: Sequence[float],
+) -> tuple[list[Run | Copy | Free], dict[str, str]]:
+    """Return the runs with copies and frees between them, and where each output is at the end, by its label.
+
+    ``tasks`` are those of the runs, in their order; ``nbytes`` is by value (index). Raises ScheduleError where
+    something finds no room, naming what is in its way.
+    """
+    walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
+    walk.send(walk.reads_of_sources())
+    for device in machine.names:
+        walk.fetch_ahead(device)
+    for task, run in zip(tasks, runs, strict=True):
+        walk.run(task, run)
+    return walk.result, walk.end(outputs)
+
+
+class _Walk:
+    """Which blocks each device holds, while runs are walked in issue order."""
+
+    def __init__(self, graph: Graph, machine: Machine, future: Future, nbytes: Sequence[float]):
+        self.graph, self.machine, self.future, self.nbytes = graph, machine, future, nbytes
+        self.result: list[Run | Copy | Free] = []
+        self.limit = {device.name: device.nbytes for device in machine.devices}
+        self.held = dict.fromkeys(machine.names, 0.0)
+        self.blocks: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
+        self.standing: Standing[int, _Block] = Standing()
+        self.holders: dict[Use, list[str]] = {}
+        self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}  # what its device is done with
+        self.idle_bytes = dict.fromkeys(machine.names, 0.0)
+        self.busy: set[_Block] = set()  # what the run at hand needs: that stays
+        self.copies = 0
+        self._streams = cache(partial(copy_streams, machine))
+        for value in graph.sources:
+            self._put(Use(value.index, 0), home(graph, machine, value), None).kept = True
+        for device, held in self.held.items():
+            if held > self.limit[device]:
+                self._refuse(device, 0.0, "more")
+
+    # ---- what happens
+
+    def reads_of_sources(self) -> list[Use]:
+        """Return what is there from the start and read from there, the first to be read ahead."""
+        uses = [Use(value.index, 0) for value in self.graph.sources]
+        first = {
+            use: min((self.future.next(use, device) for device in self.future.readers(use)), default=math.inf)
+            for use in uses
+        }
+        return sorted(uses, key=first.__getitem__)
+
+    def run(self, task: Task, run: Run) -> None:
+        """Bring what a run reads, make room for what it makes, and let it run."""
+        device = run.stream.device
+        self.busy = set()
+        missing = list(self._missing(task, device))
+        for use in missing:
+            self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
+        made = [use for use in task.outputs if self._takes_memory(use)]
+        self._room(device, sum(self.nbytes[use.value] for use in made), f"for what task {task.name!r} makes")
+        self.result.append(run)
+        blocks = {
+            self.graph.values[use.value].root: self._touched(task, use, run.stream) for use in reversed(task.reads)
+        }
+        changed = list(self._change(task, device))
+        for use in task.outputs:
+            if self._takes_memory(use):
+                blocks[use.value] = self._put(use, device, run.stream)
+            elif self.graph.is_used(use.value):
+                self._share(use, blocks[self.graph.values[use.value].root])
+        self.future.done(task, device)
+        self.busy = set()
+        for block in dict.fromkeys(blocks.values()):
+            self._look_ahead(block)
+        self._give_back(changed, device)
+        left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
+        self.send(left)
+        for block in dict.fromkeys(blocks.values()):
+            if self.limit[device] < math.inf and block.users <= {block.owner} and self._is_dead(block):
+                self._free(block)  # no stream has to wait for that
+        for reader in dict.fromkeys([device, *(reader for use in left for reader in self.future.readers(use))]):
+            self.fetch_ahead(reader)
+
+    def end(self, outputs: Mapping[str, str]) -> dict[str, str]:
+        """Bring outputs to where they are wanted, and return where each is."""
+        places: dict[str, str] = {}
+        self.busy = set()
+        for label, index in self.graph.outputs.items():
+            use = Use(index, self.graph.last_version(index))
+            if label in outputs and (found := self.standing.get(*use, outputs[label])) is not None:
+                self.busy.add(found)
+        for label, index in self.graph.outputs.items():
+            value, use = self.graph.values[index], Use(index, self.graph.last_version(index))
+            if label not in outputs:
+                places[label] = (
+                    home(self.graph, self.machine, value) if value.producer is None else self.holders[use][0]
+                )
+            elif outputs[label] not in self.holders[use]:
+                self.busy.add(self._bring(use, outputs[label], f"for output {label!r}"))
+            places.setdefault(label, outputs.get(label, ""))
+        return places
+
+    def send(self, uses: Sequence[Use]) -> None:
+        """Copy versions to those of their readers whose memory has no limit."""
+        for use in uses:
+            for device in self.future.readers(use):
+                if math.isinf(self.limit[device]) and use in self.holders and device not in self.holders[use]:
+                    self._bring(use, device, "")
+
+    def fetch_ahead(self, device: str) -> None:
+        """Copy what the next runs of a device read and is there already, as far as that takes no other's room."""
+        need = 0.0  # of those runs, for what is not there yet
+        coming: set[Use] = set()
+        for task in islice(self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0):
+            for use in self.future.needs(task):
+                if device in self.holders.get(use, ()) or use in coming:
+                    continue
+                coming.add(use)
+                if not self.holders.get(use):
+                    need += self.nbytes[use.value]
+                elif self._reclaim(device, need + self.nbytes[use.value]):
+                    self._copy(use, device)
+                else:
+                    return
+            made = [use for use in task.outputs if self._takes_memory(use)]
+            coming.update(task.outputs, (Use(value, version + 1) for value, version in task.changes))
+            need += sum(self.nbytes[use.value] for use in made)
+
+    def _missing(self, task: Task, device: str) -> Iterator[Use]:
+        """Yield what a task reads and its device lacks; what is there must stay."""
+        for use in task.reads:
+            part = self.graph.touched(task, use.value) is not None
+            there = self.standing.held(use.value, device) if part else self.standing.get(*use, device)
+            if there is not None and (not part or self.standing.latest(use.value, device) is not None):
+                self.busy.add(there)
+            else:
+                yield Use(use.value, 0) if part else use
+
+    def _takes_memory(self, use: Use) -> bool:
+        return self.graph.values[use.value].root == use.value and self.graph.is_used(use.value)
+
+    def _touched(self, task: Task, use: Use, stream: Stream) -> _Block:
+        part = self.graph.touched(task, use.value) is not None
+        device = stream.device
+        block = self.standing.held(use.value, device) if part else self.standing.get(*use, device)
+        assert block is not None
+        self._use(block, stream)
+        return block
+
+    def _use(self, block: _Block, stream: Stream) -> None:
+        if block.owner is None and stream.device == block.device:
+            block.owner = stream
+        block.users.add(stream)
+
+    def _change(self, task: Task, device: str) -> Iterator[Use]:
+        """Take what a task writes to its next version; yield what stands then."""
+        for value, version in task.changes:
+            stands = self.standing.change(value, version, device)
+            block = self.standing.held(value, device)
+            if stands is not None and block is not None:
+                self._left(Use(value, block.holds[value]), device)
+                block.holds[value] = stands
+                self.holders.setdefault(Use(value, stands), []).append(device)
+                yield Use(value, stands)
+
+    def _give_back(self, changed: Sequence[Use], device: str) -> None:
+        """Copy an input that is written for the last time over the caller's tensor."""
+        for use in changed:
+            value = self.graph.values[use.value]
+            where = home(self.graph, self.machine, value)
+            if value.producer is None and use.version == self.graph.last_version(use.value) and where != device:
+                self._copy(use, where)
+
+    # ---- copies
+
+    def _bring(self, use: Use, device: str, why: str) -> _Block:
+        self._room(device, 0.0 if self._goes_home(use, device) else self.nbytes[use.value], why)
+        return self._copy(use, device)
+
+    def _goes_home(self, use: Use, device: str) -> bool:
+        """Whether a copy goes over the caller's tensor: of an input that is written, to where it lives."""
+        value = self.graph.values[use.value]
+        written = value.producer is None and self.graph.last_version(use.value) > 0
+        return written and device == home(self.graph, self.machine, value)
+
+    def _copy(self, use: Use, device: str) -> _Block:
+        value, overwrite = self.graph.values[use.value], self._goes_home(use, device)
+        source = next((other for other in self.holders[use] if self.machine.link(other, device)), None)
+        if source is None:
+            raise ScheduleError(
+                f"value {value.name!r} is on {self.holders[use][0]!r} and needed on {device!r}, but no link joins them"
+            )
+        stream, also = self._streams(source, device, 0 if self.machine.contention else self.copies)
+        self.copies += 1
+        read = self.standing.get(*use, source)
+        assert read is not None
+        self.result.append(Copy(stream, value.name, use.version, source, device, also, overwrite=overwrite))
+        self._use(read, stream)
+        if not overwrite:
+            return self._put(use, device, also or (stream if stream.device == device else None), stream)
+        block = self.standing.held(value.root, device)
+        assert block is not None
+        self._left(Use(use.value, block.holds[use.value]), device)
+        self._share(use, block)
+        return block
+
+    # ---- blocks
+
+    def _put(self, use: Use, device: str, owner: Stream | None, user: Stream | None = None) -> _Block:
+        block = _Block(device, self.nbytes[use.value], owner)
+        self.held[device] += block.nbytes
+        self.blocks[device][block] = None
+        self._share(use, block)
+        for stream in filter(None, (owner or user,)):
+            self._use(block, stream)
+        self._look_ahead(block)
+        return block
+
+    def _look_ahead(self, block: _Block) -> None:
+        """Note when a block is used next, which changes only when a run of its device has used it."""
+        block.next = self._next(block)
+        idle, held = self.idle[block.device], self._is_parted(block) or block.next == math.inf
+        if not block.kept and held != (block in idle):
+            self.idle_bytes[block.device] += block.nbytes if held else -block.nbytes
+            if held:
+                idle[block] = None
+            else:
+                del idle[block]
+
+    def _share(self, use: Use, block: _Block) -> None:
+        block.holds[use.value] = use.version
+        self.standing.put(*use, block.device, block)
+        self.holders.setdefault(use, []).append(block.device)
+
+    def _left(self, use: Use, device: str) -> None:
+        self.standing.drop(*use, device)
+        self.holders[use].remove(device)
+
+    def _free(self, block: _Block) -> None:
+        """Give a block back; it must be dead, or gone elsewhere."""
+        value, version = next(iter(block.holds.items()))
+        owner = block.owner or Stream(block.device, "compute")
+        self.result.append(Free(owner, self.graph.values[value].name, version))
+        for use in block.holds.items():
+            self._left(Use(*use), block.device)
+        del self.blocks[block.device][block]
+        if block in self.idle[block.device]:
+            del self.idle[block.device][block]
+            self.idle_bytes[block.device] -= block.nbytes
+        self.held[block.device] -= block.nbytes
+
+    # ---- room
+
+    def _room(self, device: str, nbytes: float, why: str) -> None:
+        """Free, or move out, as much as it takes. Raises ScheduleError where that is not enough."""
+        while not self._reclaim(device, nbytes):
+            blocks = sorted(self.blocks[device], key=lambda block: block.next, reverse=True)
+            if not any(self._is_movable(block) and self._move(block) for block in blocks):
+                self._refuse(device, nbytes, why)
+
+    def _reclaim(self, device: str, nbytes: float) -> bool:
+        """Free dead blocks, that which became so first ahead, if that gives enough; return whether it does."""
+        missing = self.held[device] + nbytes - self.limit[device]
+        if missing <= 0:
+            return True
+        if missing > self.idle_bytes[device]:
+            return False
+        found: list[_Block] = []
+        for block in filter(self._is_dead, self.idle[device]):
+            found.append(block)
+            missing -= block.nbytes
+            if missing <= 0:
+                for dead in found:
+                    self._free(dead)
+                return True
+        return False
+
+    def _is_dead(self, block: _Block) -> bool:
+        """Whether nothing needs a block here, nor, for want of another, from here."""
+        if block.kept or block in self.busy or not self._is_whole(block):
+            return False
+        if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
+            return False
+        return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
+
+    def _is_whole(self, block: _Block) -> bool:
+        """Whether all that a block holds stands there with all its parts, by name and version."""
+        return all(self.standing.get(value, version, block.device) is block for value, version in block.holds.items())
+
+    def _is_movable(self, block: _Block) -> bool:
+        return not block.kept and block not in self.busy and not self._is_parted(block) and self._is_whole(block)
+
+    def _is_parted(self, block: _Block) -> bool:
+        return self.graph.values[next(iter(block.holds))].root in self.future.parted
+
+    def _next(self, block: _Block) -> float:
+        """Return when a block is used on its device again."""
+        first = min(self.future.next(Use(*use), block.device) for use in block.holds.items())
+        return min(first, self.future.next_touch(self.graph.values[next(iter(block.holds))].root, block.device))
+
+    def _wanted(self, block: _Block) -> list[Use]:
+        """Return of what a block holds that which will be read, here or where it is not yet, or is put out."""
+        uses = [Use(*use) for use in block.holds.items()]
+        return [
+            use
+            for use in uses
+            if use in self.future.anywhere
+            or any(at == block.device or at not in self.holders[use] for at in self.future.readers(use))
+        ]
+
+    def _stands_elsewhere(self, use: Use, device: str) -> bool:
+        others = [other for other in self.holders[use] if other != device]
+        lacking = [at for at in self.future.readers(use) if at not in others]
+        return any(all(self.machine.link(other, at) for at in lacking) for other in others)
+
+    def _move(self, block: _Block) -> bool:
+        """Free a block whose values are read again; those that stand nowhere else are copied out. Return whether."""
+        out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
+        need = sum(self.nbytes[use.value] for use in out)
+        refuge = self._refuge(block.device, out, need) if out else block.device
+        if refuge is None:
+            return False
+        for use in out:
+            self._copy(use, refuge)
+        self._free(block)
+        return True
+
+    def _refuge(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
+        """Return a device with room, the host if it can be, that all who read these versions can be reached from."""
+        ends = {device} | {at for use in uses for at in self.future.readers(use)}
+        for other in dict.fromkeys([self.machine.host, *self.machine.names]):
+            linked = all(other == end or self.machine.link(other, end) for end in ends)
+            if other != device and linked and self._reclaim(other, nbytes):
+                return other
+        return None
+
+    def _refuse(self, device: str, nbytes: float, why: str) -> NoReturn:
+        blocks = sorted(self.blocks[device], key=lambda block: -block.nbytes)
+        names = [self.graph.values[next(iter(block.holds))].name for block in blocks]
+        sizes = [f"{name!r} ({block.nbytes:,.0f} B)" for name, block in zip(names, blocks, strict=True)]
+        more = f" and {len(sizes) - _MOST_NAMED} more" if len(sizes) > _MOST_NAMED else ""
+        raise MemoryLimitError(
+            f"device {device!r} has {self.limit[device]:,.0f} B of memory, holds {self.held[device]:,.0f} B that "
+            f"cannot leave ({', '.join(sizes[:_MOST_NAMED])}{more}), and needs {nbytes:,.0f} B {why}. "
+            f"No schedule was found, which proves nothing"
+        )
