@@ -194,7 +194,7 @@ def wide(tasks: int, width: int) -> asc.Graph:
 
 def test_an_interrupt_ends_it_with_the_best_so_far():
     graph, machine = wide(150, 12), processors(4, contention=False)
-    interrupt = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
     placement = exact(seconds=60)(graph, machine, COSTS)
     interrupt.join()
