@@ -158,14 +158,13 @@ class Listing:
         return self.mode.whole(np.asarray(planned.device)[::-1]), self.by_start(begin)
 
     def placement(self, problem: Problem, found: Listed) -> Placement:
-        """Return a plan as a placement: tasks and copies by their start.
+        """Return a plan as a placement: tasks and copies by their start, tasks of 0 s ahead of others.
 
         Raises ScheduleError where a plan ends later than a float can say.
         """
         if found.makespan == math.inf:
             raise ScheduleError("tasks would end later than a float can say, wherever they run")
-        order = np.argsort(np.asarray(found.start), kind="stable")
-        return timed(problem, found, order)
+        return timed(problem, found, np.lexsort((np.asarray(found.finish), np.asarray(found.start))))
 
     @cached_property
     def keep(self) -> int:

@@ -65,16 +65,25 @@ def handed_over(
     graph: Graph, machine: Machine, costs: Costs, seconds: float, first: float, seed: int, report: Progress
 ) -> Placement:
     """Return what annealing finds in the first seconds, and then CP-SAT in those that are left, and what it proves."""
-    began = perf_counter()
+    end, part = perf_counter() + seconds, min(first / max(seconds, 1e-9), 1.0)
+    best = math.inf
 
-    def told(_: float, makespan: float) -> None:
-        report(min((perf_counter() - began) / max(seconds, 1e-9), 1.0), makespan)
+    def told(makespan: float) -> None:
+        nonlocal best
+        best = min(best, makespan)
+        report(min(max(part, 1.0 - (end - perf_counter()) / max(seconds, 1e-9)), 1.0), best)
 
-    start, stopped = _annealed(graph, machine, costs, first, 1, seed, told)
-    if stopped or perf_counter() >= began + seconds:
+    def annealed(done: float, makespan: float) -> None:
+        nonlocal best
+        best = makespan
+        report(part * done, makespan)
+
+    start, stopped = _annealed(graph, machine, costs, first, 1, seed, annealed)
+    if stopped or perf_counter() >= end:
         return start
     with suppress(KeyboardInterrupt):  # which here comes before there is anything better
-        return solved(graph, machine, costs, start, began + seconds, seed, lambda makespan: told(0.0, makespan))
+        start = solved(graph, machine, costs, start, end, seed, told)
+        report(1.0, best)
     return start
 
 
@@ -90,23 +99,18 @@ def _annealed(
     listing = Listing(Tables.of(problem), mode(work if seconds is None else math.inf), problem.tasks)
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
     found, stopped = best_listed(listing, members(problem), least), False
-    if least < found.makespan < math.inf and moves:
-        annealer = Annealer(listing, found, seed, least)
-        try:
-            _anneal(annealer, None if seconds is None else began + seconds, moves, report)
-        except KeyboardInterrupt:
-            stopped = True
-        found = annealer.best
+    try:
+        report(0.0, found.makespan)
+        if least < found.makespan < math.inf and moves:
+            annealer = Annealer(listing, found, seed, least)
+            try:
+                cool(annealer, moves, report) if seconds is None else cool_until(annealer, began + seconds, report)
+            finally:
+                found = annealer.best
+        report(1.0, found.makespan)
+    except KeyboardInterrupt:
+        stopped = True
     return replace(listing.placement(problem, found), bound=min(least, found.makespan)), stopped
-
-
-def _anneal(annealer: Annealer, until: float | None, moves: int, report: Progress) -> None:
-    report(0.0, annealer.makespan)
-    if until is None:
-        cool(annealer, moves, report)
-    else:
-        cool_until(annealer, until, report)
-    report(1.0, annealer.makespan)
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
