@@ -254,13 +254,15 @@ class _Study:
         return self._merged(first, more, _costs(more), order == "zero-bubble")
 
     def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate."""
+        """Simulate, as if there were memory enough."""
         variant, sizes = self._variant(order, pair), shares(self.own[0], chunks)
         made = {
             size: tuple(self._scaled(one, variant, size) for one in (variant.first, variant.more))
             for size in dict.fromkeys(sizes)
         }
-        schedule, _ = self.trained.scheduled(self._grid(order, (sizes,), made, variant))
+        roomy = tuple(replace(device, nbytes=math.inf) for device in self.machine.devices)
+        trained = replace(self.trained, machine=replace(self.machine, devices=roomy))
+        schedule, _ = trained.scheduled(self._grid(order, (sizes,), made, variant))
         devices = dict.fromkeys(variant.cuts.devices)
         timeline = schedule.simulate()
         busy = sum(s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices)

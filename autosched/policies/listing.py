@@ -164,7 +164,8 @@ class Listing:
         """
         if found.makespan == math.inf:
             raise ScheduleError("tasks would end later than a float can say, wherever they run")
-        return timed(problem, found, np.lexsort((np.asarray(found.finish), np.asarray(found.start))))
+        start, finish = np.asarray(found.start), np.asarray(found.finish)
+        return timed(problem, found, np.lexsort((finish > start, start)))
 
     @cached_property
     def keep(self) -> int:
