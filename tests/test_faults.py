@@ -905,7 +905,7 @@ def exits(code, backend, start=""):
     return run.returncode, run.stderr
 
 
-@pytest.mark.parametrize("backend", ["threads", "emulated"])
+@pytest.mark.parametrize("backend", ["threads", pytest.param("emulated", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("code", EXITS.values(), ids=EXITS)
 def test_the_interpreter_exits_with_code_0_while_tasks_go_on(code, backend):
     assert exits(code, backend, FORKED) == (0, "")

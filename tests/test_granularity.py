@@ -119,6 +119,7 @@ def test_a_merged_task_costs_its_parts(graph: asc.Graph, drawn: list[str | None]
             assert costs.task_seconds(task, GPU) == pytest.approx(count * LONG)
 
 
+@pytest.mark.slow
 def test_ten_thousand_tasks_are_merged() -> None:
     graph = asc.Graph()
     values = list(graph.inputs("x", "y"))
