@@ -10,6 +10,7 @@ machine has contention, copies are planned on the copy streams they hold, one af
 
 from __future__ import annotations
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph
 from autosched.jit import mode
@@ -26,6 +27,7 @@ from autosched.policies.turns import by_priority
 __all__ = ["heft"]
 
 
+@without_collecting()
 def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks by descending upward rank, each where it finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from autosched.collecting import without_collecting
 from autosched.costs import Costs
 from autosched.graph import Graph
 from autosched.jit import mode
@@ -34,6 +35,7 @@ _BIASES = sorted(itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index
 _WORK = 2e7  # steps for all lists of a large graph, about a second
 
 
+@without_collecting()
 def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks as the best of many biased list schedules does, or on one device alone.
 

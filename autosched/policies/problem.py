@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.graph import Graph, Task, Use
+from autosched.graph import Dependency, Graph, Task, Use
 from autosched.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
@@ -89,8 +89,8 @@ class Problem:
     table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
-    before: Sequence[Sequence[int]]  # by task, those that must have ended,
-    others: Sequence[Sequence[int]]  # and of them those that made nothing that it reads
+    dependencies: Sequence[Sequence[Dependency]]  # by task
+    others: Sequence[Sequence[int]]  # by task, those that it depends on and that made nothing that it reads
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
     returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
 
@@ -113,11 +113,16 @@ class Problem:
             table=_seconds(graph, machine, costs),
             allowed=allowed.devices,
             group=allowed.group,
-            before=[[other for other, _ in task.dependencies] for task in graph.tasks],
+            dependencies=[task.dependencies for task in graph.tasks],
             others=[_others(task, row, data.maker) for task, row in zip(graph.tasks, reads, strict=True)],
             reads=reads,
             returns=returns,
         )
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """By task, those that must have ended."""
+        return [[other for other, _ in dependencies] for dependencies in self.dependencies]
 
     @cached_property
     def seconds(self) -> list[list[float]]:
