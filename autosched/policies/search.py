@@ -79,10 +79,11 @@ def handed_over(
         report(part * done, makespan)
 
     start, stopped = _annealed(graph, machine, costs, first, 1, seed, annealed)
-    if stopped or perf_counter() >= end:
+    if stopped:
         return start
     with suppress(KeyboardInterrupt):  # which here comes before there is anything better
-        start = solved(graph, machine, costs, start, end, seed, told)
+        if perf_counter() < end:
+            start = solved(graph, machine, costs, start, end, seed, told)
         report(1.0, best)
     return start
 
