@@ -325,3 +325,19 @@ def test_what_would_end_later_than_a_float_can_say_is_refused_without_warnings(p
     graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
     with pytest.raises(ScheduleError, match="later than a float can say"):
         policy(graph, processors(2), COSTS)
+
+
+def test_what_must_stay_together_moves_together():
+    graph = Graph()
+    for i in range(6):
+        part = graph.add(int, name=f"make{i}", seconds=1 + i % 3)[:2]
+        graph.add(int, part, name=f"write{i}", writes=[part], outputs=(), seconds=2)
+    machine = processors(3)
+    problem = Problem.of(graph, machine, COSTS)
+    listing = Listing(Tables.of(problem), Mode(False), problem.tasks)
+    n = len(problem.tasks)
+    annealer = Annealer(listing, listing.placed([0] * n, list(range(n))))
+    for _ in range(20):
+        annealer.move(20, 0.1)
+        check(listing.placement(problem, annealer.best), graph, machine)
+    assert len(set(annealer.best.device)) == 3
