@@ -137,8 +137,8 @@ class Timeline:
         >>> import autosched as asc
         >>> graph = asc.Graph()
         >>> graph.output(y=graph.input("x") + 1)
-        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
-        >>> schedule.profile(x=1).costs().seconds["add"] >= 2.0, schedule.simulate().costs() == schedule.costs
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 0.02}))
+        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019, schedule.simulate().costs() == schedule.costs
         (True, True)
         """
         if self.learn is None:

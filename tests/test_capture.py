@@ -16,6 +16,7 @@ import autosched as asc
 from autosched.frontends.capture import Captured
 from autosched.testing import scattered
 from tests.models import DEEP, KINDS, Tied, mlp, vectors
+from tests.serial import some
 from tests.test_codegen import fresh, on_cpu
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -119,10 +120,8 @@ def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
     assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
 
 
-@pytest.mark.parametrize(
-    "gpus", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
-)
-@pytest.mark.parametrize("kind", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gpus", some(range(4), 3))
+@pytest.mark.parametrize("kind", some(["resnet18", "resnet50"], "resnet18"))
 def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: str, gpus: int) -> None:
     machine = asc.Machine.emulated(gpus=gpus)
     assert_trains_as_eager(kind, "momentum", policy="round_robin", machine=machine, backend="virtual")

@@ -85,7 +85,12 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
         ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
         ("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"]),
         pytest.param("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"], marks=pytest.mark.slow),
-        ("model_parallel_resnet50", RESNET50, ["resnet50_splits", "resnet50_step", "resnet50_ways"]),
+        pytest.param(
+            "model_parallel_resnet50",
+            RESNET50,
+            ["resnet50_splits", "resnet50_step", "resnet50_ways"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("communication_strategies", STRATEGIES, ["communication_seconds"], marks=pytest.mark.slow),
     ],
 )

@@ -30,6 +30,7 @@ from autosched.crew import Crew
 from autosched.execute import Executor
 from autosched.testing.faults import FAULTS, inject
 from autosched.workers import Fault, Tape
+from tests.serial import some
 
 GENEROUS = 30  # seconds until a test that hangs fails
 SOON = 10  # seconds in which control is back: half of one in truth, but the computer has other things to do
@@ -261,7 +262,7 @@ def fail_often(schedule, times, kind, **options):
     return depths
 
 
-@every_backend
+@pytest.mark.parametrize("backend", some(MACHINES, "threads", "host"))
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
     options = {"timeout": 1000.0} if timed else {}
@@ -280,7 +281,7 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         assert all(lock.locked() for lock in locks)
 
 
-@every_backend
+@pytest.mark.parametrize("backend", some(MACHINES, "threads"))
 def test_a_hundred_late_calls_leave_nothing_behind(backend):
     with on(backend, net(Ledger())) as schedule:
         schedule(x=torch.eye(2))
@@ -620,7 +621,7 @@ def test_a_task_that_was_let_go_cannot_call_its_schedule():
 
 
 @pytest.mark.parametrize("ended_by", ["close", "letting go"])
-@pytest.mark.parametrize("backend", ["host", "threads", "emulated"])
+@pytest.mark.parametrize("backend", some(["host", "threads", "emulated"], "threads"))
 def test_closing_does_not_wait_for_ever_for_a_task_that_was_let_go(backend, ended_by):
     held = Held()
     schedule = on(backend, chain(held, plus))

@@ -21,6 +21,7 @@ from autosched.grouping import STEP
 from autosched.testing import graphs, inputs_for, machines
 from tests.models import KINDS, mlp, vectors
 from tests.policies import policies, under_every_policy
+from tests.serial import some
 from tests.test_capture import OPTIMIZERS, assert_same, assert_trains_as_eager, stepper
 from tests.test_codegen import body, run
 
@@ -394,7 +395,7 @@ def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind:
 
 
 @pytest.mark.parametrize("granularity", ["module", "auto"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, "mlp", "lenet", "recurrent", "transformer", "wired0"))
 def test_a_captured_step_trains_as_the_eager_one_does(kind: str, granularity: str) -> None:
     number = list(KINDS).index(kind)
     policy = ["auto", "single", "round_robin", "heft"][number % 4]
