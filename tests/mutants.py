@@ -594,6 +594,27 @@ MUTANTS = (
         PLANS,
     ),
     Mutant(
+        "a graph turned round keeps the numbers of its groups",
+        "autosched/policies/tables.py",
+        "group=n - 1 - self.group[::-1]",
+        "group=self.group",
+        f"{LISTING}::test_turned_round_a_graph_has_the_same_groups",
+    ),
+    Mutant(
+        "the best plan is put in the order of its starts whatever that does",
+        "autosched/policies/annealer.py",
+        "if sorted_by_start.makespan <= best.makespan:",
+        "if True:",
+        f"{LISTING}::test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later",
+    ),
+    Mutant(
+        "copies of a plan are told in the order in which they were planned",
+        "autosched/policies/listing.py",
+        "copies[by_begin], begins[by_begin]",
+        "copies, begins",
+        PLANS,
+    ),
+    Mutant(
         "a copy leaves before it is made if the placement says so",
         "autosched/lowering/copies.py",
         "slot = max(self.maker[use], min(slot, self.at))",

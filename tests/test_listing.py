@@ -139,6 +139,7 @@ def test_a_plan_keeps_to_what_data_and_streams_allow(case):
     made = listed(problem)
     for found in plans(made):
         assert_is_plan(problem, found)
+        assert found.begins.tolist() == sorted(found.begins)
         placed = made.placement(problem, found)
         check(placed, graph, machine)
         assert not breaks_a_rule(graph, machine, placed.device)
@@ -228,6 +229,13 @@ def test_turned_round_twice_a_graph_has_the_measures_that_it_had(case):
 
 
 @given(problems())
+def test_turned_round_a_graph_has_the_same_groups(case):
+    made = listed(case[-1])
+    ahead, back = made.shape.group, made.backwards.shape.group[::-1]
+    assert np.array_equal(ahead[:, None] == ahead, back[:, None] == back)
+
+
+@given(problems())
 def test_kernels_rank_tasks_as_the_plain_measures_do(case):
     *_, problem = case
     possible, made = Possible(problem), listed(problem)
@@ -266,6 +274,18 @@ def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse
         assert annealer.best.makespan == annealer.makespan <= before
         before = annealer.makespan
         annealer.again()
+
+
+def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():
+    """c is listed ahead of d and starts behind it: its data, not d's, are the first that b's device sends."""
+    graph = Graph()
+    reads = [graph.add(int, name=name, seconds=s, nbytes=n) for name, s, n in (("a", 1, 1), ("b", 2, 3))]
+    graph.add(int, *reads, name="c", seconds=3, nbytes=6)
+    graph.add(int, *reads, name="d", seconds=5, nbytes=0)
+    made = listed(Problem.of(graph, processors(3, contention=True), COSTS))
+    found = made.placed([1, 0, 2, 0], [0, 1, 2, 3])
+    assert (found.makespan, made.placed(found.device, made.by_start(found.start)).makespan) == (8, 9)
+    assert Annealer(made, found).best.makespan == 8
 
 
 @settings(max_examples=8)
