@@ -25,7 +25,7 @@ from autosched.policies.annealing import shift
 from autosched.policies.listing import Listed, Listing
 from autosched.policies.portfolio import best_listed
 from autosched.policies.possible import Possible
-from autosched.policies.problem import Problem
+from autosched.policies.problem import Policy, Problem
 from autosched.policies.ranks import downward_ranks, mean, upward_ranks
 from autosched.policies.tables import Tables
 from autosched.simulate import durations, makespan
@@ -296,7 +296,15 @@ def test_a_seed_gives_one_placement(case, seed):
     assert (once, list(once.device), once.copies) == (again, list(again.device), again.copies)
 
 
-@pytest.mark.parametrize("budget", [{"moves": 300}, {"seconds": 0.05}])
+def test_of_several_starts_the_best_is_taken():
+    def ends(policy: Policy) -> float:
+        return predicted(TOPCUOGLU, processors(3), policy(TOPCUOGLU, processors(3), COSTS))
+
+    alone = [ends(search(seed=seed, moves=1000)) for seed in (4, 5)]
+    assert ends(search(seed=4, moves=1000, starts=2)) == min(alone) < alone[0]
+
+
+@pytest.mark.parametrize("budget", [{"moves": 300}, {"moves": 100, "starts": 3}, {"seconds": 0.05}])
 def test_progress_goes_from_0_to_1_and_the_makespan_never_up(budget):
     told: list[tuple[float, float]] = []
     search(progress=lambda *now: told.append(now), **budget)(TOPCUOGLU, processors(3), COSTS)
