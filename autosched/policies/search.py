@@ -112,10 +112,12 @@ def _annealed(
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
         return heft(graph, machine, costs), False
-    work = members(problem) * steps(problem) + 4.0 * starts * moves * len(problem.tasks)
-    listing = Listing(Tables.of(problem), mode(work if seconds is None else math.inf), problem.tasks)
+    tables, work = Tables.of(problem), members(problem) * steps(problem)
+    listing = Listing(tables, mode(work if seconds is None else math.inf), problem.tasks)
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
     found, stopped = best_listed(listing, members(problem), least), False
+    if seconds is None and least < found.makespan:  # only now numba may be worth what it takes to import it
+        listing = Listing(tables, mode(4.0 * starts * moves * len(problem.tasks)), problem.tasks)
     best = found
     try:
         report(0.0, best.makespan)
