@@ -128,7 +128,12 @@ def _policies(given: str | Policy | Iterable[str | Policy] | Mapping[str, str | 
     items = [given] if isinstance(given, str) or callable(given) else given
     if not isinstance(items, Iterable):
         raise ScheduleError(f"policies must be names or functions, got {shown(given)}")
-    named = dict(given) if isinstance(given, Mapping) else {_name(item): item for item in items}
+    if isinstance(given, Mapping):
+        named = dict(given)
+    else:
+        given = list(items)
+        once = [item for i, item in enumerate(given) if item not in given[:i]]  # they may have no hash
+        named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
     for item in named.values():
         if item != "auto":
             policy_of(item)
@@ -163,6 +168,11 @@ def _names(machines: Sequence[Machine]) -> list[str]:
     differ = [len(dict.fromkeys(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
     told = [True, True, *differ[2:]]
     names = [", ".join(fact for fact, tell in zip(mine, told, strict=True) if fact and tell) for mine in facts]
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return names with the places of those that are there twice."""
     return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 

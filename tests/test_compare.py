@@ -11,7 +11,7 @@ from hypothesis import given
 
 import autosched as asc
 from autosched.compare import POLICIES
-from autosched.policies import TIMED, heft, search
+from autosched.policies import TIMED, heft, search, single_on
 from autosched.testing.strategies import graphs, machines
 
 
@@ -128,6 +128,11 @@ def test_a_policy_may_be_a_function() -> None:
 def test_policies_of_one_name_are_named_by_a_mapping() -> None:
     found = asc.compare(wide(), emulated(2), {"quick": search(moves=0), "long": search(moves=100), "usual": "heft"})
     assert [row.policy for row in found.rows] == ["quick", "long", "usual"]
+
+
+def test_policies_of_one_name_in_a_list_are_numbered_and_equal_ones_are_one() -> None:
+    found = asc.compare(wide(), emulated(1), [search(moves=0), "heft", search(moves=9), "heft", single_on("cpu")])
+    assert [row.policy for row in found.rows] == ["search (1)", "heft", "search (3)", "single_on cpu"]
 
 
 def test_seconds_go_to_the_policies_that_take_some(monkeypatch: pytest.MonkeyPatch) -> None:

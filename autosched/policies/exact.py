@@ -48,6 +48,7 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
         told = None if progress is None else (lambda end: progress(_part(began), end))
         return solved(graph, machine, costs, start, None, seed, told)
 
+    policy.__name__ = "exact"
     return policy
 
 

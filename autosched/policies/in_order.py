@@ -49,6 +49,7 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
         names = [task.name for task in graph.tasks]
         return Placement(dict(zip(names, devices, strict=True)), tuple(names[task] for task in plan.order))
 
+    policy.__name__ = "in_order"
     return policy
 
 

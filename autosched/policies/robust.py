@@ -60,4 +60,5 @@ def robust(noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed
                 # Other luck than that by which plans are judged, or those made for it would look better than they are.
                 yield heft, noisy_costs(graph, machine, costs, noise, seed=seed + 1 + i)
 
+    policy.__name__ = "robust"
     return policy

@@ -67,6 +67,7 @@ def search(
             return handed_over(graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report)
         return _annealed(graph, machine, costs, seconds, moves, seed, report, starts)[0]
 
+    policy.__name__ = "search"
     return policy
 
 

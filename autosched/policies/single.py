@@ -47,6 +47,7 @@ def single_on(device: str) -> Policy:
         problem = Problem.of(graph, machine, costs)
         return problem.placement(_gather(problem, Possible(problem), wanted), range(len(problem.tasks)))
 
+    policy.__name__ = f"single_on {device}"
     return policy
 
 
