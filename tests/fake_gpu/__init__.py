@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from autosched.backends import accelerator
 from tests.fake_gpu import hardware as _hardware
 from tests.fake_gpu import streams, tensors
 from tests.fake_gpu.hardware import Hardware
@@ -36,6 +37,7 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
         for place, names in _torch(gpus).items():
             for name, item in names.items():
                 patch.setattr(f"{place}.{name}", item, raising=False)
+        patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
         patch.setattr(threading.Thread, "run", tensors.in_mode(threading.Thread.run))
         try:
             with tensors.Mode():

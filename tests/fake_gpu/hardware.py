@@ -93,7 +93,7 @@ class Hardware(Queues):
                 life.end()
 
             if not block.users:
-                return self.put(block.queue, "overwrite", overwrite)
+                return self.put(block.queue, "overwrite", overwrite, hidden=True)
             aside = Queue(block.queue.device, -1)
             for user in block.users:
                 self.wait(aside, self.record(user))

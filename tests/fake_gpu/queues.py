@@ -49,6 +49,7 @@ class Node:
     item: Item
     behind: tuple[Node, ...]
     queue: Queue
+    hidden: bool  # from CUDA: what may happen to memory that goes back
 
 
 @dataclass(eq=False)
@@ -125,13 +126,15 @@ class Queues:
 
     # ---- putting
 
-    def put(self, queue: Queue, what: str, work: Work, *, sleeps: bool = False, base: int = 0) -> None:
+    def put(
+        self, queue: Queue, what: str, work: Work, *, sleeps: bool = False, base: int = 0, hidden: bool = False
+    ) -> None:
         """Queue some work, or make it a node of the graph that is being captured."""
         with self.lock:
             item = Item(what, work, sleeps=sleeps, base=base)
             if queue.capture is None:
                 return self._append(queue, item)
-            node = Node(item, queue.tips, queue)
+            node = Node(item, queue.tips, queue, hidden)
             queue.tips = (node,)
             queue.capture.nodes.append(node)
 
@@ -238,7 +241,7 @@ class Queues:
                 raise RuntimeError("CUDA error: the capture must end on the stream where it began")
             capture.going = False
             known = ancestors(capture.origin.tips)
-            lost = [queue for queue in capture.joined if not known.issuperset(queue.tips)]
+            lost = [queue for queue in capture.joined if not known.issuperset(_seen(queue.tips))]
             for queue in capture.joined:
                 queue.capture, queue.tips = None, ()
             if capture.broken is not None:
@@ -296,6 +299,11 @@ def ancestors(tips: Iterable[Node]) -> set[Node]:
             known.add(node)
             open_ += node.behind
     return known
+
+
+def _seen(tips: Iterable[Node]) -> set[Node]:
+    """Return these nodes, or what those of them come behind that are hidden."""
+    return {node for tip in tips for node in (_seen(tip.behind) if tip.hidden else [tip])}
 
 
 def _is_ready(queue: Queue) -> bool:
