@@ -69,8 +69,9 @@ class Machine:
         """Return the machine this is, as far as ``torch.accelerator`` shows it.
 
         ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
-        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads. A GPU's
-        memory is what it has, less a share for what no task asks for; logical devices have equal parts of it. Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
+        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads.
+        A GPU's memory is what it has, less a share for what no task asks for; logical devices have equal parts of it.
+        Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
         """
         import torch
 

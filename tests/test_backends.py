@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import threading
 from dataclasses import replace
 
@@ -273,10 +274,13 @@ def test_streams_that_wait_for_the_host_however_indirectly_get_threads_of_their_
 
 def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
     """The pool of torch would hand out its first stream again as the 33rd, and two names would silently be one."""
+    numbers = itertools.count()
     monkeypatch.setattr(accelerator, "_streams", {})
+    monkeypatch.setattr(torch, "Stream", lambda device: next(numbers) % 32)
     device = torch.device("cpu")
     made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
-    assert accelerator._pooled(device, Stream("cuda:0", "s7")) is made[7]
+    assert made == list(range(32))
+    assert accelerator._pooled(device, Stream("cuda:0", "s7")) == 7
     with pytest.raises(asc.MachineError, match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32"):
         accelerator._pooled(device, Stream("cuda:0", "s32"))
 
