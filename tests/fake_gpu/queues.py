@@ -88,6 +88,7 @@ class Queues:
         self.lock = threading.RLock()
         self.random = random.Random(seed)
         self.eagerness = self.random.choice([0.0, 0.0, 0.3, 0.9])  # how often something runs before it has to
+        self.fickleness = self.random.choice([0.0, 0.0, 0.1, 0.3])  # how often the adversary changes its mind
         self.busy: dict[Queue, float] = {}  # queues that are not empty, and how they are liked by the adversary
         self.capture: Capture | None = None
         self.error: Exception | None = None
@@ -199,7 +200,7 @@ class Queues:
         if not (awake or (asleep and ready)):
             return False
         chosen = max(awake or ready, key=self.busy.__getitem__)
-        if self.random.random() < 0.2:
+        if self.random.random() < self.fickleness:
             self.busy[chosen] = self.random.random()
         return self._run(chosen)
 
