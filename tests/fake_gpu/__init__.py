@@ -31,6 +31,8 @@ __all__ = ["Hardware", "playing"]
 @contextlib.contextmanager
 def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Iterator[Hardware]:
     """Play GPUs of ``nbytes`` each; at the end fail if memory was touched after it had gone back."""
+    if torch.accelerator.is_available() and not _hardware._playing:
+        pytest.skip("GPUs are played only where there is none")
     played = Hardware(gpus, seed, nbytes)
     with pytest.MonkeyPatch.context() as patch, _guard(), _swapped_parameters():
         _hardware._playing.append(played)

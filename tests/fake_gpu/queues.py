@@ -207,6 +207,8 @@ class Queues:
     def _run(self, queue: Queue) -> bool:
         if not queue.items or not _is_ready(queue):
             return False
+        while queue.items[0].sleeps and self._step():
+            pass  # as long as any other has something to do
         item = queue.items.popleft()
         if not queue.items:
             del self.busy[queue]

@@ -324,6 +324,9 @@ def _between_gpus(gpus: Hardware, target: Played, source: Played) -> None:
     one, other = gpus.current[source.block.queue.device], gpus.current[target.block.queue.device]
     if one.device == other.device:
         return _put_copy(gpus, one, "copy", target, source)
+    for queue in (one, other):
+        if queue.capture is not None:
+            gpus.forbid("a copy between GPUs", queue)
     gpus.wait(one, gpus.record(other))
     _put_copy(gpus, one, "copy between GPUs", target, source)
     gpus.wait(other, gpus.record(one))
