@@ -83,9 +83,9 @@ class Executor:
         if not watched and not traced:
             if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
                 return self._run_inline(self.inline, inputs)
-            return self._run(lambda: self.tape, inputs, self.memory.outputs, deadline)
+            return self._run(lambda: self.tape, inputs, self._outputs, deadline)
         wraps = self._watch if watched else None, self._named if traced else None
-        outputs = self._run(lambda: self._compile(*wraps), inputs, self.memory.outputs, deadline)
+        outputs = self._run(lambda: self._compile(*wraps), inputs, self._outputs, deadline)
         self.checked = True
         return outputs
 
@@ -120,6 +120,11 @@ class Executor:
                 if not self.crew.afterwards(self.tidy):  # left to a thread; but the caller's streams are its own again
                     with contextlib.suppress(Exception):
                         self.backend.join()
+
+    def _outputs(self) -> dict[str, Any]:
+        outputs = self.memory.outputs()
+        self.backend.hand_out(outputs)
+        return outputs
 
     @functools.cached_property
     def inline(self) -> Inline | None:

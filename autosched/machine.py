@@ -5,6 +5,7 @@ Knows rates and latencies, no task and no tensor. torch is asked in one place, `
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -69,6 +70,7 @@ class Machine:
 
         ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
         default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads.
+        A GPU's memory is what it has, less a share for what no task asks for; logical devices have equal parts of it.
         Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
         """
         import torch
@@ -85,7 +87,10 @@ class Machine:
         names = [f"{kind}:{i}" for i in range(wanted)]
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         host = Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)
-        devices = [replace(_GPU, name=name, physical=f"{kind}:{i % count}") for i, name in enumerate(names)]
+        devices = [
+            replace(_GPU, name=name, physical=f"{kind}:{i % count}", nbytes=_memory(kind, i % count, wanted, count))
+            for i, name in enumerate(names)
+        ]
         return cls([host, *devices], _links(names, "pcie4", None, None))
 
     @classmethod
@@ -247,7 +252,18 @@ class Machine:
 
 
 _CPU_RATES = (50e9, 10e9, 5e-6)
+_USABLE = 15 / 16  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+
+
+def _memory(kind: str, index: int, wanted: int, count: int) -> float:
+    """Return the bytes of a logical device: of ``wanted`` that share out ``count`` real ones, on one of these."""
+    import torch
+
+    sharers = len(range(index, wanted, count))
+    with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+        return float(torch.get_device_module(kind).get_device_properties(index).total_memory) * _USABLE / sharers
+    return math.inf  # torch cannot tell
 
 
 def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:

@@ -1,4 +1,7 @@
-"""What holds for every test: one intra-op thread, the Hypothesis profiles, no leaked threads, skips that say why."""
+"""What holds for every test: one intra-op thread, the Hypothesis profiles, no leaked threads, skips that say why.
+
+And GPUs, for tests that run on real ones and on played ones.
+"""
 
 import threading
 
@@ -24,6 +27,30 @@ def pytest_runtest_setup(item):
     for marker, needed in (("cuda", 1), ("multigpu", 2)):
         if item.get_closest_marker(marker) and count < needed:
             pytest.skip(f"accelerators needed: {needed}, found: {count}; where they are, run: pytest -m {marker}")
+
+
+def _gpus(request, count):
+    if request.param == "real":
+        yield None
+        torch.accelerator.synchronize()
+        return
+    from tests.fake_gpu import playing
+
+    with playing(count, seed=1) as played:
+        played.eagerness = 0.0
+        yield played
+
+
+@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.cuda)])
+def gpu(request):
+    """One GPU: played, which runs nothing before it has to, or real, which is None."""
+    yield from _gpus(request, 1)
+
+
+@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.multigpu)])
+def two_gpus(request):
+    """Two GPUs, as above."""
+    yield from _gpus(request, 2)
 
 
 @pytest.fixture(autouse=True)

@@ -595,41 +595,6 @@ def test_the_code_is_as_clean_as_ours(build):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- with an accelerator
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("policy", ["round_robin", "heft"])
-@given(graph=graphs(("cpu", "cuda:0", "cuda:1")))
-def test_on_accelerators_the_code_does_what_the_schedule_does(policy, graph):
-    with asc.schedule(graph, asc.Machine.local(gpus=2), policy=policy, outputs="cpu") as schedule:
-        placed = dict(schedule.program.inputs)
-        device = {d.name: d.physical or "cpu" for d in schedule.machine.devices}
-        runs = []
-        step = loaded(schedule.code)["step"]
-        for runner in (schedule.run_serial, lambda **inputs: step(*inputs.values(), **schedule.code.given)):
-            inputs = {name: tensor.to(device[placed[name]]) for name, tensor in inputs_for(graph).items()}
-            torch.manual_seed(3)
-            runs.append((runner(**inputs), inputs))
-        assert difference(*runs) is None
-
-
-@pytest.mark.cuda
-def test_on_accelerators_the_code_waits_for_what_is_slow():
-    def slow(x):
-        torch.cuda._sleep(50_000_000)
-        return x + 1
-
-    graph = asc.Graph()
-    first, second = asc.Machine.local(gpus=2).names[1:]
-    h = graph.add(slow, graph.input("x"), on=first)
-    graph.output(y=graph.add(torch.mul, graph.add(torch.mul, h, 2, on=second), 2, on="cpu"))
-    schedule = asc.schedule(graph, asc.Machine.local(gpus=2))
-    step = loaded(schedule.code)["step"]
-    for i in range(5):
-        assert step(torch.full((1000,), float(i)))["y"].tolist() == [4.0 * (i + 1)] * 1000
-
-
 TWO_LAYERS = r'''"""two layers: 3 tasks on cuda:0, cuda:1, 60 us predicted. Written by autosched.
 
 A tensor is deleted where the stream that made it is behind all that used it: its memory is free again there.

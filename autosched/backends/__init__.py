@@ -15,7 +15,7 @@ To add one, write an object with these methods and pass it as ``backend=``; a li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -71,6 +71,9 @@ class Backend(Protocol):
 
     def join(self) -> None:
         """End a run: return when its outputs may be used by the caller."""
+
+    def hand_out(self, outputs: Mapping[str, Any]) -> None:
+        """Make outputs the caller's, after ``join``: what becomes of their memory is up to the caller's streams now."""
 
     def seconds(self, stamp: Any) -> float:
         """Return how long after ``begin`` a stamp was made; valid after ``join``."""

@@ -3,16 +3,21 @@
 The rules of CUDA that this keeps:
 
 1. torch hands out a pool of 32 streams per device and then the first again: streams are made once, by name, counted,
-   and kept for the life of the process.
+   and kept for the life of the process; one that has been handed out to us before is passed over.
 2. The current stream is per thread and device: it is set before what is put on it, in the thread that issues it.
 3. A copy between two GPUs runs on the source's current stream and makes the current streams of both wait for each
    other: so both copy streams are made current. Two logical devices on one GPU do the same by events.
-4. A wait for an event that was never recorded does nothing: records are issued before their waits (the executor).
+4. A wait for an event that was never recorded does nothing: records are issued before their waits (the executor). A
+   wait that was issued keeps to the record before it, so a run may record events anew while waits of the last go on.
 5. A block goes back to the stream that allocated it: results are made, and freed, with that stream current.
-6. A copy to host memory is asynchronous only into pinned memory (``to("cpu", non_blocking=True)`` makes it so), and
-   may be read after its event has been waited for on the host.
+6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such (``transfers``).
+   What comes to the host may be read after its event has been waited for there, and has landed.
 7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them. Host
-   memory is the caller's again when the call returns: what copies from or to it is waited for.
+   memory is the caller's again when the call returns: what copies from or to it is waited for. So an input may be
+   dropped at once: its block goes back in the order of a stream that is behind all of ours.
+8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do with it, and which
+   other schedules, and other streams of the caller, allocate from too. So the block is recorded for the caller's
+   stream as it is handed out, and goes back only behind that. Nothing else is: in a schedule, frees wait.
 
 Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they hold up no other; all
 others by the calling thread.
@@ -20,19 +25,21 @@ others by the calling thread.
 
 from __future__ import annotations
 
-import copy as copying
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from autosched.backends import Step, Transfer
-from autosched.backends.host import Host, as_parameter, copy_in_host_memory, overwritten
+from autosched.backends.host import Host, copy_in_host_memory
+from autosched.backends.pinned import Pinned
+from autosched.backends.transfers import Way
 from autosched.errors import MachineError
 from autosched.machine import Machine
 from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
-from autosched.tree import transform
+from autosched.tree import flatten
 
 __all__ = ["Accelerator"]
 
@@ -54,6 +61,9 @@ class Accelerator(Host):
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
         self.own_thread: set[Stream] = set()
         self.with_host: list[torch.Stream] = []  # that copy from or to the host's memory
+        self.returned: set[tuple[str, int]] = set()  # versions that copies leave in the caller's host memory
+        self.pinned = Pinned()
+        self.starts: dict[torch.device, torch.Event] = {}
         self.ends: list[tuple[torch.Stream, torch.Event]] = []
         self.callers: dict[torch.device, torch.Stream] = {}
         self.caller_device = 0
@@ -79,6 +89,9 @@ class Accelerator(Host):
         copies = [i for i in program if isinstance(i, Copy)]
         host = {i.stream for i in copies if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)}
         self.with_host = [stream for name, stream in self.streams.items() if name in host]
+        back = [i for i in copies if i.overwrite and self.devices[i.destination].type == "cpu"]
+        self.returned = {(i.value, i.version) for i in back if i.stream in host}
+        self.starts = {device: torch.Event(device) for device in (stream.device for stream in self.streams.values())}
         self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
 
     def place(self, device: str) -> Any:
@@ -94,6 +107,9 @@ class Accelerator(Host):
         current = [self.streams[stream] for stream in streams if stream in self.streams]
         if not current:
             return None
+
+        if len(current) == 1:
+            return partial(torch.accelerator.set_stream, current[0])
 
         def step() -> None:
             for stream in current:
@@ -121,38 +137,33 @@ class Accelerator(Host):
         return step
 
     def transfer(self, copy: Copy) -> Transfer:
-        """Copy without blocking; on one GPU, and between CPU devices, into fresh memory."""
-        source, device = self.devices[copy.source], self.devices[copy.destination]
-        if source.type == device.type == "cpu":
+        """Copy without blocking; between CPU devices, in host memory."""
+        source, target = self.devices[copy.source], self.devices[copy.destination]
+        if source.type == target.type == "cpu":
             return copy_in_host_memory
-
-        def moved(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return copying.deepcopy(leaf)
-            return as_parameter(leaf.clone() if source == device else leaf.to(device, non_blocking=True), leaf)
-
-        def move(value: Any, into: Any) -> Any:
-            return transform(moved, value) if into is None else overwritten(into, value)
-
-        return move
+        streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
+        return Way(source, target, streams, self.pinned, relayed=(copy.value, copy.version) in self.returned)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record on the stream; what a CPU stream has done is done."""
         made = self.events[event]
-        if made is None:
-            return None
-        on = self.streams[stream]
-        return lambda: made.record(on)
+        return None if made is None else partial(made.record, self.streams[stream])
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Let a GPU stream wait, or a CPU stream's thread."""
+        """Let a GPU stream wait, or a CPU stream's thread, until what comes to the host has landed there."""
         made = self.events[event]
         if made is None:
             return None
-        if stream not in self.streams:
+        if stream in self.streams:
+            return partial(self.streams[stream].wait_event, made)
+        if not self.returned:
             return made.synchronize
-        own = self.streams[stream]
-        return lambda: own.wait_event(made)
+
+        def step() -> None:
+            made.synchronize()
+            self.pinned.land()
+
+        return step
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Record a timing event, or read the host's clock."""
@@ -173,14 +184,11 @@ class Accelerator(Host):
         self.stopped = stopped
         if self.streams:
             self.caller_device = torch.accelerator.current_device_index()
-        devices = dict.fromkeys(stream.device for stream in self.streams.values())
-        self.callers = {device: torch.accelerator.current_stream(device) for device in devices}
+        self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
         for device, caller in self.callers.items():
-            event = torch.Event(device)
-            event.record(caller)
-            for stream in self.streams.values():
-                if stream.device == device:
-                    stream.wait_event(event)
+            self.starts[device].record(caller)
+        for stream in self.streams.values():
+            stream.wait_event(self.starts[stream.device])
         if self.timing:
             self._zero()
         self.begun = time.perf_counter()
@@ -200,10 +208,17 @@ class Accelerator(Host):
             self.callers[stream.device].wait_event(end)
         for stream in self.streams.values() if self.stopped() else self.with_host:
             stream.synchronize()
+        self.pinned.land()
         for caller in self.callers.values():
             torch.accelerator.set_stream(caller)
         if self.streams:
             torch.accelerator.set_device_index(self.caller_device)
+
+    def hand_out(self, outputs: Mapping[str, Any]) -> None:
+        """Let no output's block go back before the caller's stream has done what it will do with it."""
+        for leaf in flatten(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device in self.callers:
+                leaf.record_stream(self.callers[leaf.device])
 
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``, by the host's clock."""
@@ -212,6 +227,10 @@ class Accelerator(Host):
         stamp.synchronize()
         zero = self.zero[stamp.device]
         return zero.seconds - self.begun + float(zero.event.elapsed_time(stamp)) / 1e3
+
+    def close(self) -> None:
+        """Give page-locked memory back."""
+        self.pinned.clear()
 
 
 class _Tick(NamedTuple):
@@ -259,11 +278,13 @@ def _real(name: str, physical: str | None) -> torch.device:
 def _pooled(device: torch.device, name: Stream) -> torch.Stream:
     """Return the stream of that name, made at its first use. Raises MachineError when the pool would repeat."""
     made = _streams.setdefault(device, {})
-    if name not in made:
-        if len(made) == _POOL:
-            raise MachineError(f"{device} has no stream left for {name}: torch repeats itself after {_POOL}")
-        made[name] = torch.Stream(device)
-    return made[name]
+    if name in made:
+        return made[name]
+    for _ in range(_POOL):  # others take streams from the pool too, so the next may be one of ours
+        if len(made) < _POOL and (stream := torch.Stream(device)) not in made.values():
+            made[name] = stream
+            return stream
+    raise MachineError(f"{device} has no stream left for {name}: torch repeats itself after {_POOL}")
 
 
 def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy as copying
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autosched.backends import Step, Transfer
@@ -88,6 +88,9 @@ class Host:
     def join(self) -> None:
         """Need nothing: all is done."""
 
+    def hand_out(self, outputs: Mapping[str, Any]) -> None:
+        """Need nothing: memory goes by reference count."""
+
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``."""
         return float(stamp - self.begun)
@@ -101,15 +104,18 @@ def copy_in_host_memory(source: Any, into: Any) -> Any:
     return transform(_copied, source) if into is None else overwritten(into, source)
 
 
-def overwritten(old: Any, new: Any) -> Any:
-    """Copy a tensor, an array, or a tree of them over another; return the old one, or the new where it is immutable."""
+def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Copy a tensor, an array, or a tree of them over another; return the old one, or the new where it is immutable.
+
+    ``put`` copies a tensor over another, and returns that; by default torch does.
+    """
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
             raise ValueError(f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere")
         if isinstance(old, dict):
-            old.update({key: overwritten(old[key], item) for key, item in new.items()})
+            old.update({key: overwritten(old[key], item, put) for key, item in new.items()})
             return old
-        items = [overwritten(*pair) for pair in zip(old, new, strict=True)]
+        items = [overwritten(*pair, put) for pair in zip(old, new, strict=True)]
         if isinstance(old, list):
             old[:] = items
         return old
@@ -120,7 +126,7 @@ def overwritten(old: Any, new: Any) -> Any:
             f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as {tuple(old.shape)}"
         )
     if hasattr(old, "copy_"):
-        return old.copy_(new, non_blocking=True)
+        return old.copy_(new, non_blocking=True) if put is None else put(old, new)
     old[...] = new
     return old
 

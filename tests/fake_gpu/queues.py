@@ -1,0 +1,322 @@
+"""Queues of played GPUs: what is put on them runs later, in any order that streams and events allow.
+
+A host that synchronises lets queues go on until what it waits for has happened, chosen by a seeded adversary: at times
+only what is needed runs, at times all else first. Between that nothing runs, or now and then a little. So whoever does
+not wait comes too early, for some seed. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+POOL = 32  # streams that torch has per device and priority before it hands out the same again
+
+Work = Callable[[int], None]  # its argument: how many random numbers had been drawn when it, or its graph, was launched
+
+
+class Mark:
+    """A moment of a queue, which an event holds after its record: past, or to come."""
+
+    def __init__(self, queue: Queue):
+        self.queue, self.past, self.seconds = queue, False, 0.0
+        self.capture: Capture | None = None
+        self.behind: tuple[Node, ...] = ()  # in a capture: what it comes behind
+
+
+@dataclass(frozen=True)
+class Item:
+    """What stands in a queue: some work, a mark to be passed, or another queue's mark to be waited for."""
+
+    what: str
+    work: Work | None = None
+    mark: Mark | None = None
+    sleeps: bool = False
+    base: int = 0
+
+
+@dataclass(eq=False)
+class Node:
+    """A piece of work in a captured graph."""
+
+    item: Item
+    behind: tuple[Node, ...]
+    queue: Queue
+    hidden: bool  # from CUDA: what may happen to memory that goes back
+
+
+@dataclass(eq=False)
+class Capture:
+    """What is recorded instead of run: nodes, and the queues that have joined."""
+
+    origin: Queue
+    mode: str
+    thread: int
+    nodes: list[Node] = field(default_factory=list)
+    joined: list[Queue] = field(default_factory=list)
+    drawn: int = 0  # random numbers that one replay draws
+    lives: list[Any] = field(default_factory=list)  # of the blocks that were allocated in it
+    broken: str | None = None
+    going: bool = True
+
+
+class Queue:
+    """What a stream stands for: items of one device, in order. Number 0 is the default stream."""
+
+    def __init__(self, device: int, number: int):
+        self.device, self.number = device, number
+        self.items: deque[Item] = deque()
+        self.capture: Capture | None = None
+        self.tips: tuple[Node, ...] = ()  # the last nodes, while it is being captured
+
+    def __str__(self) -> str:
+        return f"cuda:{self.device}/{self.number}"
+
+
+class Queues:
+    """All queues of all devices, and the adversary."""
+
+    def __init__(self, gpus: int, seed: int):
+        self.gpus = gpus
+        self.lock = threading.RLock()
+        self.random = random.Random(seed)
+        self.eagerness = self.random.choice([0.0, 0.0, 0.3, 0.9])  # how often something runs before it has to
+        self.fickleness = self.random.choice([0.0, 0.0, 0.1, 0.3])  # how often the adversary changes its mind
+        self.busy: dict[Queue, float] = {}  # queues that are not empty, and how they are liked by the adversary
+        self.capture: Capture | None = None
+        self.error: Exception | None = None
+        self.clock: Callable[[int, float], float] = lambda device, now: now  # the device's seconds at the host's
+        self.default = [Queue(device, 0) for device in range(gpus)]
+        self.pools: dict[tuple[int, int], list[Queue]] = {}
+        self.handed: dict[tuple[int, int], int] = {}
+        self._mine = threading.local()
+
+    # ---- streams: current by thread and device
+
+    def from_pool(self, device: int, priority: int = 0) -> Queue:
+        """Return the next queue of a device's pool; the 33rd is the first."""
+        with self.lock:
+            pool = self.pools.setdefault((device, priority), [Queue(device, n + 1) for n in range(POOL)])
+            taken = self.handed[device, priority] = self.handed.get((device, priority), 0) + 1
+            return pool[(taken - 1) % POOL]
+
+    @property
+    def device(self) -> int:
+        """The current device of this thread."""
+        return getattr(self._mine, "device", 0)
+
+    @device.setter
+    def device(self, device: int) -> None:
+        if not 0 <= device < self.gpus:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        self._mine.device = device
+
+    @property
+    def current(self) -> dict[int, Queue]:
+        """The current queue of each device in this thread."""
+        if not hasattr(self._mine, "queues"):
+            self._mine.queues = dict(enumerate(self.default))
+        return self._mine.queues
+
+    # ---- putting
+
+    def put(
+        self, queue: Queue, what: str, work: Work, *, sleeps: bool = False, base: int = 0, hidden: bool = False
+    ) -> None:
+        """Queue some work, or make it a node of the graph that is being captured."""
+        with self.lock:
+            item = Item(what, work, sleeps=sleeps, base=base)
+            if queue.capture is None:
+                return self._append(queue, item)
+            node = Node(item, queue.tips, queue, hidden)
+            queue.tips = (node,)
+            queue.capture.nodes.append(node)
+
+    def record(self, queue: Queue) -> Mark:
+        """Mark where a queue has come."""
+        with self.lock:
+            mark = Mark(queue)
+            if queue.capture is None:
+                self._append(queue, Item("record", mark=mark))
+            else:
+                mark.capture, mark.behind = queue.capture, queue.tips
+            return mark
+
+    def wait(self, queue: Queue, mark: Mark | None) -> None:
+        """Hold a queue back until a mark is past; never for what was never recorded."""
+        if mark is None:
+            return
+        with self.lock:
+            if mark.capture is None:
+                if queue.capture is not None:
+                    self._break("dependency created on uncaptured work in another stream")
+                return self._append(queue, Item("wait", mark=mark))
+            if not mark.capture.going:
+                raise RuntimeError(
+                    "CUDA error: operation not permitted on an event last recorded in a capturing stream"
+                )
+            if queue.capture is None:
+                queue.capture, queue.tips = mark.capture, ()
+                mark.capture.joined.append(queue)
+            queue.tips = (*queue.tips, *(node for node in mark.behind if node not in queue.tips))
+
+    def _append(self, queue: Queue, item: Item) -> None:
+        queue.items.append(item)
+        self.busy.setdefault(queue, self.random.random())
+        while self.random.random() < self.eagerness and self._step():
+            pass
+
+    # ---- running
+
+    def until(self, marks: Iterable[Mark | None]) -> None:
+        """Let queues go on until marks are past. Raises RuntimeError where work failed."""
+        with self.lock:
+            for mark in marks:
+                sparing = self.random.random() < 0.5
+                while mark is not None and not mark.past:
+                    if not (self._run(_held_up_by(mark)) if sparing else self._step(asleep=True)):
+                        raise RuntimeError("the queues of played GPUs wait for each other")
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise RuntimeError(f"CUDA error: a kernel failed: {error}") from error
+
+    def poll(self, mark: Mark | None) -> bool:
+        """Whether a mark is past, or was never made; each time one asks, time has gone on."""
+        with self.lock:
+            self._step(asleep=True)
+            return mark is None or mark.past
+
+    def _step(self, asleep: bool = False) -> bool:
+        """Run the next item of some queue, of one that sleeps only if there is no other; whether there was any."""
+        ready = [queue for queue in self.busy if _is_ready(queue)]
+        awake = [queue for queue in ready if not queue.items[0].sleeps]
+        if not (awake or (asleep and ready)):
+            return False
+        chosen = max(awake or ready, key=self.busy.__getitem__)
+        if self.random.random() < self.fickleness:
+            self.busy[chosen] = self.random.random()
+        return self._run(chosen)
+
+    def _run(self, queue: Queue) -> bool:
+        if not queue.items or not _is_ready(queue):
+            return False
+        while queue.items[0].sleeps and self._step():
+            pass  # as long as any other has something to do
+        item = queue.items.popleft()
+        if not queue.items:
+            del self.busy[queue]
+        if item.work is not None:
+            try:
+                with torch._C._DisableTorchDispatch():
+                    item.work(item.base)
+            except Exception as error:
+                self.error = error
+        elif item.what == "record" and item.mark is not None:
+            item.mark.past, item.mark.seconds = True, self.clock(queue.device, time.perf_counter())
+        return True
+
+    # ---- capturing
+
+    def begin_capture(self, mode: str) -> Capture:
+        """Record what is put on the current queue from now on."""
+        with self.lock:
+            queue = self.current[self.device]
+            if queue.number == 0:
+                raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+            if self.capture is not None:
+                raise RuntimeError("CUDA error: a capture is under way, and there can be one at a time")
+            self.capture = queue.capture = Capture(queue, mode, threading.get_ident(), joined=[queue])
+            queue.tips = ()
+            return self.capture
+
+    def end_capture(self) -> Capture:
+        """End it. Raises RuntimeError for what went wrong in it, and for queues that have not come back."""
+        with self.lock:
+            capture, self.capture = self.capture, None
+            if capture is None or self.current[self.device] is not capture.origin:
+                raise RuntimeError("CUDA error: the capture must end on the stream where it began")
+            capture.going = False
+            known = ancestors(capture.origin.tips)
+            lost = [queue for queue in capture.joined if not known.issuperset(_seen(queue.tips))]
+            for queue in capture.joined:
+                queue.capture, queue.tips = None, ()
+            if capture.broken is not None:
+                raise RuntimeError(
+                    f"CUDA error: operation failed due to a previous error during capture: {capture.broken}"
+                )
+            if lost:
+                raise RuntimeError(f"CUDA error: capturing stream has unjoined work: {', '.join(map(str, lost))}")
+            return capture
+
+    def forbid(self, what: str, queue: Queue | None = None) -> None:
+        """Raise RuntimeError for what must not be done while a graph is captured, which breaks the capture, too."""
+        with self.lock:
+            capture = self.capture
+            if capture is None:
+                return
+            mine = capture.mode == "thread_local" and capture.thread == threading.get_ident()
+            if capture.mode == "global" or mine or (queue is not None and queue.capture is capture):
+                self._break(f"operation not permitted when stream is capturing: {what}")
+
+    def _break(self, why: str) -> None:
+        if self.capture is not None:
+            self.capture.broken = self.capture.broken or why
+        raise RuntimeError(f"CUDA error: {why}")
+
+    def replay(self, capture: Capture, queue: Queue, base: int, last: Mark | None) -> Mark:
+        """Queue a captured graph: each node has a lane of its own, and what comes next waits for all of them."""
+        with self.lock:
+            if queue.capture is not None:
+                self._break("a graph is replayed while another is captured")
+            self.wait(queue, last)  # a graph does not overlap itself
+            self.put(queue, "begin the graph", lambda _: [life.begin() for life in capture.lives])
+            begin, marks = self.record(queue), {}
+            for node in capture.nodes:
+                lane = Queue(node.queue.device, -1)
+                for mark in (begin, *(marks[earlier] for earlier in node.behind)):
+                    lane.items.append(Item("wait", mark=mark))
+                item = node.item
+                lane.items.append(Item(item.what, item.work, sleeps=item.sleeps, base=base))
+                marks[node] = Mark(lane)
+                lane.items.append(Item("record", mark=marks[node]))
+                self.busy[lane] = self.random.random()
+            for mark in marks.values():
+                self.wait(queue, mark)
+            return self.record(queue)
+
+
+def ancestors(tips: Iterable[Node]) -> set[Node]:
+    """Return these nodes, and all that they come behind."""
+    known: set[Node] = set()
+    open_ = list(tips)
+    while open_:
+        node = open_.pop()
+        if node not in known:
+            known.add(node)
+            open_ += node.behind
+    return known
+
+
+def _seen(tips: Iterable[Node]) -> set[Node]:
+    """Return these nodes, or what those of them come behind that are hidden."""
+    return {node for tip in tips for node in (_seen(tip.behind) if tip.hidden else [tip])}
+
+
+def _is_ready(queue: Queue) -> bool:
+    item = queue.items[0]
+    return item.what != "wait" or item.mark is None or item.mark.past
+
+
+def _held_up_by(mark: Mark) -> Queue:
+    """Return the queue that has to go on before a mark can be past."""
+    queue = mark.queue
+    while queue.items and not _is_ready(queue):
+        queue = queue.items[0].mark.queue  # type: ignore[union-attr]
+    return queue
