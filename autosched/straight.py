@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import setitem
-from types import CodeType
 from typing import Any
 
 from autosched.workers import Step, Stretch
@@ -32,7 +31,9 @@ class Straight:
     def __init__(self, steps: Sequence[tuple[int, Step]]) -> None:
         self._names: dict[int, str] = {}  # of objects, by identity
         self._means: dict[str, Any] = {}
-        self._positions: dict[CodeType, list[int]] = {}
+        self._positions: dict[
+            int, list[int]
+        ] = {}  # of each part, by the identity of its code: equal texts are equal code
         self._parts = []
         lines = self._lines(steps)
         while part := list(islice(lines, _LINES)):
@@ -41,7 +42,7 @@ class Straight:
             exec(compile(text, "<steps of an autosched schedule>", "exec"), self._means)
             self._parts.append(self._means["part"])
             self._means = {}
-            self._positions[self._parts[-1].__code__] = [position for position, _ in part]
+            self._positions[id(self._parts[-1].__code__)] = [position for position, _ in part]
 
     def __call__(self) -> None:
         """Do them all."""
@@ -52,7 +53,7 @@ class Straight:
         """Return the position of the step that raised an error; -1 if none did."""
         trace = error.__traceback__
         while trace is not None:
-            positions = self._positions.get(trace.tb_frame.f_code)
+            positions = self._positions.get(id(trace.tb_frame.f_code))
             if positions is not None:
                 return positions[max(trace.tb_lineno - 2, 0)]
             trace = trace.tb_next

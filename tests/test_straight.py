@@ -52,6 +52,15 @@ def test_the_step_that_raised_is_known_by_its_position(failing, lines, monkeypat
     assert made.position(ValueError("of no step")) == -1
 
 
+def test_of_equal_steps_the_one_that_raised_is_known(monkeypatch):
+    monkeypatch.setattr(straight, "_LINES", 1)
+    pop = [None].pop
+    made = Straight([(position, pop) for position in range(3)])
+    with pytest.raises(IndexError) as caught:
+        made()
+    assert made.position(caught.value) == 1
+
+
 def test_only_the_calling_threads_steps_of_a_tape_that_runs_again_are_lines(monkeypatch):
     made = []
     monkeypatch.setattr("autosched.crew.Straight", lambda steps: made.append(steps) or Straight(steps))
