@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Sequence
 
+from autosched.straight import Straight
 from autosched.workers import Fault, Late, Place, Step, Stretch, Tape, lock_awaited
 
 __all__ = ["Crew"]
 
 _GRACE = 0.5  # seconds that a run which is given up waits for its threads, before it lets them go
 _PATIENCE = 1.0  # seconds that ``close`` does: enough for most steps, and short enough for an interpreter's exit
+_LONGEST = 50_000  # steps of a tape that become lines of functions, at some 10 microseconds each
 
 
 class Crew:
@@ -82,7 +84,7 @@ class Crew:
                 if deadline is not None or worker.name is not None:
                     worker.start()
             if deadline is None:
-                self.drain(tape.steps.get(None, ()))
+                self.drain(_straightened(tape))
             in_time = self._interrupted or self._wait(deadline)
             return Late(self._places()) if not in_time and self.fault is None else self.fault
         finally:
@@ -134,7 +136,7 @@ class Crew:
 
     def drain(self, steps: Sequence[tuple[int, Step]]) -> None:
         """Call steps one after another, until one raises or the run is given up."""
-        position = -1
+        position, step = -1, _nothing
         try:
             for position, step in steps:
                 if self.stopped:
@@ -149,7 +151,7 @@ class Crew:
                     data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
                     data[dropped] = None
         except BaseException as error:
-            self.stop(Fault(position, error))
+            self.stop(Fault(step.position(error) if isinstance(step, Straight) else position, error))
 
     def stop(self, fault: Fault | None = None) -> None:
         """Give the run up; the first fault is kept, or the first interrupt, and whoever waits is let go."""
@@ -188,6 +190,21 @@ class Crew:
         self.closed = True
         self.stop()
         _part_with(self._workers)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _straightened(tape: Tape) -> Sequence[tuple[int, Step]]:
+    """Return the calling thread's steps: as one where that pays, and nobody needs to stop between them."""
+    steps = tape.steps.get(None, ())
+    tape.runs += 1
+    if not tape.quick or tape.runs == 1 or len(tape.steps) > 1 or len(steps) > _LONGEST:
+        return steps
+    if tape.straight is None:
+        tape.straight = Straight(steps)
+    return [(-1, tape.straight)]
 
 
 def _part_with(workers: Sequence[_Worker]) -> None:

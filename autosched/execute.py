@@ -64,9 +64,9 @@ class Executor:
         backend.open(program, machine)
         self.memory = Memory(program, graph, backend.place)
         self.calls = [self._call(i) for i in range(len(program))]
+        on_cpu = [machine.device(stream.device).kind == "cpu" for stream in program.streams]
+        self.code, self.quick = code if all(on_cpu) else None, not any(on_cpu)
         self.tape = self._compile()
-        on_cpu = all(machine.device(stream.device).kind == "cpu" for stream in program.streams)
-        self.code = code if on_cpu else None
         self.check, self.checked = check, False
         self.watcher = Watcher(graph, check, self.memory.is_entangled)
         self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
@@ -219,7 +219,7 @@ class Executor:
 
     def _compile(self, call: Wrap | None = None, launched: Wrap | None = None) -> Tape:
         """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
-        tape, backend = Tape(), self.backend
+        tape, backend = Tape(quick=self.quick), self.backend
         handshakes = _Handshakes(self.program, backend, tape)
         current: dict[str | None, Sequence[Any]] = {}
         for i, instruction in enumerate(self.program.instructions):

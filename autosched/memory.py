@@ -7,7 +7,8 @@ event: when a step may be called is for others to see to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from operator import itemgetter
+from functools import partial
+from operator import itemgetter, setitem
 from typing import Any
 
 from autosched.backends import Step, Transfer
@@ -210,12 +211,7 @@ class Memory:
         """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
         data, slots = self.data, self.freed[i]
         if spoil is None and len(slots) == 1:
-            only = slots[0]
-
-            def drop() -> None:
-                data[only] = None
-
-            return drop
+            return partial(setitem, data, slots[0], None)
 
         def step() -> None:
             for slot in slots:

@@ -74,6 +74,9 @@ class Tape:
 
     steps: dict[str | None, list[tuple[int, Step]]] = field(default_factory=dict)
     locks: list[threading.Lock] = field(default_factory=list)
+    quick: bool = False  # whether no step takes long: what they put on devices does
+    runs: int = 0
+    straight: Step | None = None  # all steps as one
 
     def lock(self) -> threading.Lock:
         """Make a lock: ``release`` and ``acquire`` of it are steps."""

@@ -71,7 +71,8 @@ MAY_IMPORT = {
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
     # running a program
     "workers": ["errors"],
-    "crew": ["workers"],
+    "straight": ["workers"],
+    "crew": ["straight", "workers"],
     "interleaver": ["workers"],
     "progress": ["graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],

@@ -291,6 +291,27 @@ def test_what_a_gpu_writes_is_in_the_callers_memory_when_the_call_returns(pin):
     run_often(graph, check)
 
 
+def test_after_an_interrupt_the_streams_are_the_callers_and_nothing_lands_any_more(monkeypatch):
+    graph = asc.Graph()
+    w = graph.input("w")
+    graph.add(lambda w: w.add_(1), w, writes=[w], outputs=(), name="add", on="cuda:0")
+
+    def interrupt(stream):
+        raise KeyboardInterrupt
+
+    with playing(), asc.schedule(graph, asc.Machine.local(), policy="heft") as schedule:
+        before = torch.accelerator.current_stream(ONE)
+        w = torch.zeros(50)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Stream, "synchronize", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                schedule(w=w)
+        assert torch.accelerator.current_stream(ONE) == before
+        w.fill_(5)
+        schedule(w=torch.zeros(50))
+        assert w.tolist() == [5.0] * 50
+
+
 def chained():
     graph = asc.Graph()
     y = graph.add(lambda x: x + 1, graph.input("x"), name="one", on="cuda:0")

@@ -206,13 +206,17 @@ class Accelerator(Host):
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
-        for stream in self.streams.values() if self.stopped() else self.with_host:
-            stream.synchronize()
-        self.pinned.land()
         for caller in self.callers.values():
             torch.accelerator.set_stream(caller)
         if self.streams:
             torch.accelerator.set_device_index(self.caller_device)
+        try:
+            for stream in self.streams.values() if self.stopped() else self.with_host:
+                stream.synchronize()
+            self.pinned.land()
+        except BaseException:  # Ctrl-C: what has not landed must not do so in a later run
+            self.pinned.forget()
+            raise
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Let no output's block go back before the caller's stream has done what it will do with it."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -67,6 +68,12 @@ class Pinned:
         """Land all copies that are past; another thread's landing that has begun has ended then."""
         with self.lock:
             self._settle()
+
+    def forget(self) -> None:
+        """Let nothing land of what is under way."""
+        with self.lock:
+            for piece in chain(*self.flying.values()):
+                piece.landing = None
 
     def clear(self) -> None:
         """Wait for all copies, and give the memory back."""
