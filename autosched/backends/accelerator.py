@@ -23,11 +23,12 @@ from __future__ import annotations
 import copy as copying
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from autosched.backends import Step, Transfer
+from autosched.backends.clock import DeviceClock
 from autosched.backends.host import Host, as_parameter, copy_in_host_memory, overwritten
 from autosched.errors import MachineError
 from autosched.machine import Machine
@@ -59,7 +60,7 @@ class Accelerator(Host):
         self.caller_device = 0
         self.timing = False
         self.stopped: Callable[[], bool] = bool
-        self.zero: dict[torch.device, _Tick] = {}
+        self.clocks: dict[torch.device, DeviceClock] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
@@ -186,15 +187,14 @@ class Accelerator(Host):
         self.begun = time.perf_counter()
 
     def _zero(self) -> None:
-        """Tell each device's clock by the host's, when all have come to rest: the tick that was seen best counts."""
+        """Tell each device's clock by the host's, when all have come to rest."""
         for device in self.callers:
             torch.accelerator.synchronize(device)
-        for device, caller in self.callers.items():
-            self.zero[device] = min((_tick(caller) for _ in range(3)), key=lambda tick: tick.doubt)
+        self.clocks = {device: DeviceClock(caller) for device, caller in self.callers.items()}
 
     def join(self) -> None:
         """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
-        self.timing = False  # only runs with stamps have to begin with all devices at rest
+        timing, self.timing = self.timing, False  # only runs with stamps have to begin with all devices at rest
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
@@ -204,31 +204,20 @@ class Accelerator(Host):
             torch.accelerator.set_stream(caller)
         if self.streams:
             torch.accelerator.set_device_index(self.caller_device)
+        for device, clock in self.clocks.items() if timing else ():
+            torch.accelerator.synchronize(device)
+            clock.end()
+
+    @property
+    def doubt(self) -> float:
+        """How far off, in seconds, what ``seconds`` says of a device may be."""
+        return max((clock.doubt for clock in self.clocks.values()), default=0.0)
 
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``, by the host's clock."""
         if isinstance(stamp, float):
             return stamp - self.begun
-        stamp.synchronize()
-        zero = self.zero[stamp.device]
-        return zero.seconds - self.begun + float(zero.event.elapsed_time(stamp)) / 1e3
-
-
-class _Tick(NamedTuple):
-    """A moment on a device, and when that was by the host's clock, in seconds, which may be off by ``doubt``."""
-
-    event: torch.Event
-    seconds: float
-    doubt: float
-
-
-def _tick(stream: torch.Stream) -> _Tick:
-    event = torch.Event(stream.device, enable_timing=True)
-    before = time.perf_counter()
-    event.record(stream)
-    event.synchronize()
-    after = time.perf_counter()
-    return _Tick(event, (before + after) / 2, (after - before) / 2)
+        return self.clocks[stamp.device].seconds(stamp) - self.begun
 
 
 def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
