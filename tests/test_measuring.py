@@ -168,6 +168,13 @@ def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
     assert seconds["never"]["cuda:0"] == math.inf
 
 
+def test_merged_tasks_are_measured_whole() -> None:
+    graph = asc.merge(products(4), {"matmul": "pair", "matmul_1": "pair"})
+    costs = asc.Costs.measure(graph, HERE, X, repeat=2)
+    assert sorted(costs.seconds) == sorted(task.name for task in graph.tasks)
+    assert "pair" in costs.seconds
+
+
 def test_an_emulated_machine_is_not_measured() -> None:
     with pytest.raises(asc.MachineError, match="an emulated machine has nothing to measure"):
         asc.Costs.measure(asc.Graph(), asc.Machine.emulated(gpus=1))
@@ -555,11 +562,17 @@ def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams:
     assert paying([(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]) == streams
 
 
-def test_a_device_gets_as_many_streams_as_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "real", lambda device: SimpleNamespace(type=device.kind))
+@pytest.mark.parametrize(("gpus", "streams"), [(2, 4), (1, 2)])
+def test_a_device_gets_its_part_of_as_many_streams_as_pay(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, streams: int
+) -> None:
+    def real(device: asc.Device) -> torch.device:
+        return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", int(device.name[-1]) % gpus)
+
+    monkeypatch.setattr(machines, "real", real)
     monkeypatch.setattr(machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count))
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
-    assert [device.streams for device in PLAYED.measured().devices] == [1, 4, 4]
+    assert [device.streams for device in PLAYED.measured().devices] == [1, streams, streams]
 
 
 # ---- predictions

@@ -33,8 +33,8 @@ _LATENCY = 0.1
 class Way:
     """One direction of a link, and the median seconds of copies by their bytes; ``pinned`` as host memory was.
 
-    >>> Way("cpu", "cuda:0", True, {1: 1.5, 3: 2.5}).line
-    (2.0, 1.0)
+    >>> [round(number, 3) for number in Way("cpu", "cuda:0", True, {1: 1.5, 3: 2.5}).line]
+    [2.0, 1.0]
     """
 
     source: str
@@ -106,8 +106,8 @@ def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
 
     Noise only adds: so a copy counts as no longer than any larger one took. No latency is below 0.
 
-    >>> fitted({1: 1.5, 3: 2.5}), fitted({1: 9.0, 3: 9.0})
-    ((2.0, 1.0), None)
+    >>> [round(number, 3) for number in fitted({1: 1.5, 3: 2.5})], fitted({1: 9.0, 3: 9.0})
+    ([2.0, 1.0], None)
     """
     sizes = sorted(seconds)
     if len(sizes) < 2 or not all(0 < seconds[size] < float("inf") for size in sizes):

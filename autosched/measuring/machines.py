@@ -26,14 +26,16 @@ def measured_machine(
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     kept = Kept(cache)
     made = measured_links(machine, repeat=repeat, kept=kept, track=track)
-    devices = [_streamed(device, kept) for device in made.devices]
+    behind = [real(device) for device in made.devices]
+    devices = [_streamed(device, behind.count(real(device)), kept) for device in made.devices]
     kept.save()
     return Machine(devices, made.links, contention=made.contention)
 
 
-def _streamed(device: Device, kept: Kept) -> Device:
-    """Return a device with as many streams as pay; a CPU's are a matter of its threads, and stay."""
+def _streamed(device: Device, sharers: int, kept: Kept) -> Device:
+    """Return a device with its part of as many streams as pay; a CPU's are a matter of its threads, and stay."""
     where = real(device)
     if where.type == "cpu":
         return device
-    return replace(device, streams=paying([(count, sharing(where, count, kept=kept)) for count in COUNTS]))
+    most = paying([(count, sharing(where, count, kept=kept)) for count in COUNTS])
+    return replace(device, streams=max(1, most // sharers))

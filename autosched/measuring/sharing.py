@@ -22,8 +22,8 @@ __all__ = ["COUNTS", "Sharing", "paying", "sharing"]
 
 COUNTS = (2, 4, 8)  # streams that are tried
 GAIN = 1.1  # times the work per second that more streams must do, to pay for their events and memory
-_SMALL, _LARGE = 128, 4096  # of the square matrices that are multiplied
-_CALLS = {_SMALL: 32, _LARGE: 2}  # on each stream
+_SMALL, _LARGE = 128, 2048  # of the square matrices that are multiplied
+_CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
 
 
 class Sharing(NamedTuple):

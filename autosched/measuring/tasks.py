@@ -7,6 +7,7 @@ too short for a device's clock is timed many times in a row: its arguments are t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import statistics
@@ -58,7 +59,7 @@ def measured_costs(
     known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
     kept = Kept(cache)
     benches = [_Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)]
-    with torch.random.fork_rng([d.index for d in map(real, machine.devices) if d.type != "cpu"]):
+    with _same_numbers(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
                 bench.walk(warm=run == 0)
@@ -69,6 +70,15 @@ def measured_costs(
     measured = known.override(_tables(graph, machine, known, seconds), benches[0].nbytes)
     measured.check(graph)
     return measured
+
+
+def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
+    """Draw afterwards the random numbers that would have been drawn without measuring."""
+    if not machine.accelerators:
+        return torch.random.fork_rng([])
+    found = dict.fromkeys(device for device in map(real, machine.devices) if device.type != "cpu")
+    kind = next(iter(found)).type if found else "cuda"
+    return torch.random.fork_rng([device.index for device in found], device_type=kind)
 
 
 def _groups(machine: Machine) -> list[tuple[Device, ...]]:
