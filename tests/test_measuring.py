@@ -182,6 +182,14 @@ def test_an_emulated_machine_is_not_measured() -> None:
         asc.Machine.emulated(gpus=1).measured()
 
 
+def test_what_is_no_count_and_no_folder_is_refused() -> None:
+    for measure in (lambda **options: asc.Costs.measure(products(1), HERE, X, **options), HERE.measured):
+        with pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more, got 0"):
+            measure(repeat=0)
+        with pytest.raises(asc.ScheduleError, match="cache must be a folder, True for the user's own, or None, got 3"):
+            measure(cache=3)
+
+
 def test_a_task_without_a_function_is_named() -> None:
     networkx = pytest.importorskip("networkx")
     graph = asc.Graph.from_networkx(networkx.DiGraph([("a", "b")]))
@@ -486,10 +494,17 @@ def test_a_line_is_found_again(rate: float, latency: float) -> None:
     assert found[1] == pytest.approx(latency, rel=1e-3, abs=1e-6 * (1 + 1e9 / rate))
 
 
-def test_one_copy_that_was_held_up_changes_nothing() -> None:
-    true = {size: 1e-5 + size / 2e10 for size in links.SIZES}
-    assert fitted(true | {1 << 16: 1e-2 / 2}) != fitted(true)  # no longer than the largest
-    assert fitted(true | {1 << 16: true[1 << 18] * 7})[0] == pytest.approx(2e10, rel=0.1)  # type: ignore[index]
+TRUE = {size: 1e-5 + size / 2e10 for size in links.SIZES}
+
+
+@pytest.mark.parametrize("size", links.SIZES[:-2])
+def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
+    assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
+
+
+@pytest.mark.parametrize("size", links.SIZES)
+def test_all_sizes_count_alike(size: int) -> None:
+    assert fitted(TRUE | {size: TRUE[size] * 0.97}) == pytest.approx((2e10, 1e-5), rel=0.03)
 
 
 @pytest.mark.parametrize("odd", [{1: 1.0, 10: 1.0, 100: 1.0}, {1: 1.0}, {}, {1: 0.0, 2: 1.0}, {1: math.nan, 2: 1.0}])

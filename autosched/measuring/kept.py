@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autosched import readers
-from autosched.errors import ScheduleError
+from autosched.errors import ScheduleError, shown
 from autosched.files import write
 from autosched.machine import Device
 
@@ -38,6 +38,8 @@ class Kept:
         self._changed = False
         if cache is None or cache is False:
             return
+        if cache is not True and not isinstance(cache, (str, os.PathLike)):
+            raise ScheduleError(f"cache must be a folder, True for the user's own, or None, got {shown(cache)}")
         folder = user_folder() if cache is True else Path(cache)
         text = json.dumps(hardware(), sort_keys=True)
         self.path = folder / f"measured-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"

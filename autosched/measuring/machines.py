@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from autosched.arguments import checked_count
 from autosched.errors import MachineError
 from autosched.machine import Device, Machine
 from autosched.measuring.kept import Kept, real
@@ -24,6 +25,7 @@ def measured_machine(
     """Return the machine with its links, and the streams of its accelerators, as measured: ``Machine.measured``."""
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
+    checked_count(repeat, "repeat", 1)
     kept = Kept(cache)
     made = measured_links(machine, repeat=repeat, kept=kept, track=track)
     behind = [real(device) for device in made.devices]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from autosched.arguments import checked_count
 from autosched.costs import Costs
 from autosched.errors import MachineError
 from autosched.graph import Graph, Task
@@ -55,6 +56,7 @@ def measured_costs(
     """
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure on Machine.local()")
+    checked_count(repeat, "repeat", 1)
     inputs = inputs or {}
     known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
     kept = Kept(cache)
