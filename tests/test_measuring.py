@@ -105,8 +105,8 @@ def test_the_first_run_warms_up() -> None:
     graph = asc.Graph()
     graph.output(y=graph.add(slow_at_first, graph.input("x")))
     costs = asc.Costs.measure(graph, HERE, {"x": torch.ones(1)}, repeat=1)
-    assert len(calls) == 2
-    assert costs.seconds["slow_at_first"] < 0.02
+    assert 2 <= len(calls) <= 3  # a third where a crowded computer makes the second odd
+    assert costs.seconds["slow_at_first"] < 0.05
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> list[Reading]:
@@ -416,7 +416,9 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
 
 
 def test_what_was_measured_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = asc.Costs.measure(products(3), HERE, X, cache=tmp_path)
+    counted(monkeypatch, [3.0] * 20)  # slow, and so measured twice, but not the next time
+    with pytest.warns(UserWarning, match="measured again, and is believed"):
+        first = asc.Costs.measure(products(3), HERE, X, cache=tmp_path)
     taken = counted(monkeypatch)
     assert asc.Costs.measure(products(3), HERE, X, cache=tmp_path) == first
     assert taken == []
@@ -500,6 +502,12 @@ TRUE = {size: 1e-5 + size / 2e10 for size in links.SIZES}
 @pytest.mark.parametrize("size", links.SIZES[:-2])
 def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
     assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
+
+
+@pytest.mark.parametrize("factor", [2, 7])
+def test_noise_only_adds(factor: float) -> None:
+    least = links.SIZES[0]
+    assert fitted(TRUE | {least: TRUE[least] * factor}) == pytest.approx((2e10, 1e-5), rel=0.02)
 
 
 @pytest.mark.parametrize("size", links.SIZES)

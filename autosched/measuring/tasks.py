@@ -122,6 +122,7 @@ class _Work:
     calls: int = 1  # in a row, for one reading
     missed: int = 0
     readings: list[Reading] = field(default_factory=list)
+    kept: bool = False  # from a file: what was slow was measured twice then
 
     def is_done(self, repeat: int) -> bool:
         return sum(reading.clean for reading in self.readings) >= repeat or len(self.readings) >= 2 * repeat
@@ -136,8 +137,8 @@ class _Work:
         self.missed += not reading.clean
         if short and self.calls == 1 and reading.clean and reading.seconds < _SHORT:
             self.calls = max(2, min(_MOST, math.ceil(_SHORT / max(reading.seconds, _SHORT / _MOST))))
-        else:
-            self.readings.append(reading)
+            reading = reading._replace(clean=False)  # counts if there is no better one
+        self.readings.append(reading)
 
     def median(self) -> Reading | None:
         counted = [reading for reading in self.readings if reading.clean] or self.readings
@@ -196,7 +197,7 @@ class _Bench:
         if work is None:
             work = self.works[shape] = _Work(task)
             if earlier := self.kept.get(self.model, spelt(shape)):
-                work.readings = [Reading(*earlier)] * self.repeat
+                work.readings, work.kept = [Reading(*earlier)] * self.repeat, True
         if work.is_done(self.repeat):
             return call()
         repeatable = not (task.writes or task.shared)  # and not from one call to the next another
@@ -216,7 +217,7 @@ class _Bench:
         first = {shape: work.median() for shape, work in self.works.items()}
         odd = {shape: why for shape, work in self.works.items() if (why := self._doubt(work))}
         for shape in odd:
-            self.works[shape].readings, self.works[shape].missed = [], 0
+            self.works[shape] = _Work(self.works[shape].task, self.works[shape].issue)
         for run in range(self.repeat if odd else 0):
             if not self.is_done(run + 1):
                 self.walk()
@@ -236,7 +237,7 @@ class _Bench:
             return None
         known = work_of(work.task, self.known)
         device = self.devices[0]
-        if known is not None and reading.seconds > SLOW * known.seconds(device) > 0:
+        if known is not None and not work.kept and reading.seconds > SLOW * known.seconds(device) > 0:
             return f"is more than {SLOW} times what its work lets expect"
         return doubt(reading.seconds, known, device)
 
