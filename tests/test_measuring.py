@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import measuring
-from autosched.measuring import kept, links, machines, stopwatch, tasks
+from autosched.measuring import kept, links, machines, probes, stopwatch, tasks
 from autosched.measuring.links import fitted
+from autosched.measuring.probes import Sharing, paying
 from autosched.measuring.sanity import doubt
 from autosched.measuring.shapes import shape_of, spelt
-from autosched.measuring.sharing import Sharing, paying
 from autosched.measuring.stopwatch import EventWatch, HostWatch, Reading
 from autosched.measuring.walking import walk
 
@@ -613,6 +613,36 @@ def test_a_prediction_is_held_to_what_runs_take() -> None:
 
 
 # ---- where there are GPUs
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    played = pytest.importorskip("tests.fake_gpu", reason="needs GPUs that are played")
+    monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
+    monkeypatch.setattr(probes, "_CALLS", {probes._SMALL: 2, probes._LARGE: 1})
+    monkeypatch.setattr(probes, "_LARGE", probes._SMALL)
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    y = x @ w
+    x.mul_(2)
+    graph.add(lambda y: y.sum().item(), y, name="item")
+    there = graph.add(torch.relu, y, name="there", on="cpu")
+    graph.output(y=graph.add(torch.add, there, 1, on="cuda:1", name="last"))
+    with played.playing(gpus=1, seed=seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is played is slow
+        machine = asc.Machine.local(gpus=2)
+        inputs = {"x": torch.ones(8, 8), "w": torch.ones(8, 8, device="cuda:0")}
+        costs = asc.Costs.measure(graph, machine, inputs, repeat=2, replay=True)
+        made = machine.measured(repeat=1)
+        with asc.schedule(graph, made, costs=costs) as schedule:
+            timeline = schedule.profile(**inputs)
+    assert list(costs.seconds) == ["matmul", "mul", "item", "there", "last"]
+    assert list(costs.seconds["matmul"]) == list(machine.names)
+    assert all(0 <= seconds < math.inf for table in costs.seconds.values() for seconds in table.values())
+    assert inputs["x"].sum() == 64 * 2  # by the profile alone
+    assert 0 < timeline.doubt < 1
 
 
 @pytest.mark.cuda

@@ -5,7 +5,7 @@
     walking     a serial run on one device, in which calls are timed
     tasks       costs of a graph, of such runs
     links       rate and latency of links, of copies of many sizes
-    sharing     whether streams of a device run side by side
+    probes      whether streams of a device run side by side
     machines    a machine with links and streams as measured
     sanity      which readings cannot be
     kept        what was measured before, in a file
@@ -19,7 +19,7 @@ from __future__ import annotations
 from autosched.measuring.accuracy import Accuracy, accuracy
 from autosched.measuring.links import Way, measured_links, measured_ways
 from autosched.measuring.machines import measured_machine
-from autosched.measuring.sharing import Sharing, sharing
+from autosched.measuring.probes import Sharing, sharing
 from autosched.measuring.tasks import measured_costs
 
 __all__ = [

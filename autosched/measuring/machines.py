@@ -10,7 +10,7 @@ from autosched.errors import MachineError
 from autosched.machine import Device, Machine
 from autosched.measuring.kept import Kept, real
 from autosched.measuring.links import Track, measured_links
-from autosched.measuring.sharing import COUNTS, paying, sharing
+from autosched.measuring.probes import COUNTS, paying, sharing
 
 __all__ = ["measured_machine"]
 

@@ -1,4 +1,4 @@
-"""Sharing: whether streams of one accelerator run side by side, as probes show it.
+"""Probes: whether streams of one accelerator run side by side, as probes show it.
 
 Small kernels leave most of a device to others, large ones nothing. How much several streams disturb each other so hangs
 on the kernels, and no one figure of a device would tell: a program is simulated with streams that do not, and a device
