@@ -126,7 +126,8 @@ class Costs:
 
         What does the same work is measured once; ``inputs`` stay as they are. ``replay``: what kernels take alone, as
         where CUDA graphs replay them; else a task takes at least as long as Python takes to launch it. Where there are
-        CPUs alone, tasks run there wherever they must, and what they take counts for every device. ``cache`` is a
+        CPUs alone, tasks run there wherever they must, and what they take counts for every device; else a CPU is left
+        as estimated for long tasks that an accelerator is estimated to do in a tenth of the time. ``cache`` is a
         folder where readings of torch's own functions are kept for this machine, driver and torch, or True for
         ``$XDG_CACHE_HOME/autosched``. What cannot be is measured again, then left as ``estimate`` has it, with a
         warning. Raises MachineError for an imagined machine, and what tasks raise.

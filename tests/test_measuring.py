@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import measuring
-from autosched.measuring import kept, links, machines, probes, stopwatch, tasks
+from autosched.measuring import bench, kept, links, machines, probes, stopwatch, tasks
 from autosched.measuring.links import fitted
 from autosched.measuring.probes import Sharing, paying
 from autosched.measuring.sanity import doubt
@@ -154,7 +154,8 @@ def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
         sum=graph.add(torch.sum, rested.T, name="sum"),
         here=graph.add(abs, rested, name="here", on="cpu"),
         there=graph.add(abs, rested, name="there", on="cuda:1"),
-        never=graph.add(abs, rested, name="never", seconds={"cpu": 1.0, "cuda:1": 2.0}),
+        never=graph.add(abs, rested, name="never", seconds={"cpu": 0.01, "cuda:1": 2.0}),
+        nor=graph.add(abs, rested, name="nor", seconds={"cpu": 0.01, "cuda:0": 2.0}),
     )
     seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(4, 4)}, repeat=2).seconds
     assert list(seconds["nap"]) == list(seconds["sum"]) == list(PLAYED.names)
@@ -165,7 +166,18 @@ def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
         assert seconds[task].keys() - {device} < set(PLAYED.names)
     assert seconds["here"]["cpu"] != known.task_seconds(graph.task("here"), PLAYED.device("cpu"))
     assert seconds["there"]["cuda:1"] != known.task_seconds(graph.task("there"), PLAYED.device("cuda:1"))
-    assert seconds["never"]["cuda:0"] == math.inf
+    assert seconds["never"]["cuda:0"] == seconds["nor"]["cuda:1"] == math.inf
+
+
+def test_a_cpu_is_not_kept_busy_with_what_a_gpu_does_in_a_tenth_of_the_time() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    given = [("long", 0.05), ("short", 0.01), ("equal", 0.003)]
+    for name, on_cpu in given:
+        x = graph.add(abs, x, name=name, seconds={"cpu": on_cpu, "cuda:0": 0.001, "cuda:1": 0.002})
+    graph.output(y=x)
+    seconds = asc.Costs.measure(graph, PLAYED, X, repeat=1).seconds
+    assert [seconds[name]["cpu"] == on_cpu for name, on_cpu in given] == [True, False, False]
 
 
 def test_merged_tasks_are_measured_whole() -> None:
@@ -403,9 +415,9 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
         x = graph.add(kernel(name, seconds), x, name=name)
     graph.add(lambda x: kernel("write", 3e-6)(x) and None, x, writes=[x], name="write")
     graph.output(y=x)
-    monkeypatch.setattr("autosched.measuring.tasks.stopwatch", lambda device: gpu.watch)
+    monkeypatch.setattr("autosched.measuring.bench.stopwatch", lambda device: gpu.watch)
     monkeypatch.setattr(tasks, "_groups", lambda machine: [machine.devices[1:]])
-    monkeypatch.setattr(tasks._Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False)
+    monkeypatch.setattr(bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False)
     seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay).seconds
     assert {name: table["cuda:0"] for name, table in seconds.items()} == pytest.approx(
         {"large": 1e-3, "small": small, "item": 2.5e-5, "write": small}, rel=0.2

@@ -2,8 +2,9 @@
 
     stopwatch   how long a call keeps a device, and the thread that launches it
     shapes      which calls do the same work, so that one of them is measured
-    walking     a serial run on one device, in which calls are timed
-    tasks       costs of a graph, of such runs
+    walking     a serial run on one device, in which another decides how tasks are called
+    bench       such runs on one of some equal devices, in which calls are timed; what is believed of it
+    tasks       costs of a graph, of what was timed on each bench
     links       rate and latency of links, of copies of many sizes
     probes      whether streams of a device run side by side
     machines    a machine with links and streams as measured
