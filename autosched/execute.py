@@ -24,7 +24,7 @@ from autosched.graph import Graph, no_grad
 from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
-from autosched.profile import Notes, annotated, annotation, is_traced
+from autosched.profile import Notes, annotated, annotation, is_traced, ranged
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.progress import report
 from autosched.timeline import Timeline
@@ -42,7 +42,7 @@ class Executor:
 
     ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first run is watched for
     writes, aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and with
-    ``"bytes"`` by all bits of their arguments.
+    ``"bytes"`` by all bits of their arguments. With ``nvtx`` runs and copies stand in ranges of NVTX, by their streams.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Executor:
         seconds: Sequence[float],
         check: Check = False,
         code: Callable[[], Code] | None = None,
+        nvtx: bool = False,
     ):
         for task in graph.tasks:
             if task.fn is None:
@@ -61,6 +62,7 @@ class Executor:
         if id(backend) in _serving:
             raise ScheduleError(f"{backend!r} serves another schedule, which is not closed; make a backend for each")
         self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
+        self.nvtx = nvtx
         backend.open(program, machine)
         self.memory = Memory(program, graph, backend.place)
         self.calls = [self._call(i) for i in range(len(program))]
@@ -238,6 +240,8 @@ class Executor:
                         tape.add(thread, i, backend.enter(streams))
                     inner = call(i, self.calls[i]) if call else self.calls[i]
                     step = backend.launch(streams, self.seconds[i], inner)
+                    if self.nvtx:
+                        step = ranged(f"{annotation(i, instruction)} on {' and '.join(map(str, streams))}", step)
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
         return tape

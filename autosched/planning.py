@@ -47,6 +47,7 @@ def schedule(
     place: Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
     check: Check = False,
+    nvtx: bool = False,
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
@@ -67,6 +68,7 @@ def schedule(
       from its first call until it is closed, and no other meanwhile; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
       ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
+    * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for Nsight; CUDA alone has it.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
@@ -79,13 +81,12 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     _check_inputs(pinned, machine)
     costs = _costs(costs, pinned, machine, examples)
-    backend = suited(machine) if backend is None else backend
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, _backend(backend, machine, nvtx), check, nvtx)
     with without_collecting(), _told(progress) as report:
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
@@ -113,6 +114,19 @@ def _check_inputs(graph: Graph, machine: Machine) -> None:
         raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
     for value in graph.sources:
         machine.device(value.home or machine.host)
+
+
+def _backend(backend: str | Backend | None, machine: Machine, nvtx: bool) -> str | Backend:
+    """Return the backend, or what fits. Raises MachineError where ``nvtx`` has nothing that Nsight could watch."""
+    made = suited(machine) if backend is None else backend
+    if nvtx:
+        kinds = dict.fromkeys(machine.device(name).kind for name in machine.accelerators)
+        why = f"the machine has {listed(machine.names)} alone" if "cuda" not in kinds else ""
+        if isinstance(made, str) and made != "accelerator":
+            why = why or f"backend {made!r} runs on none"
+        if why:
+            raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
+    return made
 
 
 def _machine(machine: Machine | None) -> Machine:
@@ -150,11 +164,12 @@ def _plan(
     outputs: Mapping[str, str],
     backend: str | Backend,
     check: Check,
+    nvtx: bool,
     placement: Placement,
 ) -> Schedule:
     """Lower a placement, and predict."""
     program = fitted(graph, machine, costs, placement, outputs)
-    made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs))
+    made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs), nvtx)
     _ = made.makespan  # raises for what the machine cannot do
     return made
 

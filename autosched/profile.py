@@ -1,7 +1,7 @@
 """Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
 
 Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one thing: to write the
-names of runs and copies into the trace of a torch.profiler that is active.
+names of runs and copies into the trace of a torch.profiler that is active, or into ranges for Nsight.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from autosched.backends import Backend, Step
+from autosched.errors import MachineError
 from autosched.program import Copy, Program, Run, occupied
 from autosched.timeline import Span, Timeline, what
 from autosched.tree import flatten
 
-__all__ = ["Notes", "annotated", "annotation", "is_traced"]
+__all__ = ["Notes", "annotated", "annotation", "is_traced", "ranged"]
 
 
 class Notes:
@@ -68,7 +69,9 @@ class Notes:
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
         told = [(max(0.0, seconds(start)), min(seconds(end), made.makespan)) for start, end in self.pauses]
-        return Timeline(made.spans, made.arrows, tuple((start, end) for start, end in told if start < end))
+        pauses = tuple((start, end) for start, end in told if start < end)
+        doubt = getattr(self.backend, "doubt", 0.0)  # only where devices have clocks of their own
+        return Timeline(made.spans, made.arrows, pauses, doubt=doubt)
 
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]
@@ -101,6 +104,26 @@ def annotated(name: str, step: Step) -> Step:
             step()
 
     return named
+
+
+def ranged(name: str, step: Step) -> Step:
+    """Return a step in a range of NVTX, for Nsight. Raises MachineError where torch has none.
+
+    Pushed and popped by the thread that issues it: Nsight itself lays the range over the kernels launched in it.
+    """
+    import torch
+
+    if not hasattr(torch._C, "_nvtx"):
+        raise MachineError("nvtx=True needs a build of torch for CUDA; this one has no NVTX")
+
+    def within() -> None:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            step()
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+    return within
 
 
 def _nbytes(leaf: Any) -> float:

@@ -92,6 +92,7 @@ class Schedule:
     backend: str | Backend = "host"
     check: Check = False
     wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # outputs, where asked for
+    nvtx: bool = field(default=False, compare=False, repr=False)
 
     # ---- running
 
@@ -168,7 +169,8 @@ class Schedule:
             self.verify()
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
-        return Executor(self.program, self.graph, self.machine, backend, seconds, self.check, lambda: self.code)
+        parts = self.program, self.graph, self.machine, backend, seconds
+        return Executor(*parts, self.check, lambda: self.code, self.nvtx)
 
     # ---- keeping
 

@@ -59,7 +59,8 @@ class Timeline:
 
     ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
     end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those that it is the median
-    of, if it is one. ``learn`` knows what it was predicted from, or measured of, for ``costs``.
+    of, if it is one. ``doubt`` bounds by how many seconds what devices tell of may lie off the host's
+    clock. ``learn`` knows what it was predicted from, or measured of, for ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
     >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
@@ -72,6 +73,7 @@ class Timeline:
     pauses: tuple[tuple[float, float], ...] = ()
     runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
     learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
+    doubt: float = field(default=0.0, compare=False)
 
     @classmethod
     def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
@@ -105,7 +107,8 @@ class Timeline:
             raise TimelineError("the timelines are of different programs, and only runs of one have a median")
         arrows = [(runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows]
         middle = cls.of(map(_median, zip(*lines, strict=True)), arrows)
-        return cls(middle.spans, middle.arrows, _common([run.pauses for run in runs]), runs, runs[0].learn)
+        doubt = max(run.doubt for run in runs)
+        return cls(middle.spans, middle.arrows, _common([run.pauses for run in runs]), runs, runs[0].learn, doubt)
 
     @classmethod
     def from_chrome_trace(

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
-from autosched.backends import accelerator
+from autosched.backends import clock
 from autosched.backends.accelerator import Accelerator
+from autosched.backends.clock import DeviceClock, drift
+from autosched.backends.host import Host
 from autosched.backends.virtual import Virtual
 from autosched.errors import TimelineError
 from autosched.learning import learn
@@ -145,33 +147,93 @@ def test_threads_share_a_clock():
     assert all(run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows)
 
 
+class Played:
+    """A host's clock that a test moves, and a device's beside it: 1000 s ahead, of a rate of its own, seen late."""
+
+    def __init__(self, monkeypatch, rate=1.0):
+        played = self
+        self.now, self.rate = 0.0, rate
+        self.late = iter(())  # seconds until the host sees the next tick; the device ticks half of that before
+
+        class Event:
+            def __init__(self, device, enable_timing):
+                assert enable_timing
+                self.device = device
+
+            def record(self, stream):
+                wait = next(played.late, 0.0)
+                played.now += wait / 2
+                self.at = played.own(played.now)
+                played.now += wait / 2
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, other):
+                return (other.at - self.at) * 1e3
+
+        self.event = Event
+        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(torch, "Event", Event)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+
+    def own(self, now):
+        return 1000 + now * self.rate
+
+    def stamp(self, now):
+        made = self.event("gpu", enable_timing=True)
+        made.at = self.own(now)
+        return made
+
+
 def test_a_device_s_clock_is_told_by_the_tick_that_the_host_saw_best(monkeypatch):
-    host = iter([0, 9, 10, 20, 20.5, 21, 30, 38, 40, 50])  # before, at and after each tick; then the beginning
-
-    class Event:
-        def __init__(self, device, enable_timing):
-            assert enable_timing
-            self.device = device
-
-        def record(self, stream):
-            self.at = 1000 + next(host)
-
-        def synchronize(self):
-            pass
-
-        def elapsed_time(self, other):
-            return (other.at - self.at) * 1e3
-
-    monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=lambda: next(host)))
-    monkeypatch.setattr(accelerator.torch, "Event", Event)
-    monkeypatch.setattr(accelerator.torch.accelerator, "synchronize", lambda device: None)
+    played = Played(monkeypatch)
+    played.late = iter([9.0, 1.0, 8.0])
     backend = Accelerator()
     backend.callers = {"gpu": SimpleNamespace(device="gpu")}
     backend._zero()
-    backend.begun = next(host)
-    stamp = Event("gpu", enable_timing=True)
-    stamp.at = 1000 + 52.5  # by the device's clock, which is ahead
-    assert backend.seconds(stamp) == 2.5
+    backend.begun = played.now
+    assert backend.seconds(played.stamp(played.now + 2.5)) == pytest.approx(2.5)
+    assert backend.doubt == 0.5
+
+
+@pytest.mark.parametrize(("rate", "late"), [(1.0, 0.0), (1.0005, 0.0), (0.9995, 1e-4), (1.0005, 1e-2)])
+def test_a_clock_that_drifts_is_told_by_the_ticks_on_either_side(monkeypatch, rate, late):
+    played = Played(monkeypatch, rate)
+    played.late = iter([late] * 6)
+    watch = DeviceClock(SimpleNamespace(device="gpu"))
+    began, played.now = played.now, played.now + 100.0
+    watch.end()
+    for moment in (began, began + 50, began + 100):
+        assert abs(watch.seconds(played.stamp(moment)) - moment) <= watch.doubt + 1e-9
+    assert watch.doubt <= 2.5 * late
+
+
+@given(st.floats(1e-6, 1e3), st.floats(-1, 1), st.floats(0, 1))
+def test_no_more_drift_is_found_than_the_doubts_of_ticks_leave(own, gap, slack):
+    found = drift(own, gap, slack)
+    assert abs(found) * own <= max(abs(gap) - slack, 0) * (1 + 1e-9)
+    assert abs(gap - found * own) <= slack + 1e-9
+
+
+def test_a_drift_that_no_clock_has_is_told_of_and_not_followed(monkeypatch):
+    played = Played(monkeypatch, rate=1.1)
+    watch = DeviceClock(SimpleNamespace(device="gpu"))
+    played.now += 10.0
+    with pytest.warns(UserWarning, match=r"in 11 s of its own the clock of gpu came -1 s away .* may be off by 1 s"):
+        watch.end()
+    assert watch.rate == 1
+    assert abs(watch.seconds(played.stamp(10.0)) - 10.0) <= watch.doubt + 1e-9
+
+
+def test_a_profile_says_how_far_its_clocks_may_be_apart():
+    class Doubtful(Host):
+        doubt = 0.25
+
+    with one_task(abs, backend=Doubtful()) as schedule:
+        assert schedule.profile(x=1).doubt == schedule.profile(x=1, repeat=2).doubt == 0.25
+    with one_task(abs) as schedule:
+        assert schedule.profile(x=1).doubt == 0
 
 
 def test_only_measured_runs_have_devices_come_to_rest():
@@ -186,7 +248,7 @@ def test_only_measured_runs_have_devices_come_to_rest():
 @pytest.mark.cuda
 def test_host_and_accelerator_share_a_clock():
     machine = asc.Machine.local(gpus=1)
-    name = machine.accelerators[0].name
+    name = machine.accelerators[0]
     graph = asc.Graph()
     x = graph.input("x")
     for i in range(4):
@@ -196,8 +258,10 @@ def test_host_and_accelerator_share_a_clock():
     with asc.schedule(graph, machine) as schedule:
         timeline = schedule.profile(repeat=5, warmup=2, x=torch.ones(512, 512))
         assert not schedule._executor.backend.timing
-    assert all(span.start > -1e-4 for span in timeline.spans)
-    assert all(run.spans[a].end <= run.spans[b].start + 1e-4 for run in timeline.runs for a, b in run.arrows)
+    assert 0 < timeline.doubt < 1e-3
+    assert all(span.start >= -timeline.doubt for span in timeline.spans)
+    apart = 2 * timeline.doubt
+    assert all(run.spans[a].end <= run.spans[b].start + apart for run in timeline.runs for a, b in run.arrows)
 
 
 # ---- bytes
@@ -413,3 +477,61 @@ def test_a_prediction_gives_back_what_it_was_predicted_from():
 def test_a_timeline_of_unknown_origin_has_no_costs():
     with pytest.raises(TimelineError, match="does not know what it was measured of"):
         Timeline((run("t", 0, 1),)).costs()
+
+
+# ---- ranges for Nsight
+
+
+def test_runs_and_copies_stand_in_ranges_that_name_them_and_their_streams(monkeypatch):
+    ranges, depth = [], []
+    monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: (ranges.append(name), depth.append(name)))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: depth.pop())
+    graph = asc.Graph()
+
+    def inside(x):
+        assert len(depth) == 1
+        if not x.any():
+            raise ValueError
+        return x + 1
+
+    graph.output(y=graph.add(inside, graph.input("x"), name="t", on="cuda:0"))
+    with asc.schedule(graph, TWO_GPUS, backend=Host(), nvtx=True) as schedule:
+        for run in (schedule, schedule, schedule.profile):  # watched, plain and timed
+            run(x=torch.ones(2))
+            assert ranges == [
+                "autosched::copy x <- cpu#0 on cuda:0/copy-in",
+                "autosched::run t#3 on cuda:0/compute",
+            ]
+            ranges.clear()
+        with pytest.raises(asc.TaskError):
+            schedule(x=torch.zeros(2))
+    assert depth == []
+
+
+def test_where_nothing_can_be_shown_to_nsight_ranges_are_refused():
+    graph = two_branches()
+    with pytest.raises(
+        asc.MachineError, match="nvtx=True shows CUDA devices to Nsight, and backend 'emulated' runs on"
+    ):
+        asc.schedule(graph, TWO_GPUS, nvtx=True)
+    with pytest.raises(asc.MachineError, match="and the machine has 'cpu' alone; leave it out"):
+        asc.schedule(asc.Graph(), asc.Machine([Device("cpu")]), nvtx=True)
+    with pytest.raises(asc.ScheduleError, match="nvtx must be True or False, got 1"):
+        asc.schedule(graph, TWO_GPUS, nvtx=1)
+    if not hasattr(torch._C, "_nvtx"):
+        schedule = asc.schedule(graph, TWO_GPUS, backend=Host(), nvtx=True)
+        with pytest.raises(asc.MachineError, match="this one has no NVTX"):
+            schedule(x=torch.ones(2))
+
+
+@pytest.mark.cuda
+def test_ranges_for_nsight_change_no_result():
+    machine = asc.Machine.local(gpus=1)
+    if "cuda:0" not in machine.names:
+        pytest.skip("needs CUDA")
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.matmul, graph.input("x"), torch.eye(64), name="t", on="cuda:0"))
+    x = torch.rand(64, 64)
+    with asc.schedule(graph, machine, nvtx=True, outputs="cpu") as schedule:
+        assert torch.equal(schedule(x=x)["y"], x)

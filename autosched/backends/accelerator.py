@@ -28,11 +28,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from autosched.backends import Step, Transfer
+from autosched.backends.clock import DeviceClock
 from autosched.backends.host import Host, copy_in_host_memory
 from autosched.backends.pinned import Pinned
 from autosched.backends.transfers import Way
@@ -69,7 +70,7 @@ class Accelerator(Host):
         self.caller_device = 0
         self.timing = False
         self.stopped: Callable[[], bool] = bool
-        self.zero: dict[torch.device, _Tick] = {}
+        self.clocks: dict[torch.device, DeviceClock] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
@@ -194,15 +195,14 @@ class Accelerator(Host):
         self.begun = time.perf_counter()
 
     def _zero(self) -> None:
-        """Tell each device's clock by the host's, when all have come to rest: the tick that was seen best counts."""
+        """Tell each device's clock by the host's, when all have come to rest."""
         for device in self.callers:
             torch.accelerator.synchronize(device)
-        for device, caller in self.callers.items():
-            self.zero[device] = min((_tick(caller) for _ in range(3)), key=lambda tick: tick.doubt)
+        self.clocks = {device: DeviceClock(caller) for device, caller in self.callers.items()}
 
     def join(self) -> None:
         """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
-        self.timing = False  # only runs with stamps have to begin with all devices at rest
+        timing, self.timing = self.timing, False  # only runs with stamps have to begin with all devices at rest
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
@@ -217,6 +217,9 @@ class Accelerator(Host):
         except BaseException:  # Ctrl-C: what has not landed must not do so in a later run
             self.pinned.forget()
             raise
+        for device, clock in self.clocks.items() if timing else ():
+            torch.accelerator.synchronize(device)
+            clock.end()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Let no output's block go back before the caller's stream has done what it will do with it."""
@@ -224,34 +227,20 @@ class Accelerator(Host):
             if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device in self.callers:
                 leaf.record_stream(self.callers[leaf.device])
 
+    @property
+    def doubt(self) -> float:
+        """How far off, in seconds, what ``seconds`` says of a device may be."""
+        return max((clock.doubt for clock in self.clocks.values()), default=0.0)
+
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``, by the host's clock."""
         if isinstance(stamp, float):
             return stamp - self.begun
-        stamp.synchronize()
-        zero = self.zero[stamp.device]
-        return zero.seconds - self.begun + float(zero.event.elapsed_time(stamp)) / 1e3
+        return self.clocks[stamp.device].seconds(stamp) - self.begun
 
     def close(self) -> None:
         """Give page-locked memory back."""
         self.pinned.clear()
-
-
-class _Tick(NamedTuple):
-    """A moment on a device, and when that was by the host's clock, in seconds, which may be off by ``doubt``."""
-
-    event: torch.Event
-    seconds: float
-    doubt: float
-
-
-def _tick(stream: torch.Stream) -> _Tick:
-    event = torch.Event(stream.device, enable_timing=True)
-    before = time.perf_counter()
-    event.record(stream)
-    event.synchronize()
-    after = time.perf_counter()
-    return _Tick(event, (before + after) / 2, (after - before) / 2)
 
 
 def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:

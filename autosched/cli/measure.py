@@ -30,22 +30,35 @@ def add(commands: Any) -> None:
     parser.add_argument("--repeat", type=count, default=5, metavar="N", help="take the median of N runs (default: 5)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the costs there instead of to stdout")
     parser.add_argument("--links", type=Path, metavar="FILE", help="measure links too, and write the machine there")
+    parser.add_argument("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
+    parser.add_argument(
+        "--cache", nargs="?", const=True, metavar="FOLDER", help="keep readings there (default: in ~/.cache/autosched)"
+    )
     parser.set_defaults(do=_measure)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from autosched.measuring import measured_costs, measured_links
+    from autosched.measuring import measured_costs, measured_machine
 
     found = subject(arguments.thing, arguments.graph)
     inputs = inputs_of(found, arguments.thing)
     machine = Machine.local(gpus=arguments.gpus)
     try:
-        costs = measured_costs(found.graph, machine, inputs, repeat=arguments.repeat, track=tracker("measuring"))
+        costs = measured_costs(
+            found.graph,
+            machine,
+            inputs,
+            repeat=arguments.repeat,
+            replay=arguments.replay,
+            cache=arguments.cache,
+            track=tracker("measuring"),
+        )
     except AutoschedError:
         raise
     except Exception as error:
         raise TheirError("a task failed while it was measured") from error
     deliver(costs.to_json() + "\n", arguments.output)
     if arguments.links is not None:
-        deliver(measured_links(machine, track=tracker("copying")).to_json() + "\n", arguments.links)
+        measured = measured_machine(machine, cache=arguments.cache, track=tracker("copying"))
+        deliver(measured.to_json() + "\n", arguments.links)
     return 0

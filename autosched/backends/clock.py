@@ -1,0 +1,87 @@
+"""The clock of a device, told by the host's: a tick before a run, one behind it, and the line through both.
+
+Knows streams and events of torch, no program. A clock that cannot be right is told of, and not followed.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["DeviceClock", "drift"]
+
+_TRIES = 3
+_FASTEST = 1e-3  # of drift: crystals are off by 1e-4 at most, and a host's clock is slewed by 5e-4 at most
+
+
+class Tick(NamedTuple):
+    """A moment on a device, and when that was by the host's clock, in seconds, which may be off by ``doubt``."""
+
+    event: torch.Event
+    seconds: float
+    doubt: float
+
+
+class DeviceClock:
+    """What a device's events say in seconds of the host's clock; made, and ended, while the device is at rest.
+
+    ``doubt`` bounds, in seconds, how far that may be off.
+    """
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self.stream, self.rate = stream, 1.0
+        self.zero = _best(stream)
+        self.doubt = self.zero.doubt
+
+    def end(self) -> None:
+        """Tick again, behind the run, and take as much drift as the doubts of both ticks leave unexplained."""
+        last = _best(self.stream)
+        own = float(self.zero.event.elapsed_time(last.event)) / 1e3
+        gap, slack = last.seconds - self.zero.seconds - own, self.zero.doubt + last.doubt
+        found = drift(own, gap, slack)
+        self.doubt = max(self.zero.doubt, last.doubt + min(abs(gap), slack))
+        if abs(found) <= _FASTEST:
+            self.rate = 1 + found
+            return
+        self.doubt += abs(gap)
+        warnings.warn(
+            f"in {own:.3g} s of its own the clock of {self.stream.device} came {gap:+.3g} s away from the host's, as "
+            f"no clock does; its times stand as it told them, and may be off by {self.doubt:.3g} s",
+            stacklevel=2,
+        )
+
+    def seconds(self, event: torch.Event) -> float:
+        """Return when an event was, by the host's clock."""
+        event.synchronize()
+        return self.zero.seconds + float(self.zero.event.elapsed_time(event)) / 1e3 * self.rate
+
+
+def drift(own: float, gap: float, slack: float) -> float:
+    """Return the least drift of a clock that went ``own`` seconds while the host's went ``gap`` seconds more.
+
+    ``slack`` seconds of the gap may be the ticks' own doubt. A clock that stood still drifted without bound.
+
+    >>> drift(2.0, 0.5, 1.0), drift(2.0, -0.5, 0.25), drift(0.0, 1.0, 0.5)
+    (0.0, -0.125, inf)
+    """
+    left = max(abs(gap) - slack, 0.0)
+    if not left:
+        return 0.0
+    return float("inf") if own <= 0 else left / own * (1 if gap > 0 else -1)
+
+
+def _best(stream: torch.Stream) -> Tick:
+    """Return the tick that was seen best."""
+    return min((_tick(stream) for _ in range(_TRIES)), key=lambda tick: tick.doubt)
+
+
+def _tick(stream: torch.Stream) -> Tick:
+    event = torch.Event(stream.device, enable_timing=True)
+    before = time.perf_counter()
+    event.record(stream)
+    event.synchronize()
+    after = time.perf_counter()
+    return Tick(event, (before + after) / 2, (after - before) / 2)

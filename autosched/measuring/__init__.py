@@ -1,0 +1,36 @@
+"""Measuring: what tasks cost on the devices that are here, how fast links are, what several streams of a device give.
+
+    stopwatch   how long a call keeps a device, and the thread that launches it
+    shapes      which calls do the same work, so that one of them is measured
+    walking     a serial run on one device, in which another decides how tasks are called
+    bench       such runs on one of some equal devices, in which calls are timed; what is believed of it
+    tasks       costs of a graph, of what was timed on each bench
+    links       rate and latency of links, of copies of many sizes
+    probes      whether streams of a device run side by side
+    machines    a machine with links and streams as measured
+    sanity      which readings cannot be
+    kept        what was measured before, in a file
+    accuracy    a prediction beside what happened
+
+Nothing is modelled here, and no policy is known: what was not measured is left as it was.
+"""
+
+from __future__ import annotations
+
+from autosched.measuring.accuracy import Accuracy, accuracy
+from autosched.measuring.links import Way, measured_links, measured_ways
+from autosched.measuring.machines import measured_machine
+from autosched.measuring.probes import Sharing, sharing
+from autosched.measuring.tasks import measured_costs
+
+__all__ = [
+    "Accuracy",
+    "Sharing",
+    "Way",
+    "accuracy",
+    "measured_costs",
+    "measured_links",
+    "measured_machine",
+    "measured_ways",
+    "sharing",
+]

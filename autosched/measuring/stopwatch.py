@@ -1,0 +1,111 @@
+"""Stopwatches: how many seconds a call keeps a device, and how many the thread that launches it.
+
+A CPU has done what it was told when the call returns. An accelerator is asked by two events on its current stream. It
+is kept busy until all that lies between them is launched, where torch has a kernel that sleeps: then they tell what the
+device takes, and not how slowly it is fed. What two events tell that have nothing between them is taken off.
+Knows no task and no graph.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+__all__ = ["Reading", "Stopwatch", "settle", "stopwatch"]
+
+Call = Callable[[], Any]
+
+_TRIES = 5
+_CYCLES = 1_000_000  # of the sleep that shows how long a cycle is
+_LONGEST = 0.01  # seconds of sleep: a call that takes longer to launch keeps no device busy anyway
+_SPARE = 5e-5
+_NOISE = 5e-6  # seconds that two events may be off
+
+
+class Reading(NamedTuple):
+    """What a call took: the device, and the host to launch it. ``clean``: the device did not wait for the host."""
+
+    seconds: float
+    issued: float
+    clean: bool = True
+
+
+class Stopwatch(Protocol):
+    """Times calls on one device."""
+
+    def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
+        """Return what each of the calls took on average, and what the last of them returned.
+
+        ``ahead``: seconds for which the device is kept busy meanwhile, at least; it should be what launching takes.
+        """
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """Return the stopwatch of a device."""
+    return HostWatch() if device.type == "cpu" else EventWatch(device)
+
+
+class HostWatch:
+    """Reads the host's clock."""
+
+    def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
+        """See ``Stopwatch``; a CPU is as busy as its thread is."""
+        start = time.perf_counter()
+        returned = _called(calls)
+        taken = (time.perf_counter() - start) / len(calls)
+        return Reading(taken, taken), returned
+
+
+class EventWatch:
+    """Records events on a device's current stream, which must be the same when it times."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.accelerator.current_stream(device)
+        self.empty = self.cycle = 0.0  # seconds: of two events alone, and of one cycle of sleep, where there is sleep
+        settle(device)
+        if device.type == "cuda":
+            taken = min(self.time([lambda: self._sleep(_CYCLES)])[0].seconds for _ in range(_TRIES))
+            self.cycle = max(taken, 0.0) / _CYCLES
+        self.empty = statistics.median(self.time([_nothing], _SPARE)[0].seconds for _ in range(_TRIES))
+
+    def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
+        """See ``Stopwatch``. A reading is clean where the device still slept when the last call was launched."""
+        first, last = (torch.Event(self.device, enable_timing=True) for _ in range(2))
+        sleeps = ahead > 0 and self.cycle > 0
+        if sleeps:
+            self._sleep(int(min(ahead + _SPARE, _LONGEST) / self.cycle))
+        first.record(self.stream)
+        start = time.perf_counter()
+        returned = _called(calls)
+        issued = time.perf_counter() - start
+        last.record(self.stream)
+        clean = not sleeps or not first.query()
+        last.synchronize()
+        taken = float(first.elapsed_time(last)) / 1e3 - self.empty
+        taken = 0.0 if -_NOISE < taken < 0 else taken
+        return Reading(taken / len(calls), issued / len(calls), clean), returned
+
+    def _sleep(self, cycles: int) -> None:
+        with torch.cuda.device(self.device):  # a kernel without a tensor goes to the current device
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def settle(*devices: torch.device) -> None:
+    """Wait until devices have nothing to do."""
+    for device in devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+
+def _called(calls: Sequence[Call]) -> Any:
+    for call in calls[:-1]:
+        call()
+    return calls[-1]()
+
+
+def _nothing() -> None:
+    pass
