@@ -64,12 +64,13 @@ class Rig:
         return asc.Machine(devices, links, imagined=found.imagined)
 
     def random(self, *shape: int) -> Tensor:
-        """Return random numbers on the first GPU, so small that products of them stay finite."""
-        return torch.rand(shape, device=self.device) / shape[-1]
+        """Return random numbers on the first GPU, whose products are as large as they are."""
+        return torch.rand(shape, device=self.device) * (2 / shape[-1])
 
     def pinned(self, *shape: int) -> Tensor:
         """Return random numbers in page-locked host memory."""
-        return (torch.rand(shape) / shape[-1]).pin_memory() if self.real else torch.rand(shape) / shape[-1]
+        made = torch.rand(shape) * (2 / shape[-1])
+        return made.pin_memory() if self.real else made
 
     def settle(self) -> None:
         """Wait until all devices are at rest."""

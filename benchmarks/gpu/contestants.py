@@ -111,7 +111,7 @@ def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
         for _ in range(3):
             model(still)
     torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         scores = model(still)
 
     def call() -> Tensor:
