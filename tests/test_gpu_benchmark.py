@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import autosched as asc
+from tests.fake_gpu import playing
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "gpu"
 
@@ -93,6 +94,29 @@ def test_a_case_that_fails_is_told_and_the_others_go_on(bench, capsys, monkeypat
     printed = capsys.readouterr().out
     assert "everybody (bad): ValueError: out of luck" in printed
     assert "1.000" in printed
+
+
+# ---- code by hand
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
+    """Twice, as the second call uses the first one's buffers; and ``playing`` sees memory that goes back too early."""
+    with playing(gpus=1, seed=seed):
+        rig = bench.script["Rig"](rehearse=True)
+        x = torch.arange(4.0).reshape(2, 2)
+        products = bench.by_hand.ProductsAndCopies(rig, x.to(rig.device), 3)
+        assert [copy.tolist() for _ in range(2) for copy in products()] == [x.mm(x).tolist()] * 6
+        weights = [(torch.eye(2).roll(i, 0) + i).pin_memory() for i in range(5)]
+        streamed, wanted = bench.by_hand.StreamedWeights(rig, weights, buffers=2), x
+        for weight in weights:
+            wanted = wanted @ weight
+        found = [streamed(x.to(rig.device)) for _ in range(3)]
+        assert [one.tolist() for one in found] == [wanted.tolist()] * 3
+        lanes = bench.by_hand.Lanes(rig, lanes=3, blocks=3, block=2)
+        for _ in range(2):
+            ends = lanes(torch.ones(2, device=rig.device), torch.ones(2, device=rig.device))
+            assert [end.tolist() for end in ends] == [[15.0, 15.0]] * 3
 
 
 # ---- records

@@ -1,7 +1,7 @@
 """What GPUs gain from schedules: copies under compute, branches on streams, graphs that replay, weights on the host.
 
 A report and a JSON file for each question, and a summary of all, ``gpu.md``. Needs a GPU that torch can use, but for
-``--rehearse``, which runs the same code in small on this CPU to see that it works, and writes nothing.
+``--rehearse``, which runs the same code in small to see that it works, on this CPU if need be, and writes nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def _options() -> ArgumentParser:
     options = parser(__doc__)
     options.add_argument("--only", choices=REPORTS, help="one report")
     options.add_argument("--case", default="", metavar="WORDS", help="only cases with these words in their names")
-    options.add_argument("--rehearse", action="store_true", help="run all code in small, on the CPU that plays GPUs")
+    options.add_argument(
+        "--rehearse", action="store_true", help="run all code in small, on a CPU that plays GPUs if need be"
+    )
     names = "; ".join(CONTESTANTS)
     options.add_argument("--leave-out", action="append", metavar="NAME", help=f"a contestant, such as: {names}")
     return options

@@ -1,6 +1,7 @@
-"""Where benchmarks run, and how calls are timed: on GPUs that are there; in a rehearsal on this CPU, which plays them.
+"""Where benchmarks run, and how calls are timed.
 
-A rehearsal shows that the code works. What it measures means nothing.
+A rehearsal shows that the code works, in small and once; where there is no GPU, on a CPU that plays some. What it
+measures means nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Rig:
     @cached_property
     def device(self) -> torch.device:
         """Where tensors of the first GPU are."""
-        return torch.device("cpu") if self.rehearse else torch.device(self.names[0])
+        return torch.device(self.names[0] if self.real else "cpu")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -49,11 +50,16 @@ class Rig:
     @cached_property
     def real(self) -> int:
         """How many GPUs there are."""
-        return 0 if self.rehearse else torch.accelerator.device_count()
+        return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+    @property
+    def cuda(self) -> bool:
+        """Whether they are NVIDIA's, or speak their language."""
+        return self.device.type == "cuda"
 
     def machine(self, gpus: int = 1, *, streams: int = 1, nbytes: float = math.inf, cpu: bool = True) -> asc.Machine:
         """Return a machine of so many GPUs, logical ones perhaps, each with so many compute streams and bytes."""
-        found = (asc.Machine.emulated if self.rehearse else asc.Machine.local)(gpus=gpus)
+        found = (asc.Machine.local if self.real else asc.Machine.emulated)(gpus=gpus)
         devices = [
             device if device.kind == "cpu" else replace(device, streams=streams, nbytes=min(nbytes, device.nbytes))
             for device in found.devices
@@ -94,7 +100,7 @@ def race(
     for call in calls.values():
         _warm(rig, call)
     gc.collect()
-    for turn in range(rig.rounds(rounds)):
+    for turn in range(rig.rounds(rounds) if calls else 0):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(_timed(rig, calls[name], only_issue))

@@ -32,8 +32,7 @@ class ProductsAndCopies:
             with self.gpu.stream(self.copying):
                 copy.copy_(kept[-1], non_blocking=True)
         self.copied.record(self.copying)
-        here.wait_event(self.copied)  # or the products' memory would be used again under the copies
-        self.copied.synchronize()
+        self.copied.synchronize()  # so products, too, may go back
         return self.host
 
 
@@ -42,7 +41,7 @@ class StreamedWeights:
 
     def __init__(self, rig: Rig, weights: Sequence[Tensor], buffers: int):
         self.gpu, self.weights = rig.gpu, weights
-        self.buffers = [torch.empty_like(weights[0], device=rig.device) for _ in range(buffers)]
+        self.buffers = [torch.empty(weights[0].shape, device=rig.device) for _ in range(buffers)]
         self.copying, self.begun = rig.gpu.Stream(), rig.gpu.Event()
         self.loaded = [rig.gpu.Event() for _ in weights]
         self.used = [rig.gpu.Event() for _ in weights]
@@ -92,7 +91,8 @@ class Lanes:
                         value = torch.add(value, y)
                     ended[lane].record(stream)
                 values.append(value)
-            kept.append(before)  # another lane reads it: it must not go back before all have ended
-        for ended in self.ended[-1]:
+            kept.append(before)  # which another lane reads
+        for lane, ended in enumerate(self.ended[-1]):
             here.wait_event(ended)
+            self.streams[(lane + 1) % lanes].wait_event(ended)  # before memory of that lane goes back
         return values

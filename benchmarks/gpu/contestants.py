@@ -6,6 +6,7 @@ Each is a function of an image that returns scores. What a machine cannot do, or
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import autosched as asc
 from autosched import measuring
+from autosched.frontends.capture import Captured
 from autosched.graph import called_with
 
 Call = Callable[[], Any]
@@ -72,7 +74,7 @@ def calls_of(entries: Mapping[str, Entry]) -> dict[str, Call]:
 
 def measured(rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any]) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
-    if rig.rehearse:
+    if not rig.real:
         return asc.Costs.estimate(graph, inputs)
     measure = getattr(asc.Costs, "measure", None) or measuring.measured_costs
     costs: asc.Costs = measure(graph, machine, inputs)
@@ -81,14 +83,14 @@ def measured(rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[s
 
 def linked(rig: Rig, machine: asc.Machine) -> asc.Machine:
     """Return a machine with its links as they are measured."""
-    return machine if rig.rehearse else measuring.measured_links(machine)
+    return measuring.measured_links(machine) if rig.real else machine
 
 
 def replaying(rig: Rig) -> dict[str, Any]:
     """Return what to tell ``schedule`` for its program to be replayed by CUDA graphs. Raises LeftOut."""
     if "replay" not in inspect.signature(asc.schedule).parameters:
         raise LeftOut("this version of autosched does not replay")
-    if rig.rehearse or rig.device.type != "cuda":
+    if not rig.cuda:
         raise LeftOut("needs CUDA graphs")
     return {"replay": True}
 
@@ -103,7 +105,7 @@ def eager(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
 
 def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
     """Capture the network on one stream, and replay it on a copy of the image."""
-    if rig.rehearse or rig.device.type != "cuda":
+    if not rig.cuda:
         raise LeftOut("needs CUDA graphs")
     still, side, graph = x.clone(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
@@ -135,9 +137,7 @@ def compiled(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
 
 def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
     """Plan the captured network for some numbers of streams with measured costs, and take the plan that is fastest."""
-    graph = asc.capture(model, x)
-    inputs = graph.feed(x)
-    costs = measured(rig, graph, rig.machine(cpu=False), inputs)
+    graph, inputs, costs = _captured(rig, model, x)
     found: dict[float, Entry] = {}
     for count in STREAMS[-1:] if rig.rehearse else STREAMS:
         machine = rig.machine(streams=count, cpu=False)
@@ -155,7 +155,15 @@ def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
     return best
 
 
-def _scores(graph: Any, schedule: asc.Schedule, inputs: Mapping[str, Any]) -> Call:
+@functools.lru_cache(maxsize=1)  # for streams and for replay
+def _captured(rig: Rig, model: nn.Module, x: Tensor) -> tuple[Captured, dict[str, Any], asc.Costs]:
+    """Return a network as a graph, its inputs, and what its tasks cost."""
+    graph = asc.capture(model, x)
+    inputs = graph.feed(x)
+    return graph, inputs, measured(rig, graph, rig.machine(cpu=False), inputs)
+
+
+def _scores(graph: Captured, schedule: asc.Schedule, inputs: Mapping[str, Any]) -> Call:
     return lambda: graph.finish(schedule(**inputs))
 
 
@@ -181,7 +189,7 @@ def stf(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
 
     Written against its documentation: https://nvidia.github.io/cccl/unstable/python/stf.html.
     """
-    if rig.rehearse or rig.device.type != "cuda":
+    if not rig.cuda:
         raise LeftOut("needs CUDA")
     try:
         found = import_module("cuda.stf._experimental")

@@ -100,7 +100,7 @@ def _resident(rig: Rig, x: Tensor, weights: Sequence[Tensor]) -> Entry:
 
 
 def _copies(rig: Rig, weights: Sequence[Tensor]) -> Entry:
-    buffer = torch.empty_like(weights[0], device=rig.device)
+    buffer = torch.empty(weights[0].shape, device=rig.device)
 
     def call() -> None:
         for weight in weights:
@@ -149,7 +149,7 @@ def _promises(seconds: Mapping[str, float], entries: Mapping[str, Entry]) -> Ite
 def _peak(rig: Rig, entries: Mapping[str, Entry], allowed: float) -> Iterator[Promise]:
     """Compare the bytes that a run adds to what is there with the limit, and with what was predicted."""
     entry = entries.get("autosched")
-    if entry is None or entry.schedule is None or rig.device.type != "cuda":
+    if entry is None or entry.schedule is None or not rig.cuda:
         return
     entry.call()
     rig.settle()
