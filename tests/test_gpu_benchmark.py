@@ -101,7 +101,10 @@ def test_a_case_that_fails_is_told_and_the_others_go_on(bench, capsys, monkeypat
 
 @pytest.mark.parametrize("seed", range(4))
 def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
-    """Twice, as the second call uses the first one's buffers; and ``playing`` sees memory that goes back too early."""
+    """Twice, as the second call uses the first one's buffers; and ``playing`` sees memory that goes back too early.
+
+    The caller's stream sleeps, so that who does not wait for it comes first.
+    """
     with playing(gpus=1, seed=seed):
         rig = bench.script["Rig"](rehearse=True)
         x = torch.arange(4.0).reshape(2, 2)
@@ -111,12 +114,16 @@ def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
         streamed, wanted = bench.by_hand.StreamedWeights(rig, weights, buffers=2), x
         for weight in weights:
             wanted = wanted @ weight
-        found = [streamed(x.to(rig.device)) for _ in range(3)]
-        assert [one.tolist() for one in found] == [wanted.tolist()] * 3
+        there = x.to(rig.device)
+        torch.cuda._sleep(1)
+        found = [streamed(there) for _ in range(2)]
+        assert [one.tolist() for one in found] == [wanted.tolist()] * 2
         lanes = bench.by_hand.Lanes(rig, lanes=3, blocks=3, block=2)
         for _ in range(2):
-            ends = lanes(torch.ones(2, device=rig.device), torch.ones(2, device=rig.device))
-            assert [end.tolist() for end in ends] == [[15.0, 15.0]] * 3
+            one = torch.zeros(2, device=rig.device)
+            torch.cuda._sleep(1)
+            one += 1
+            assert [end.tolist() for end in lanes(one, one)] == [[15.0, 15.0]] * 3
 
 
 # ---- records
