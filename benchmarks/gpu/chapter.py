@@ -83,7 +83,7 @@ def _products_and_copies(rig: Rig) -> Case:
         graph = asc.Graph("products")
         graph.output(*products(graph, gpu, count))
         inputs = {f"x_{gpu}": x}
-        costs = measured(rig, graph, machine, inputs)
+        costs = measured(rig, graph, machine, inputs, bool(how))
         schedule = asc.schedule(graph, machine, costs=costs, outputs="cpu" if to_cpu else None, **how)
         return Entry(partial(schedule, **inputs), schedule)
 

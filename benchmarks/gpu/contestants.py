@@ -72,12 +72,15 @@ def calls_of(entries: Mapping[str, Entry]) -> dict[str, Call]:
 # ---- what of autosched depends on its version
 
 
-def measured(rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any]) -> asc.Costs:
+def measured(
+    rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any], replayed: bool = False
+) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
     if not rig.real:
         return asc.Costs.estimate(graph, inputs)
-    measure = getattr(asc.Costs, "measure", None) or measuring.measured_costs
-    costs: asc.Costs = measure(graph, machine, inputs)
+    if not hasattr(asc.Costs, "measure"):
+        return measuring.measured_costs(graph, machine, inputs)
+    costs: asc.Costs = asc.Costs.measure(graph, machine, inputs, replay=replayed)
     return costs
 
 
@@ -137,7 +140,8 @@ def compiled(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
 
 def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
     """Plan the captured network for some numbers of streams with measured costs, and take the plan that is fastest."""
-    graph, inputs, costs = _captured(rig, model, x)
+    graph, inputs = _captured(model, x)
+    costs = measured(rig, graph, rig.machine(cpu=False), inputs, bool(how))
     found: dict[float, Entry] = {}
     for count in STREAMS[-1:] if rig.rehearse else STREAMS:
         machine = rig.machine(streams=count, cpu=False)
@@ -156,11 +160,10 @@ def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
 
 
 @functools.lru_cache(maxsize=1)  # for streams and for replay
-def _captured(rig: Rig, model: nn.Module, x: Tensor) -> tuple[Captured, dict[str, Any], asc.Costs]:
-    """Return a network as a graph, its inputs, and what its tasks cost."""
+def _captured(model: nn.Module, x: Tensor) -> tuple[Captured, dict[str, Any]]:
+    """Return a network as a graph, and its inputs."""
     graph = asc.capture(model, x)
-    inputs = graph.feed(x)
-    return graph, inputs, measured(rig, graph, rig.machine(cpu=False), inputs)
+    return graph, graph.feed(x)
 
 
 def _scores(graph: Captured, schedule: asc.Schedule, inputs: Mapping[str, Any]) -> Call:
@@ -195,8 +198,7 @@ def stf(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
         found = import_module("cuda.stf._experimental")
     except ImportError:
         raise LeftOut("package cuda-stf is not installed") from None
-    graph = asc.capture(model, x)
-    inputs = graph.feed(x)
+    graph, inputs = _captured(model, x)
 
     def call() -> Any:
         with found.context() as context:

@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 def cases(rig: Rig) -> dict[str, Callable[[], Case]]:
     """Return a case in which compute takes longer than copies, and one the other way round."""
-    sizes = [Size(4, 8, 8)] if rig.rehearse else [Size(48, 4096, 8192), Size(48, 4096, 1024)]
+    sizes = [Size(4, 16, 16)] if rig.rehearse else [Size(48, 4096, 8192), Size(48, 4096, 1024)]
     return {f"{n} layers of {k}, {rows} rows": partial(_case, rig, Size(n, k, rows)) for n, k, rows in sizes}
 
 
@@ -122,10 +122,10 @@ def _one_by_one(rig: Rig, x: Tensor, weights: Sequence[Tensor]) -> Entry:
 def _ours(rig: Rig, size: Size, x: Tensor, weights: Sequence[Tensor], replayed: bool) -> Entry:
     graph, inputs = streamed(rig.names[0], size.layers), {"x": x} | {f"w{i}": w for i, w in enumerate(weights)}
     free = linked(rig, rig.machine(1))
-    costs = measured(rig, graph, free, inputs)
+    how = replaying(rig) if replayed else {}
+    costs = measured(rig, graph, free, inputs, replayed)
     devices = rig.machine(1, nbytes=limit(size)).devices
     machine = asc.Machine(devices, free.links, imagined=free.imagined)
-    how = replaying(rig) if replayed else {}
     schedule = asc.schedule(graph, machine, costs=costs, **how)
     return Entry(partial(schedule, **inputs), schedule)
 
