@@ -14,8 +14,8 @@ from functools import partial
 import by_hand
 import torch
 from _record import Case, Promise, predicted
-from _rig import Rig, race
-from contestants import Entry, calls_of, close, entered, linked, measured, replaying
+from _rig import Rig
+from contestants import Entry, close, entered, linked, measured, raced, replaying
 from torch import Tensor
 
 import autosched as asc
@@ -63,7 +63,7 @@ def _two_gpus(rig: Rig) -> Case:
     first, second = rig.names
     makers = {"first": partial(on, first), "second": partial(on, second), "together": partial(on, first, second)}
     entries, reasons = entered(rig, makers)
-    seconds = race(rig, calls_of(entries), ROUNDS)
+    seconds = raced(rig, entries, reasons, ROUNDS)
     promises = []
     if seconds.keys() >= makers.keys():
         alone = seconds["first"], seconds["second"]
@@ -105,7 +105,7 @@ def _products_and_copies(rig: Rig) -> Case:
     }
     entries, reasons = entered(rig, makers)
     _check(entries, x)
-    seconds = race(rig, calls_of(entries), ROUNDS)
+    seconds = raced(rig, entries, reasons, ROUNDS)
     promises = list(_promises(seconds, entries))
     close(entries)
     return Case(seconds, promises, reasons)

@@ -1,20 +1,22 @@
 """Who runs a network: plain PyTorch, one CUDA graph, ``torch.compile``, autosched by streams and by replay, CUDASTF.
 
-Each is a function of an image that returns scores. What a machine cannot do, or a package that is not there, raises
-``LeftOut`` with the reason. What of autosched depends on its version stands here alone: ``measured`` and ``replaying``.
+Each is a function without arguments that returns the scores of a batch: of two copies of it, in turn, since those who
+replay would otherwise find it where it was. What a machine cannot do, or a package that is not there, raises
+``LeftOut`` with the reason. What depends on the version of autosched stands here: ``measured``, ``replaying``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-from _rig import Rig
+from _rig import Rig, race
 from torch import Tensor, nn
 
 import autosched as asc
@@ -65,8 +67,15 @@ def close(entries: Mapping[str, Entry]) -> None:
             entry.schedule.close()
 
 
-def calls_of(entries: Mapping[str, Entry]) -> dict[str, Call]:
-    return {name: entry.call for name, entry in entries.items()}
+def raced(
+    rig: Rig, entries: dict[str, Entry], reasons: dict[str, str], rounds: int, *, only_issue: bool = False
+) -> dict[str, float]:
+    """Return the seconds of each, of whom all have run twice; who does not replay and should leaves the race."""
+    for name in [name for name in entries if "replay" in name]:
+        if why := getattr(entries[name].schedule, "not_replayed", None):
+            del entries[name]
+            reasons[name] = f"runs are not replayed: {why}"
+    return race(rig, {name: entry.call for name, entry in entries.items()}, rounds, only_issue=only_issue)
 
 
 # ---- what of autosched depends on its version
@@ -103,14 +112,19 @@ def replaying(rig: Rig) -> dict[str, Any]:
 
 def eager(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
     """Call the network."""
-    return Entry(lambda: model(x))
+    turn = _twice(x)
+    return Entry(lambda: model(next(turn)))
+
+
+def _twice(x: Tensor) -> Iterator[Tensor]:
+    return itertools.cycle([x, x.clone()])
 
 
 def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
     """Capture the network on one stream, and replay it on a copy of the image."""
     if not rig.cuda:
         raise LeftOut("needs CUDA graphs")
-    still, side, graph = x.clone(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    still, turn, side, graph = x.clone(), _twice(x), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -120,7 +134,7 @@ def cuda_graph(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
         scores = model(still)
 
     def call() -> Tensor:
-        still.copy_(x)
+        still.copy_(next(turn))
         graph.replay()
         return scores
 
@@ -135,7 +149,8 @@ def compiled(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
     fast = torch.compile(model, mode="reduce-overhead")
     for _ in range(3):  # compile, record, replay
         fast(x)
-    return Entry(lambda: fast(x))
+    turn = _twice(x)
+    return Entry(lambda: fast(next(turn)))
 
 
 def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
@@ -146,7 +161,7 @@ def streams(rig: Rig, model: nn.Module, x: Tensor, **how: Any) -> Entry:
     for count in STREAMS[-1:] if rig.rehearse else STREAMS:
         machine = rig.machine(streams=count, cpu=False)
         schedule = asc.schedule(graph, machine, costs=costs, inputs=rig.names[0], **how)
-        entry = Entry(_scores(graph, schedule, inputs), schedule)
+        entry = Entry(_scores(graph, schedule, x), schedule)
         seconds = _tried(rig, entry.call)
         if not found or seconds < min(found):
             found[seconds] = entry
@@ -166,8 +181,9 @@ def _captured(model: nn.Module, x: Tensor) -> tuple[Captured, dict[str, Any]]:
     return graph, graph.feed(x)
 
 
-def _scores(graph: Captured, schedule: asc.Schedule, inputs: Mapping[str, Any]) -> Call:
-    return lambda: graph.finish(schedule(**inputs))
+def _scores(graph: Captured, schedule: asc.Schedule, x: Tensor) -> Call:
+    turn = itertools.cycle([graph.feed(one) for one in (x, x.clone())])
+    return lambda: graph.finish(schedule(**next(turn)))
 
 
 def _tried(rig: Rig, call: Call) -> float:

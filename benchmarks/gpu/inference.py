@@ -1,6 +1,6 @@
 """Networks with branches, batch 1 to 32, inference in float32: what several streams are worth.
 
-All contestants take turns on the same image and begin with the GPU at rest, so this is the latency of one call; each
+All contestants take turns on the same images and begin with the GPU at rest, so this is the latency of one call; each
 must give the scores of the eager network, within 1% by the norm. Ours are planned with costs measured on this GPU, for
 1, 2, 4 and 8 streams; the fastest of the four in a trial of its own takes part. The literature has streams at 1.41
 times (Inception-v3, IOS) to 1.68 times (GoogLeNet, Opara) one stream replayed as a CUDA graph, for one image.
@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 from _record import Case, Promise, predicted
-from _rig import Rig, race
-from contestants import CONTESTANTS, Entry, calls_of, close, entered
+from _rig import Rig
+from contestants import CONTESTANTS, Entry, close, entered, raced
 from networks import NETWORKS, REHEARSED, Kind
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def _case(rig: Rig, kind: Kind, batch: int) -> Case:
         makers = {label: partial(make, rig, model, x) for label, make in CONTESTANTS.items()}
         entries, reasons = entered(rig, makers)
         _compare(entries, model(x), reasons)
-        seconds = race(rig, calls_of(entries), ROUNDS)
+        seconds = raced(rig, entries, reasons, ROUNDS)
     notes = {f"streams, {label}": _streams(entry) for label, entry in entries.items() if entry.schedule}
     promises = list(_promises(kind, batch, entries, seconds))
     close(entries)

@@ -14,8 +14,8 @@ from typing import Any
 import by_hand
 import torch
 from _record import Case, Promise
-from _rig import Rig, race
-from contestants import Entry, LeftOut, calls_of, close, entered, replaying
+from _rig import Rig
+from contestants import Entry, LeftOut, close, entered, raced, replaying
 from torch import Tensor
 
 import autosched as asc
@@ -43,7 +43,7 @@ def _case(rig: Rig) -> Case:
     }
     entries, reasons = entered(rig, makers)
     _check(entries)
-    seconds = race(rig, calls_of(entries), ROUNDS, only_issue=True)
+    seconds = raced(rig, entries, reasons, ROUNDS, only_issue=True)
     promises = [
         Promise(f"{name} / by hand", seconds[name] / seconds["by hand"], most=most)
         for name, most in {"autosched": BY_HAND, "autosched, replay": REPLAYED}.items()

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import by_hand
 import torch
 from _record import Case, Promise, predicted
-from _rig import Rig, race
-from contestants import Entry, calls_of, close, entered, linked, measured, replaying
+from _rig import Rig
+from contestants import Entry, close, entered, linked, measured, raced, replaying
 from torch import Tensor
 
 import autosched as asc
@@ -68,7 +68,7 @@ def _case(rig: Rig, size: Size) -> Case:
     for name in entries.keys() - {"copies"}:
         found = entries[name].call()
         assert torch.allclose(found["y"] if isinstance(found, dict) else found, wanted, rtol=1e-3, atol=0.0), name
-    seconds = race(rig, calls_of(entries), ROUNDS)
+    seconds = raced(rig, entries, reasons, ROUNDS)
     promises = [*_promises(seconds, entries), *_peak(rig, entries, limit(size))]
     close(entries)
     total = 4 * size.layers * size.features**2

@@ -2,7 +2,8 @@
 
 ``plain`` is the step as everybody writes it, on one GPU. Two logical devices share one card, so they cannot be faster
 than one: there the figure is what the second replica and the sum of gradients cost. Parameters after some steps must
-be those of the plain step, but for rounding. What is predicted is so with costs learnt of three profiled runs.
+be those of the plain step, but for rounding. What is predicted is so with costs learnt of three profiled runs,
+and not for what replays, which no profile shows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import networks
 import torch
 from _record import Case, predicted
-from _rig import Rig, race
-from contestants import Entry, calls_of, entered, linked, replaying
+from _rig import Rig
+from contestants import Entry, entered, linked, raced, replaying
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -92,8 +93,8 @@ def _case(rig: Rig, make: Callable[[], nn.Module]) -> Case:
             entry.call()
     rig.settle()
     _check({label: models[label] for label in entries})
-    seconds = race(rig, calls_of(entries), ROUNDS)
-    timed = {label: step for label, step in opened.items() if label in seconds}
+    seconds = raced(rig, entries, reasons, ROUNDS)
+    timed = {label: step for label, step in opened.items() if label in seconds and "replay" not in label}
     promises = [predicted(_makespan(step, batch), seconds[label], label) for label, step in timed.items()]
     for step in opened.values():
         step.close()
