@@ -93,8 +93,9 @@ def measured(
     return costs
 
 
+@functools.cache
 def linked(rig: Rig, machine: asc.Machine) -> asc.Machine:
-    """Return a machine with its links as they are measured."""
+    """Return a machine with its links as they are measured, once."""
     return measuring.measured_links(machine) if rig.real else machine
 
 
