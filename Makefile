@@ -5,9 +5,12 @@ INSTALLED := .venv/installed
 BENCH_INSTALLED := .venv/bench-installed
 BROWSER_INSTALLED := .venv/browser/package.json
 DOCS_INSTALLED := .venv/docs-installed
+# An interpreter that has torch for its GPU already, and what tests need, can be taken as it is: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?=
+ON_GPU = PYTHONPATH=$(CURDIR) $(or $(GPU_PYTHON),$(BIN)/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak bench browser docs clean
+.PHONY: help demo test lint soak bench gpu browser docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -29,6 +32,11 @@ soak: $(INSTALLED) ## try to break tens of thousands of programs, then all tests
 
 bench: $(BENCH_INSTALLED) ## run every benchmark, in its quick form
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)) benchmarks/planning; do $(BIN)/python $$script --quick; done
+
+gpu: $(if $(GPU_PYTHON),,$(INSTALLED)) ## on a machine with a GPU: the tests that need one, its benchmarks and their report
+	@$(ON_GPU) -c 'import sys, torch; torch.accelerator.is_available() or sys.exit("make gpu: there is no GPU here that torch can use. To run its benchmarks in small on the CPU: python benchmarks/gpu --rehearse")'
+	$(ON_GPU) -m pytest -m "cuda or multigpu" tests
+	$(ON_GPU) benchmarks/gpu --write
 
 browser: $(BROWSER_INSTALLED) ## open pages and traces in a real browser without a display; needs node and npm
 	$(BIN)/python -m pytest tests/test_page.py tests/test_perfetto.py
