@@ -60,21 +60,45 @@ def whole(dtype):
 # ---- what arrives
 
 
+def check_layouts(way, streams, ends, pin):
+    for layout, dtype in zip(LAYOUTS, cycle(DTYPES)):
+        base = whole(dtype)
+        given = LAYOUTS[layout](base.to(ends[0]) if ends[0] != CPU else base.pin_memory() if pin else base)
+        torch.accelerator.synchronize(ONE)
+        found, expected = way(given, None), LAYOUTS[layout](base)
+        for stream in streams:
+            stream.synchronize()
+        assert (found.device, found.dtype) == (ends[1], dtype)
+        assert found.stride() == expected.stride() or not expected.numel()
+        assert torch.equal(found.cpu(), expected), layout
+        assert found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr() or not expected.numel()
+
+
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_a_copy_has_the_numbers_and_the_strides_of_the_original(ends, pin):
     """Between GPUs, what is not ``pin`` here has no peers."""
     with a_way(ends, peers=pin) as (_, way, streams):
-        for layout, dtype in zip(LAYOUTS, cycle(DTYPES)):
-            base = whole(dtype)
-            given = LAYOUTS[layout](base.to(ends[0]) if ends[0] != CPU else base.pin_memory() if pin else base)
-            found, expected = way(given, None), LAYOUTS[layout](base)
-            for stream in streams:
-                stream.synchronize()
-            assert (found.device, found.dtype) == (ends[1], dtype)
-            assert found.stride() == expected.stride() or not expected.numel()
-            assert torch.equal(found.cpu(), expected), layout
-            assert found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr() or not expected.numel()
+        check_layouts(way, streams, ends, pin)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("kind", [kind for kind in ENDS if kind != "between GPUs"])
+def test_on_accelerators_a_copy_has_the_numbers_and_the_strides_of_the_original(kind, pin):
+    stream = torch.Stream(ONE)
+    with stream:
+        check_layouts(Way(*ENDS[kind], [stream], Pinned()), [stream], ENDS[kind], pin)
+
+
+@pytest.mark.multigpu
+@pytest.mark.parametrize("peers", [None, False], ids=["as they are", "no peers"])
+def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides(peers, monkeypatch):
+    if peers is False:
+        monkeypatch.setattr(torch.get_device_module(ONE.type), "can_device_access_peer", lambda *_: False)
+    streams = [torch.Stream(ONE), torch.Stream(OTHER)]
+    with streams[0], streams[1]:
+        check_layouts(Way(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
 
 
 ARRANGED = {  # the shape of some memory, and where 6 times 5 numbers lie in it
@@ -139,6 +163,29 @@ def test_who_issues_a_copy_is_not_held(ends, peers, over, monkeypatch):
             stream.synchronize()
         pool.land()
         assert torch.equal(found.cpu(), whole(torch.float32))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("ends", [(CPU, ONE), (ONE, CPU)], ids=["to a GPU", "to the host"])
+def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, monkeypatch):
+    """The stream is still asleep when the call returns."""
+    monkeypatch.setattr(transfers, "PIECE", 2**20)
+    stream, pool, n = torch.Stream(ONE), Pinned(), 2**20
+    for piece in [pool.take(ONE, 2**20) for _ in range(4)]:
+        pool.send(piece, stream)  # made by now, which takes longer than a sleep
+    given, into = torch.rand(n).to(ends[0]), torch.zeros(n).to(ends[1])
+    expected = given.cpu()
+    torch.accelerator.synchronize(ONE)
+    with stream:
+        torch.cuda._sleep(200_000_000)
+        found = Way(*ends, [stream], pool)(given, into)
+        asleep = not stream.query()
+        if ends[0] == CPU:
+            given.zero_()
+    stream.synchronize()
+    pool.land()
+    assert asleep
+    assert torch.equal(found.cpu(), expected)
 
 
 BETWEEN = """
