@@ -174,7 +174,7 @@ def test_on_accelerators_pageable_memory_holds_nobody_who_issues_a_copy(ends, mo
     for piece in [pool.take(ONE, 2**20) for _ in range(4)]:
         pool.send(piece, stream)  # made by now, which takes longer than a sleep
     given, into = torch.rand(n).to(ends[0]), torch.zeros(n).to(ends[1])
-    expected = given.cpu()
+    expected = given.cpu().clone()
     torch.accelerator.synchronize(ONE)
     with stream:
         torch.cuda._sleep(200_000_000)
@@ -452,7 +452,8 @@ def test_a_gpu_holds_what_is_predicted():
 
 
 @pytest.mark.cuda
-def test_on_accelerators_a_device_holds_what_is_predicted():
+def test_on_accelerators_a_device_holds_what_is_predicted(monkeypatch):
+    monkeypatch.setattr(transfers, "PIECE", pinned.PIECE)
     for gpus in (1, 2):
         check_peak(asc.Machine.local(gpus=gpus), 10_000_000)
 
