@@ -74,6 +74,7 @@ def same(a: Left, b: Left) -> bool:
 # ---- the law
 
 
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(policy=policies, machine=machines(), gpus=st.integers(1, 3), seed=st.integers(0, 10**6), data=st.data())
 def test_a_scheduled_run_equals_the_serial_run_on_played_gpus(
     policy: str, machine: asc.Machine, gpus: int, seed: int, data: st.DataObject
@@ -148,7 +149,7 @@ def ran(case: Case, seed: int, serial: bool = False) -> Left | None:
 
 def test_every_wait_left_out_gives_a_wrong_result_for_some_seed() -> None:
     verdicts = []
-    for case in without_a_wait(25):
+    for case in without_a_wait(20):
         with pytest.raises(asc.ProgramError) as refusal:
             verify(*case[:2])
         expected = ran(case, 0, serial=True)
@@ -157,7 +158,7 @@ def test_every_wait_left_out_gives_a_wrong_result_for_some_seed() -> None:
         asked = "after which" in str(refusal.value)  # by the user, and no number depends on it
         assert wrong or asked, f"{refusal.value}\n{case[1]}\n{case[0]}"
         verdicts.append(wrong)
-    assert verdicts.count(True) >= 22
+    assert verdicts.count(True) >= 18
 
 
 # ---- the caller's streams
