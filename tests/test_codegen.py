@@ -600,8 +600,8 @@ TWO_LAYERS = r'''"""two layers: 3 tasks on cuda:0, cuda:1, 60 us predicted. Writ
 A tensor is deleted where the stream that made it is behind all that used it: its memory is free again there.
 """
 
-import contextlib
 import copy
+import functools
 
 import torch
 
@@ -637,19 +637,30 @@ streams = [cuda0_copy_in, cuda0_compute, cuda0_copy_out, cuda1_copy_in, cuda1_co
 host_streams = [cuda0_copy_in, cuda1_copy_in]  # copy from or to host memory
 
 
-@contextlib.contextmanager
-def behind_the_caller():
-    """Begin when the caller's streams have come this far; let them go on when ours have ended."""
-    callers = [current_stream(stream.device) for stream in streams]
-    for stream, caller in zip(streams, callers, strict=True):
-        stream.wait_stream(caller)
-    try:
-        yield
-    finally:
+def behind_the_caller(step):
+    """Let step begin when the caller's streams have come this far, and them go on when ours have ended.
+
+    The memory of its outputs does not go back before the caller's streams are done with it.
+    """
+
+    @functools.wraps(step)
+    def call(*inputs, **given):
+        callers = [current_stream(stream.device) for stream in streams]
         for stream, caller in zip(streams, callers, strict=True):
-            caller.wait_stream(stream)
-        for stream in host_streams:
-            stream.synchronize()
+            stream.wait_stream(caller)
+        try:
+            outputs = step(*inputs, **given)
+        finally:
+            for stream, caller in zip(streams, callers, strict=True):
+                caller.wait_stream(stream)
+            for stream in host_streams:
+                stream.synchronize()
+        for output in outputs.values():
+            if isinstance(output, torch.Tensor) and output.device.type != "cpu":
+                output.record_stream(current_stream(output.device))
+        return outputs
+
+    return call
 
 
 def to(value, device):
@@ -666,7 +677,7 @@ def to(value, device):
 
 
 @torch.no_grad()
-@behind_the_caller()
+@behind_the_caller
 def step(x, w1, w2):
     """Run once; return the outputs by name."""
     # stream cuda:0/copy-in

@@ -122,7 +122,7 @@ class _Writer:
 
     def _helpers(self) -> Iterator[str]:
         texts = "".join(preamble(self.program, self.machine, self.module))
-        yield from (f"import {name}" for name in ("contextlib", "copy") if f"{name}." in texts)
+        yield from (f"import {name}" for name in ("copy", "functools") if f"{name}." in texts)
 
     def _docstring(self, seconds: float | None) -> Iterator[str]:
         used = {stream.device for stream in self.program.streams}
@@ -149,7 +149,7 @@ class _Writer:
     def _head(self) -> Iterator[str]:
         yield "@torch.no_grad()"
         if self.module.streams:
-            yield "@behind_the_caller()"
+            yield "@behind_the_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
         yield laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1) + ":"
         yield '    """Run once; return the outputs by name."""'

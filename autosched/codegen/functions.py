@@ -16,7 +16,7 @@ from autosched.codegen.pieces import quoted
 
 __all__ = ["Functions"]
 
-_OURS = frozenset("complex contextlib copy float range slice torch".split())  # which texts of ours use
+_OURS = frozenset("complex copy float functools range slice torch".split())  # which texts of ours use
 
 
 class Functions:

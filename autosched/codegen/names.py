@@ -19,7 +19,7 @@ _NO_NAMES = frozenset(keyword.kwlist) | {"__debug__"}
 class Names:
     """The names that are taken: in the module, in its function ``step``, or in both.
 
-    >>> names = Names(module=["contextlib"], both=["torch"])
+    >>> names = Names(module=["functools"], both=["torch"])
     >>> names.variable("torch"), names.variable("h.0"), names.variable("lambda"), names.variable("sum")
     ('torch_0', 'h_0', 'lambda_', 'sum_')
     """

@@ -15,7 +15,7 @@ from autosched.program import Copy, Program, Record
 
 __all__ = ["HELPERS", "name_globals", "preamble"]
 
-HELPERS = "Event Idle Stream behind_the_caller contextlib copy current_stream host_streams step streams".split()
+HELPERS = "Event Idle Stream behind_the_caller copy current_stream functools host_streams step streams".split()
 
 _IDLE = '''
 class Idle:
@@ -37,19 +37,30 @@ if {idle}:
 """
 
 _BEHIND = '''
-@contextlib.contextmanager
-def behind_the_caller():
-    """Begin when the caller's streams have come this far; let them go on when ours have ended."""
-    callers = [current_stream(stream.device) for stream in streams]
-    for stream, caller in zip(streams, callers, strict=True):
-        stream.wait_stream(caller)
-    try:
-        yield
-    finally:
+def behind_the_caller(step):
+    """Let step begin when the caller's streams have come this far, and them go on when ours have ended.
+
+    The memory of its outputs does not go back before the caller's streams are done with it.
+    """
+
+    @functools.wraps(step)
+    def call(*inputs, **given):
+        callers = [current_stream(stream.device) for stream in streams]
         for stream, caller in zip(streams, callers, strict=True):
-            caller.wait_stream(stream)
-        for stream in host_streams:
-            stream.synchronize()
+            stream.wait_stream(caller)
+        try:
+            outputs = step(*inputs, **given)
+        finally:
+            for stream, caller in zip(streams, callers, strict=True):
+                caller.wait_stream(stream)
+            for stream in host_streams:
+                stream.synchronize()
+        for output in outputs.values():
+            if isinstance(output, torch.Tensor) and output.device.type != "cpu":
+                output.record_stream(current_stream(output.device))
+        return outputs
+
+    return call
 '''
 
 _TO = '''
