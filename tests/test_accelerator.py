@@ -17,28 +17,16 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched.backends.accelerator import Accelerator
 from autosched.execute import Executor
-from autosched.placement import home
 from autosched.program import Program, Wait
 from autosched.testing import graphs, inputs_for, machines
-from autosched.testing.strategies import noisy
 from autosched.verify import verify
 from tests.fake_gpu import Hardware, playing
 from tests.fake_gpu.streams import Stream
+from tests.for_gpus import chain, loaded, on_gpus, there
 from tests.policies import policies
 
 COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
 SEEDS = range(20)
-
-
-def noisy_there(a: torch.Tensor) -> torch.Tensor:
-    return a * 0.5 + torch.rand_like(a) * 0.5
-
-
-def on_gpus(graph: asc.Graph) -> asc.Graph:
-    """Return a drawn graph whose random tasks draw where they run."""
-    found = graph.pinned()
-    found.tasks[:] = [replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks]
-    return found
 
 
 def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
@@ -50,19 +38,13 @@ def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
     return asc.Machine(devices, machine.links)
 
 
-def there(machine: asc.Machine, graph: asc.Graph) -> dict[str, torch.Tensor]:
-    """Return inputs where they must live."""
-    homes = {name: machine.device(home(graph, machine, graph.value(name))) for name in graph.input_names}
-    return {name: tensor.to(homes[name].physical or "cpu") for name, tensor in inputs_for(graph).items()}
-
-
 Left = dict[str, torch.Tensor]
 
 
 def left(run: Callable[..., Left], machine: asc.Machine, graph: asc.Graph) -> Left:
     """Run once; return on the host what is output, and what became of the inputs."""
     torch.manual_seed(3)
-    inputs = there(machine, graph)
+    inputs = there(machine, graph, inputs_for(graph))
     outputs = run(**inputs)
     return {f"{kind} {name}": item.cpu() for kind, d in (("in", inputs), ("out", outputs)) for name, item in d.items()}
 
@@ -253,15 +235,6 @@ def gpus() -> Iterator[Hardware]:
     with playing(2, seed=1) as played:
         played.eagerness = 0.0
         yield played
-
-
-def chain(*fns: Callable[..., Any], on: str = "") -> asc.Graph:
-    graph = asc.Graph("chain")
-    value = graph.input("x")
-    for fn in fns:
-        value = graph.add(fn, value, **({"on": on} if on else {}))
-    graph.output(y=value)
-    return graph
 
 
 def test_a_failing_task_is_named_and_the_next_run_is_right(gpus: Hardware) -> None:

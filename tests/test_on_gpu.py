@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,12 @@ from autosched.backends import Step
 from autosched.backends.accelerator import Accelerator
 from autosched.execute import Executor
 from autosched.footprint import footprint
-from autosched.placement import home
 from autosched.program import Program, Record, Stream, Wait
 from autosched.testing import graphs, inputs_for
-from autosched.testing.strategies import noisy
 from autosched.tree import flatten
 from tests import sanitized
 from tests.fake_gpu import Hardware
+from tests.for_gpus import chain, loaded, on_gpus, there
 
 ROOT = Path(__file__).parents[1]
 SLEEP = 50_000_000  # GPU clock cycles: some hundredths of a second, so that whoever does not wait comes too early
@@ -58,41 +57,14 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def chain(*fns: Callable[..., Any]) -> asc.Graph:
-    graph = asc.Graph("chain")
-    value = graph.input("x")
-    for fn in fns:
-        value = graph.add(fn, value)
-    graph.output(y=value)
-    return graph
-
-
-def there(machine: asc.Machine, graph: asc.Graph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Move inputs to where they must live."""
-    device = {name: machine.device(home(graph, machine, graph.value(name))) for name in inputs}
-    return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}
-
-
-def loaded(schedule: asc.Schedule) -> Callable[..., dict[str, torch.Tensor]]:
-    """Return the generated code of a schedule as a function."""
-    names: dict[str, Any] = {}
-    exec(schedule.code, names)
-    return lambda **inputs: names["step"](**inputs, **schedule.code.given)
-
-
 # ---- the law
-
-
-def noisy_there(a: torch.Tensor) -> torch.Tensor:
-    return a * 0.5 + torch.rand_like(a) * 0.5
 
 
 def assert_runs_as_serially(data: st.DataObject, policy: str) -> None:
     machine = asc.Machine.local(gpus=2)
     streams = data.draw(st.integers(1, 3))
     machine = asc.Machine([replace(device, streams=streams) for device in machine.devices], machine.links)
-    graph = data.draw(graphs(machine.names)).pinned()
-    graph.tasks[:] = [replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks]
+    graph = on_gpus(data.draw(graphs(machine.names)))
     with asc.schedule(graph, machine, policy=policy) as schedule:
         torch.manual_seed(3)
         expected_inputs = there(machine, schedule.graph, inputs_for(graph))
