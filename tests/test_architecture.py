@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "viz": [*DATA, "allowed", "task"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
     # running a program
+    "segments": ["lowering", "program"],  # events between segments are inserted as those between runs are
     "workers": ["errors"],
     "straight": ["workers"],
     "crew": ["straight", "workers"],
