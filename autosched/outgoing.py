@@ -55,7 +55,8 @@ class Outgoing:
                 return leaf
             if leaf.of in copies:
                 copy, first = copies[leaf.of]
-                return leaf.on(copy, -first)
+                whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
+                return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
             mine = given[leaf.of]
             return mine if leaf.is_whole else leaf.on(mine, mine.storage_offset() * mine.element_size())
 
@@ -74,7 +75,7 @@ class Outgoing:
 
 
 class _Span(NamedTuple):
-    """The bytes of a storage that are handed out."""
+    """The bytes of a storage that are handed out; ``tensor`` is, of those on it, one with the smallest elements."""
 
     tensor: Any
     first: int
@@ -87,7 +88,8 @@ class _Span(NamedTuple):
         return cls(tensor, first // _ALIGNED * _ALIGNED, first + span * tensor.element_size())
 
     def joined(self, other: _Span) -> _Span:
-        return self._replace(first=min(self.first, other.first), end=max(self.end, other.end))
+        tensor = min(self.tensor, other.tensor, key=lambda tensor: tensor.element_size())
+        return _Span(tensor, min(self.first, other.first), max(self.end, other.end))
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class _View:
     def on(self, tensor: Any, behind: int) -> Any:
         """Return it on a tensor's memory, so many bytes further from its storage's beginning."""
         offset = (self.first + behind) // self.like.element_size()
+        if tensor.dtype == self.like.dtype:
+            return tensor.detach().as_strided(self.shape, self.stride, offset)
         return self.like.new_empty(0).set_(tensor.untyped_storage(), offset, self.shape, self.stride)
 
 
@@ -137,5 +141,6 @@ def _storage(tensor: Any) -> int:
 
 def _line(span: _Span) -> Any:
     """Return the bytes of a span as a tensor."""
-    bytes_of = span.tensor.new_empty(0, dtype=sys.modules["torch"].uint8)
-    return bytes_of.set_(span.tensor.untyped_storage(), span.first, (span.end - span.first,), (1,))
+    size = span.tensor.element_size()
+    items = span.tensor.detach().as_strided(((span.end - span.first) // size,), (1,), span.first // size)
+    return items.view(sys.modules["torch"].uint8)

@@ -141,11 +141,13 @@ class Recording:
             if name in memory.written:
                 for leaf, new in zip(flatten(inputs[name]), flatten(buffer), strict=True):
                     leaf.copy_(new)
+        outputs = memory.outputs()
         if self._outgoing is None:
-            lent = {name: (item, self._buffers.get(name, item)) for name, item in inputs.items()}
-            self._outgoing = Outgoing(memory.outputs(), lent, self._recorder.borrowed, self._is_ours)
+            here = {label: outputs[label] for label, device in parts.cut.whole.outputs if parts.real[device]}
+            lasting = {value.name: value.tensor for value in parts.graph.sources if value.tensor is not None}
+            self._outgoing = Outgoing(here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed)
             self._replayed = None if self.reason else self._replaying()
-        outputs = self._outgoing.outputs(memory.outputs(), inputs)
+        outputs.update(self._outgoing(inputs))
         parts.backend.settled()
         return outputs
 
@@ -258,10 +260,6 @@ class Recording:
     def _hold(self, slot: int) -> None:
         if slot not in self._homes:
             self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
-
-    def _is_ours(self, leaf: Any) -> bool:
-        devices = [device for device, real in self.parts.real.items() if real]
-        return any(self.parts.backend.stays(leaf, device) is None for device in devices)
 
     # ---- replaying
 

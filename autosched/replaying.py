@@ -49,7 +49,9 @@ class Replaying:
             return self.plain
         if recording is None:
             self.moving.update(name for name, place in self.seen[kind].items() if place != places[name])
-            recording = Recording(self.parts, inputs, {name: places[name] for name in places if name not in self.moving})
+            recording = Recording(
+                self.parts, inputs, {name: places[name] for name in places if name not in self.moving}
+            )
         self.now = kind, recording
         return recording.tape(inputs)
 
