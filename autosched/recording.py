@@ -211,7 +211,7 @@ class Recording:
 
         tasks = [self.parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
         try:
-            if all(task.view for task in tasks):
+            if all(task.view for task in tasks) and not any(isinstance(each, Copy) for each in segment.program):
                 drain()
                 self._graphs[whole.at] = _nothing
             else:

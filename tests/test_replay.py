@@ -47,7 +47,7 @@ def equals_serial(draw, machine):
             for label, item in expected.items():
                 assert torch.equal(outputs[label], item), (number, label)
             assert all(torch.equal(given[name], expected_inputs[name]) for name in given), number
-        assert schedule.not_replayed is None
+        assert schedule.not_replayed in (None, "nothing of it runs on an accelerator")
         return earlier
 
 
