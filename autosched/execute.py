@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
@@ -27,7 +27,7 @@ from autosched.memory import Memory
 from autosched.profile import Notes, annotated, annotation, is_traced
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.progress import report
-from autosched.recording import Lines, Parts
+from autosched.recording import Lines, Parts, Replayer, reals
 from autosched.replaying import Replaying
 from autosched.segments import segmented
 from autosched.timeline import Timeline
@@ -64,10 +64,7 @@ class Executor:
         if id(backend) in _serving:
             raise ScheduleError(f"{backend!r} serves another schedule, which is not closed; make a backend for each")
         self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
-        real = {
-            device.name: None if device.kind == "cpu" else device.physical or device.name for device in machine.devices
-        }
-        cut = segmented(program, real) if hasattr(backend, "recorder") else None
+        cut = segmented(program, reals(machine)) if hasattr(backend, "recorder") else None
         backend.open(program if cut is None else cut.everything, machine)
         self.memory = Memory(program, graph, backend.place)
         self.calls = [self._call(i) for i in range(len(program))]
@@ -84,9 +81,8 @@ class Executor:
         _serving[id(backend)] = backend
         self.replaying: Replaying | None = None
         if cut is not None and not check:
-            tape = functools.partial(Executor._compile, weakref.proxy(self), None, None)
-            given = frozenset(graph.input_names)
-            parts = Parts(cut, real, graph, self.memory, backend, self.calls, tape, given)  # type: ignore[arg-type]
+            compiled: Any = functools.partial(Executor._compile, weakref.proxy(self), None, None)  # type: ignore[arg-type]
+            parts = Parts(cut, reals(machine), graph, self.memory, cast("Replayer", backend), self.calls, compiled)
             self.replaying = Replaying(parts, self.tape)
 
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Outgoing:
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return them as a replay on these inputs left them, if the caller's streams are behind it."""
-        given = dict(_tensors(inputs)) if self._lent else {}
+        given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
         copies = {address: (line.clone(), first) for address, (line, first) in self._kept.items()}
 
         def made(leaf: Any) -> Any:

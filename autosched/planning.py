@@ -125,9 +125,8 @@ def _backend(backend: str | Backend | None, machine: Machine, replay: bool) -> s
     if replay and made == "accelerator":
         return "replay"
     if replay and made != "replay" and not hasattr(made, "recorder"):
-        warnings.warn(
-            f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary", stacklevel=3
-        )
+        what = f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary ones"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
     return made
 
 

@@ -2,15 +2,15 @@
 
 A recorded segment reads and writes the addresses that it met. So what crosses its borders stays where it was:
 
-    inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on the
-                         caller's stream, into buffers that the recording keeps, and back if tasks write them
+    inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on
+                         the caller's stream, into buffers that the recording keeps, and back if tasks write them
     copies to devices    go into the memory that they went into when they were recorded
     outputs              leave the recording's memory as copies, so that the next replay does not change them; those
                          that are an input, or a view of one, are that input or a view of it again
     constants            are where they are
 
-All memory that a recording takes, in segments and by copies between them, is of one pool per device, in which blocks are
-taken and freed in the order of their streams, as the program says. So it needs no more than the program does, and a
+All memory that a recording takes, in segments and by copies between them, is of one pool per device, in which blocks
+are taken and freed in the order of their streams, as the program says. So it needs no more than the program does, and a
 block that serves twice serves in the same order in each replay.
 
 Knows of the backend that it can record what steps put on a device, and replay it; not how.
@@ -20,19 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from autosched.backends import Backend, Step
 from autosched.errors import ScheduleError
 from autosched.graph import Graph
+from autosched.machine import Machine
 from autosched.memory import Memory
 from autosched.outgoing import Outgoing
-from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait
+from autosched.program import Copy, Program, Record, Run, Stream, Wait
 from autosched.segments import Segment, Segmented
 from autosched.tree import flatten, transform
 from autosched.workers import Stretch, Tape
 
-__all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer"]
+__all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
 
 
 class Recorder(Protocol):
@@ -70,6 +72,9 @@ class Replayer(Backend, Protocol):
     def stays(self, leaf: Any, device: str) -> str | None:
         """Return what a leaf is, in words, if it would not be made anew on a device by a replay; None if it would."""
 
+    def wrote(self, tensor: Any) -> None:
+        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks."""
+
     def settle(self) -> None:
         """Let the caller's streams wait for what was done on them at the end of the last replay."""
 
@@ -97,7 +102,21 @@ class Parts:
     backend: Replayer
     calls: Sequence[Step | None]
     compile: Callable[[Lines], Tape]
-    given: frozenset[str]  # the names of inputs; sources of the graph have those of constants, too
+
+    @cached_property
+    def here(self) -> dict[str, str]:
+        """The inputs that live on accelerators, and where."""
+        given = {*self.graph.input_names}
+        return {name: device for name, device in self.cut.whole.inputs if name in given and self.real[device]}
+
+
+def reals(machine: Machine) -> dict[str, str | None]:
+    """Return the real device behind each name; None for the host's.
+
+    >>> reals(Machine.emulated(gpus=1))
+    {'cpu': None, 'cuda:0': 'cuda:0'}
+    """
+    return {each.name: None if each.kind == "cpu" else each.physical or each.name for each in machine.devices}
 
 
 class Recording:
@@ -110,8 +129,7 @@ class Recording:
         self.parts, self.fixed = parts, fixed
         self.reason: str | None = None  # why it was given up
         self._recorder = parts.backend.recorder()
-        here = [name for name, device in parts.cut.whole.inputs if parts.real[device] and name in parts.given]
-        self._buffers = {name: transform(_buffer, inputs[name]) for name in here if name not in fixed}
+        self._buffers = {name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed}
         self._graphs: dict[int, Step] = {}  # by position in the cut program
         self._held: dict[int, Any] = {}  # by slot, the recording's memory that what is outside of segments touches
         self._at = _positions(parts.cut)
@@ -137,9 +155,11 @@ class Recording:
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs when the caller's streams are behind them, and leave inputs as tasks left them."""
         parts, memory = self.parts, self.parts.memory
-        for name, buffer in self._buffers.items():
-            if name in memory.written:
-                for leaf, new in zip(flatten(inputs[name]), flatten(buffer), strict=True):
+        for name in (name for name in parts.here if name in memory.written):
+            for leaf, new in zip(flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True):
+                if leaf is new:
+                    parts.backend.wrote(leaf)
+                else:
                     leaf.copy_(new)
         outputs = memory.outputs()
         if self._outgoing is None:
@@ -150,6 +170,10 @@ class Recording:
         outputs.update(self._outgoing(inputs))
         parts.backend.settled()
         return outputs
+
+    def close(self) -> None:
+        """Let go of all that was recorded."""
+        self._recorder.close()
 
     # ---- recording
 
@@ -179,7 +203,11 @@ class Recording:
         for position, step in self._inside(segment, backend):
             yield position, lambda step=step: None if whole.at in self._graphs else step()  # type: ignore[misc]
         yield segment.positions[0], backend.enter((segment.stream,))
-        yield segment.positions[0], lambda: self._graphs.get(whole.at, _nothing)()
+        yield segment.positions[0], lambda: self._replay(whole.at)
+
+    def _replay(self, at: int) -> None:
+        if at in self._graphs:
+            self._graphs[at]()
 
     def _inside(self, segment: Segment, backend: Backend) -> list[tuple[int, Step]]:
         """Return the steps of a segment, one by one."""
@@ -200,12 +228,11 @@ class Recording:
         if self.reason is not None:
             return
         memory, segment = self.parts.memory, whole.segment
-        before, steps = memory.data.copy(), self._inside(segment, self.parts.backend.alone(recording=True))
-        position = segment.positions[0]
+        before, position = memory.data.copy(), segment.positions[0]
 
         def drain() -> None:
             nonlocal position
-            for position, step in steps:  # noqa: B007
+            for position, step in self._inside(segment, self.parts.backend.alone(recording=True)):  # noqa: B007
                 step()
             self._check(segment)
 
@@ -221,16 +248,16 @@ class Recording:
             memory.data[:] = before
             instruction = self.parts.cut.whole.instructions[position]
             name = f"task {instruction.task!r}" if isinstance(instruction, Run) else f"{instruction}"
-            self.reason = str(error) if isinstance(error, _Refused) else f"{name} failed: {_first_line(error)}"
+            self.reason = str(error) if isinstance(error, _RefusalError) else f"{name} failed: {_first_line(error)}"
 
     def _check(self, segment: Segment) -> None:
-        """Raise _Refused if a task of a segment returned what no replay makes anew."""
+        """Raise _RefusalError if a task of a segment returned what no replay makes anew."""
         for i in segment.positions:
             run = self.parts.cut.whole.instructions[i]
             if isinstance(run, Run):
                 for leaf in flatten(self.parts.memory.results(i)):
                     if leaf is not None and (what := self.parts.backend.stays(leaf, run.stream.device)):
-                        raise _Refused(f"task {run.task!r} returned {what}, which a replay would not make anew")
+                        raise _RefusalError(f"task {run.task!r} returned {what}, which a replay would not make anew")
 
     def _kept(self, i: int) -> Step | None:
         """Return what an instruction outside of segments does, and keep the memory on devices that it touches."""
@@ -289,7 +316,7 @@ class Recording:
         return step
 
 
-class _Refused(Exception):
+class _RefusalError(Exception):
     """Why a segment was not recorded, in words for the user."""
 
 
@@ -326,7 +353,10 @@ def _positions(cut: Segmented) -> list[int]:
 
 
 def _buffer(leaf: Any) -> Any:
-    return leaf.new_empty_strided(leaf.shape, leaf.stride()) if hasattr(leaf, "data_ptr") else leaf
+    if not hasattr(leaf, "data_ptr"):
+        return leaf
+    made = leaf.detach().new_empty_strided(leaf.shape, leaf.stride())
+    return made.requires_grad_() if leaf.requires_grad else made
 
 
 def _fill(buffer: Any, item: Any) -> None:

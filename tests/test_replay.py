@@ -35,7 +35,9 @@ def equals_serial(draw, machine):
     with asc.schedule(graph, machine, policy=scattered(draw(st.integers(0, 99))), replay=True) as schedule:
         given, earlier = there(machine, schedule.graph, inputs_for(graph)), []
         for number in range(5):
-            fresh = {name: tensor + number for name, tensor in there(machine, schedule.graph, inputs_for(graph)).items()}
+            fresh = {
+                name: tensor + number for name, tensor in there(machine, schedule.graph, inputs_for(graph)).items()
+            }
             for name, tensor in fresh.items():
                 given[name] = given[name].copy_(tensor) if kept else tensor
             expected_inputs = {name: tensor.clone() for name, tensor in given.items()}
@@ -45,8 +47,15 @@ def equals_serial(draw, machine):
             outputs = schedule(**given)
             earlier.append((outputs, {label: item.clone() for label, item in outputs.items()}))
             for label, item in expected.items():
-                assert torch.equal(outputs[label], item), (number, label)
-            assert all(torch.equal(given[name], expected_inputs[name]) for name in given), number
+                assert torch.equal(outputs[label], item), (number, label, kept, outputs[label].tolist(), item.tolist())
+            for name in given:
+                assert torch.equal(given[name], expected_inputs[name]), (
+                    number,
+                    name,
+                    kept,
+                    given[name].tolist(),
+                    expected_inputs[name].tolist(),
+                )
         assert schedule.not_replayed in (None, "nothing of it runs on an accelerator")
         return earlier
 

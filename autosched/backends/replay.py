@@ -97,6 +97,11 @@ class Replay(Accelerator):
             return "a tensor that is more than its numbers: sparse, quantized, or conjugated when it is read"
         return "a tensor with a history for autograd" if leaf.grad_fn is not None else None
 
+    def wrote(self, tensor: Any) -> None:
+        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks its version."""
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
     def settle(self) -> None:
         """Let the caller's streams wait for what was done at the end of the last replay, by whichever caller."""
         for device, event in self.last.items():
