@@ -68,9 +68,7 @@ def schedule(
       from its first call until it is closed, and no other meanwhile; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
       ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
-    * ``replay``: record what accelerators do in the second run of inputs of a kind, and replay it from then on: CUDA
-      graphs. Tasks on accelerators are not called again, so what they do beside writing tensors there is not done.
-      Where this cannot be, runs are ordinary ones, and ``schedule.not_replayed`` says why.
+    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see ``Schedule.not_replayed``.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
@@ -88,8 +86,7 @@ def schedule(
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     _check_inputs(pinned, machine)
     costs = _costs(costs, pinned, machine, examples)
-    backend = _backend(backend, machine, replay)
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, _backend(backend, machine, replay), check)
     with without_collecting(), _told(progress) as report:
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)

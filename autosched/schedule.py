@@ -125,6 +125,10 @@ class Schedule:
     def not_replayed(self) -> str | None:
         """Why runs are not replayed from recorded graphs, as far as is known by now; None if they are, or will be.
 
+        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes, strides, dtypes, and the
+        numbers among them) is recorded, and those that follow are replayed. Tasks on accelerators are not called then:
+        what they read beside values must stay where it is, and what they do beside leaving tensors is not done.
+
         >>> import autosched as asc
         >>> graph = asc.Graph()
         >>> graph.output(y=graph.input("x") + 1)
