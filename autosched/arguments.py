@@ -30,6 +30,7 @@ def check_kinds(
     seed: Any = 0,
     progress: Any = None,
     nvtx: Any = False,
+    replay: Any = False,
 ) -> None:
     """Raise ScheduleError for what is of another kind than ``schedule`` takes.
 
@@ -63,6 +64,8 @@ def check_kinds(
         raise ScheduleError(f"progress must be {what}, got {shown(progress)}")
     if not isinstance(nvtx, bool):
         raise ScheduleError(f"nvtx must be True or False, got {shown(nvtx)}")
+    if not isinstance(replay, bool):
+        raise ScheduleError(f"replay must be True or False, got {shown(replay)}")
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
 

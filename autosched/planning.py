@@ -48,6 +48,7 @@ def schedule(
     backend: str | Backend | None = None,
     check: Check = False,
     nvtx: bool = False,
+    replay: bool = False,
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
@@ -56,19 +57,17 @@ def schedule(
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
       alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans; without it ``"auto"``
-      takes a moment, and those that count their work, ``"auto"`` and ``"search"``, plan the same each time. ``seed``
-      makes a search another one; ``progress`` is called with the part that is done and the best makespan so far, or is
-      True for a bar on stderr. Ctrl-C ends a search with the best so far.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same. On a
-      real machine examples also say which inputs are page-locked.
+      takes a moment, and it and ``"search"``, which count their work, plan the same each time. ``seed`` makes a search
+      another one; ``progress`` is called with the part done and the best makespan, or is True for a bar on stderr.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
-    * ``backend``: a name, or an object with the methods of ``autosched.backends.Backend``, which serves one schedule
-      from its first call until it is closed, and no other meanwhile; default: what fits.
-    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
-      ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
+    * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule at a time; default: what fits.
+    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
+      ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
     * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for Nsight; CUDA alone has it.
+    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see ``Schedule.not_replayed``.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
@@ -81,12 +80,13 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     _check_inputs(pinned, machine)
     costs = _costs(costs, pinned, machine, examples)
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, _backend(backend, machine, nvtx), check, nvtx)
+    backend = _backend(backend, machine, nvtx, replay)
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
     with without_collecting(), _told(progress) as report:
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
@@ -116,16 +116,24 @@ def _check_inputs(graph: Graph, machine: Machine) -> None:
         machine.device(value.home or machine.host)
 
 
-def _backend(backend: str | Backend | None, machine: Machine, nvtx: bool) -> str | Backend:
-    """Return the backend, or what fits. Raises MachineError where ``nvtx`` has nothing that Nsight could watch."""
+def _backend(backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool) -> str | Backend:
+    """Return the backend, or what fits; one that replays, if it is asked to and can, or else a warning.
+
+    Raises MachineError where ``nvtx`` has nothing that Nsight could watch.
+    """
     made = suited(machine) if backend is None else backend
     if nvtx:
         kinds = dict.fromkeys(machine.device(name).kind for name in machine.accelerators)
         why = f"the machine has {listed(machine.names)} alone" if "cuda" not in kinds else ""
-        if isinstance(made, str) and made != "accelerator":
+        if isinstance(made, str) and made not in ("accelerator", "replay"):
             why = why or f"backend {made!r} runs on none"
         if why:
             raise MachineError(f"nvtx=True shows CUDA devices to Nsight, and {why}; leave it out")
+    if replay and made == "accelerator":
+        return "replay"
+    if replay and made != "replay" and not hasattr(made, "recorder"):
+        what = f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary ones"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
     return made
 
 

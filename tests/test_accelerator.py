@@ -53,13 +53,6 @@ def same(a: Left, b: Left) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def loaded(schedule: asc.Schedule) -> Callable[..., Left]:
-    """Return the generated code of a schedule as a function."""
-    names: dict[str, Any] = {}
-    exec(schedule.code, names)
-    return lambda **inputs: names["step"](**inputs, **schedule.code.given)
-
-
 # ---- the law
 
 
