@@ -4,8 +4,8 @@
 copies, memory and captured graphs work by CUDA's rules, and the order in which streams go on is the worst that a seeded
 adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
 
-What is not played: kernels that are not also the CPU's, several processes, the autograd engine on tensors of a GPU, GPUs
-that are no peers, addresses that blocks have again, and that memory of a second GPU is not kept for a captured graph.
+What is not played: kernels that are not also the CPU's, several processes, the autograd engine on tensors of a GPU,
+GPUs that are no peers, addresses that blocks have again. Nor is memory of a second GPU left unprotected in a capture.
 """
 
 from __future__ import annotations
