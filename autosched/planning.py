@@ -63,7 +63,7 @@ def schedule(
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
-    * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule at a time; default: what fits.
+    * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
       ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
     * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for Nsight; CUDA alone has it.

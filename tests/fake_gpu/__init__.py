@@ -5,8 +5,7 @@ copies, memory and captured graphs work by CUDA's rules, and the order in which 
 adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
 
 What is not played: kernels that are not also the CPU's, several processes, the autograd engine on tensors of a GPU,
-GPUs that are no peers, addresses that blocks have again, and that no memory of a second GPU is kept for a captured
-graph.
+GPUs that are no peers, addresses that blocks have again. Nor is memory of a second GPU left unprotected in a capture.
 """
 
 from __future__ import annotations
