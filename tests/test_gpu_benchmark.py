@@ -127,6 +127,17 @@ def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
             assert [end.tolist() for end in lanes(one, one)] == [[15.0, 15.0]] * 3
 
 
+def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_hand(bench, monkeypatch):
+    issue = sys.modules["issue"]
+    monkeypatch.setattr(issue, "BLOCKS", 3)
+    monkeypatch.setattr(issue, "BLOCK", 2)
+    with playing(gpus=1, seed=1):
+        (measure,) = issue.cases(bench.script["Rig"](rehearse=True)).values()
+        case = measure()
+    assert list(case.seconds) == ["by hand", "generated code", "autosched", "autosched, replay"]
+    assert case.notes["waits, autosched"] == case.notes["waits, by hand"]
+
+
 # ---- records
 
 
