@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -126,6 +127,17 @@ def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
             assert [end.tolist() for end in lanes(one, one)] == [[15.0, 15.0]] * 3
 
 
+def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_hand(bench, monkeypatch):
+    issue = sys.modules["issue"]
+    monkeypatch.setattr(issue, "BLOCKS", 3)
+    monkeypatch.setattr(issue, "BLOCK", 2)
+    with playing(gpus=1, seed=1):
+        (measure,) = issue.cases(bench.script["Rig"](rehearse=True)).values()
+        case = measure()
+    assert list(case.seconds) == ["by hand", "generated code", "autosched", "autosched, replay"]
+    assert case.notes["waits, autosched"] == case.notes["waits, by hand"]
+
+
 # ---- records
 
 
@@ -205,3 +217,22 @@ def test_turns_are_taken_by_all_and_begun_by_each(bench, monkeypatch):
     object.__setattr__(rig, "real", 0)  # as if at rest always
     sys.modules["_rig"].race(rig, {name: lambda name=name: order.append(name) for name in "abc"}, 15)
     assert order[-9:] == list("abcbcacab")
+
+
+# ---- which rule is kept where
+
+
+def test_what_the_table_of_rules_names_is_there():
+    root = FOLDER.parent.parent
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    where = [
+        row.split("|")[2] for row in text[text.index("# The rules of CUDA") :].splitlines() if row.startswith("| ")
+    ]
+    found = 0
+    for file, names in re.findall(r"`([\w/]+\.py|[\w/]+/)`((?:, `\w+`)*)", " ; ".join(where)):
+        path = next((path for path in (root / "autosched" / file, root / file) if path.exists()), None)
+        assert path is not None, file
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"\b(def|class) {name}\b", path.read_text(encoding="utf-8")), f"{file}: {name}"
+            found += 1
+    assert found > 60

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import by_hand
 import torch
@@ -79,7 +80,7 @@ def _products_and_copies(rig: Rig) -> Case:
     size, count = _sizes(rig)
     x, machine, gpu = rig.random(size, size), linked(rig, rig.machine(1)), rig.names[0]
 
-    def ours(to_cpu: bool, **how: object) -> Entry:
+    def ours(to_cpu: bool, **how: Any) -> Entry:
         graph = asc.Graph("products")
         graph.output(*products(graph, gpu, count))
         inputs = {f"x_{gpu}": x}

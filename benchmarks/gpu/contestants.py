@@ -2,13 +2,12 @@
 
 Each is a function without arguments that returns the scores of a batch: of two copies of it, in turn, since those who
 replay would otherwise find it where it was. What a machine cannot do, or a package that is not there, raises
-``LeftOut`` with the reason. What depends on the version of autosched stands here: ``measured``, ``replaying``.
+``LeftOut`` with the reason.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -72,25 +71,21 @@ def raced(
 ) -> dict[str, float]:
     """Return the seconds of each, of whom all have run twice; who does not replay and should leaves the race."""
     for name in [name for name in entries if "replay" in name]:
-        if why := getattr(entries[name].schedule, "not_replayed", None):
+        schedule = entries[name].schedule
+        if schedule is not None and schedule.not_replayed:
             del entries[name]
-            reasons[name] = f"runs are not replayed: {why}"
+            reasons[name] = f"runs are not replayed: {schedule.not_replayed}"
     return race(rig, {name: entry.call for name, entry in entries.items()}, rounds, only_issue=only_issue)
 
 
-# ---- what of autosched depends on its version
+# ---- what ours are told
 
 
 def measured(
     rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any], replayed: bool = False
 ) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
-    if not rig.real:
-        return asc.Costs.estimate(graph, inputs)
-    if not hasattr(asc.Costs, "measure"):
-        return measuring.measured_costs(graph, machine, inputs)
-    costs: asc.Costs = asc.Costs.measure(graph, machine, inputs, replay=replayed)
-    return costs
+    return asc.Costs.measure(graph, machine, inputs, replay=replayed) if rig.real else asc.Costs.estimate(graph, inputs)
 
 
 @functools.cache
@@ -101,8 +96,6 @@ def linked(rig: Rig, machine: asc.Machine) -> asc.Machine:
 
 def replaying(rig: Rig) -> dict[str, Any]:
     """Return what to tell ``schedule`` for its program to be replayed by CUDA graphs. Raises LeftOut."""
-    if "replay" not in inspect.signature(asc.schedule).parameters:
-        raise LeftOut("this version of autosched does not replay")
     if not rig.cuda:
         raise LeftOut("needs CUDA graphs")
     return {"replay": True}
