@@ -80,13 +80,13 @@ def schedule(
     """
     machine = _machine(machine)
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress)
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    _check_inputs(pinned, machine)
-    costs = _costs(costs, pinned, machine, examples)
-    backend = suited(machine) if backend is None else backend
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
     with without_collecting(), _told(progress) as report:
+        pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+        wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
+        _check_inputs(pinned, machine)
+        costs = _costs(costs, pinned, machine, examples)
+        backend = suited(machine) if backend is None else backend
+        plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
         made.verify()

@@ -55,9 +55,13 @@ MAY_IMPORT = {
     # robust asks what plans take
     "policies": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
     "clocks": ["program"],
+    "moments": ["jit"],  # the same, as kernels have it
+    "flow": ["graph"],
     "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
     # reading a program
-    "verify": [*DATA, *WALKING],
+    "columns": ["program"],
+    "plain": ["columns", "flow", "graph", "jit", "moments", "program"],
+    "verify": [*DATA, *WALKING, "plain"],
     "simulate": DATA,
     "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],

@@ -1,0 +1,65 @@
+"""Flow: who makes and who reads what in a graph, as arrays of numbers. Knows no device, no cost and no program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.graph import Graph
+
+__all__ = ["Flow", "flow"]
+
+Ints = NDArray[np.int64]
+
+
+class Flow(NamedTuple):
+    """Ragged tables by task, each a pair: where the row of a task begins, and what stands in all rows.
+
+    >>> graph = Graph()
+    >>> graph.output(y=-graph.input("x").abs())
+    >>> [column.tolist() for column in flow(graph)[:4]]
+    [[0, 1, 2], [0, 1], [0, 1, 2], [1, 2]]
+    """
+
+    reads_at: Ints
+    reads: Ints  # values
+    makes_at: Ints
+    makes: Ints  # values that are used
+    after_at: Ints
+    after: Ints  # tasks that it was told to follow
+
+
+def flow(graph: Graph) -> Flow:
+    """Return the flow of a graph; of one that does not grow it is made once."""
+    known: Flow | None = graph.__dict__.get("_flow") if graph.is_pinned else None
+    if known is None:
+        known = _flow(graph)
+        if graph.is_pinned:
+            graph.__dict__["_flow"] = known
+    return known
+
+
+def _flow(graph: Graph) -> Flow:
+    tasks = graph.tasks
+    read = list(chain.from_iterable([task.reads for task in tasks]))
+    made = [v.index for v in graph.values if v.producer is not None and graph.is_used(v.index)]
+    makers = np.array([graph.values[index].producer for index in made], np.int64)
+    after = [[d.task for d in task.dependencies if d.kind == "order"] for task in tasks]
+    return Flow(
+        _at([len(task.reads) for task in tasks]),
+        np.array([value for value, _ in read], np.int64),
+        _at(np.bincount(makers, minlength=len(tasks)).tolist()),
+        np.array(made, np.int64),
+        _at(list(map(len, after))),
+        np.array(list(chain.from_iterable(after)), np.int64),
+    )
+
+
+def _at(lengths: Sequence[int]) -> Ints:
+    at = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=at[1:])
+    return at
