@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait
+from autosched.program import Copy, Free, Instruction, Program, Record, Run, Wait
 
 __all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns"]
 
@@ -71,8 +71,7 @@ def _columns(program: Program) -> Columns:
     for k, name in enumerate(events):
         first.setdefault(name, k)
     also, event = np.full(len(kind), -1), np.full(len(kind), -1)
-    second: dict[Stream | None, int] = {**number, None: -1}
-    also[kind == COPY] = _numbers([i.also for i in copies], second.__getitem__, len(copies))
+    also[kind == COPY] = [-1 if i.also is None else number[i.also] for i in copies]
     event[kind == RECORD] = _numbers(events, first.__getitem__, len(events))
     waits = [first.get(i.event, -1) for i in instructions if type(i) is Wait]
     event[kind == WAIT] = np.array(waits, np.int64)

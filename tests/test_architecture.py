@@ -54,10 +54,10 @@ MAY_IMPORT = {
     "bounds": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     # robust asks what plans take
     "policies": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
-    "clocks": ["program"],
-    "moments": ["jit"],  # the same, as kernels have it
+    "moments": ["jit"],
+    "clocks": ["moments", "program"],  # which go on from where kernels have come
     "flow": ["graph"],
-    "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
+    "lowering": ["errors", "flow", "graph", "jit", "machine", "moments", "placement", "program", *WALKING],
     # reading a program
     "columns": ["program"],
     "plain": ["columns", "flow", "graph", "jit", "moments", "program"],

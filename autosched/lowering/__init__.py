@@ -51,7 +51,7 @@ def lower(
         instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
     hazards = find_hazards(graph, machine, tasks, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
-    program = insert_events(instructions, hazards.after, hazards.blocks, lone)
+    program = insert_events(instructions, hazards, lone)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),
