@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autosched.graph import Graph
 
-__all__ = ["Flow", "flow"]
+__all__ = ["Flow", "flow", "rows_of", "starts"]
 
 Ints = NDArray[np.int64]
 
@@ -52,14 +52,24 @@ def _flow(graph: Graph) -> Flow:
     return Flow(
         _at([len(task.reads) for task in tasks]),
         np.array([value for value, _ in read], np.int64),
-        _at(np.bincount(makers, minlength=len(tasks)).tolist()),
+        starts(makers, len(tasks)),
         np.array(made, np.int64),
         _at(list(map(len, after))),
         np.array(list(chain.from_iterable(after)), np.int64),
     )
 
 
-def _at(lengths: Sequence[int]) -> Ints:
+def _at(lengths: Sequence[int] | Ints) -> Ints:
     at = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=at[1:])
     return at
+
+
+def starts(rows: Ints, count: int) -> Ints:
+    """Return where each of so many rows begins, if rows have as many items as their numbers stand here."""
+    return _at(np.bincount(rows, minlength=count))
+
+
+def rows_of(at: Ints) -> Ints:
+    """Return the row of each item, if rows begin there."""
+    return np.repeat(np.arange(len(at) - 1), np.diff(at))

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched import lowering
 from autosched.jit import Mode
+from autosched.lowering import lower
 from autosched.plain import proves
 from autosched.program import Free, Program
 from autosched.testing.strategies import DEVICES, graphs, machines
@@ -50,6 +52,18 @@ def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
     source = random.Random(seed)
     for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 12)):
         assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), f"{what}\n{mutant}"
+
+
+@given(policy=policies, graph=plain(), machine=machines())
+def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
+    policy: str, graph: asc.Graph, machine: asc.Machine
+) -> None:
+    placement = asc.schedule(graph, machine, policy=policy, costs=COSTS).placement
+    outputs = dict.fromkeys(list(graph.outputs)[:1], DEVICES[-1])
+    at_once = lower(graph, machine, placement, outputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "is_plain", lambda *_: False)
+        assert str(lower(graph, machine, placement, outputs)) == str(at_once)
 
 
 @given(graph=plain(), machine=machines(), seed=st.integers(0, 999))

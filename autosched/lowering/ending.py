@@ -14,32 +14,31 @@ __all__ = ["Ending"]
 class Ending:
     """The records and waits. Events are numbers, those of the program first, by when they are recorded."""
 
-    def __init__(self, clocks: Clocks, producers: Sequence[int], stamp: Callable[[int], Stamp]):
-        """``producers`` are the runs and copies behind which events stand; ``stamp`` says when those took place."""
+    def __init__(self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]):
+        """``events`` are (stream, position there, run or copy before it); ``stamp`` says when such a one took place."""
         self.clocks, self.stamp = clocks, stamp
         self.streams: list[Stream] = list(clocks.index)
-        self.events: list[int | Stamp] = [*producers]  # what each stands behind
+        self.behind: list[int | Stamp] = [producer for *_, producer in events]  # of each event, what it is behind
         self.records: dict[int, list[tuple[int, int]]] = {}  # of each stream, (position, event)
-        for event, producer in enumerate(producers):
-            user, position, _ = stamp(producer)
+        for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
 
     def waits(self, own: int, uses: Iterable[int]) -> list[Instruction]:
         """Let a stream wait for uses, which are runs and copies; return the waits, and records as they need them."""
         lines: list[Instruction] = []
         for user, known in self._needed(own, uses):
-            event = len(self.events) if known is None else known
+            event = len(self.behind) if known is None else known
             if known is None:
                 stamp = self.clocks.now(user)
                 lines.append(Record(self.streams[user], event))
                 self.records.setdefault(user, []).append((stamp[1], event))
-                self.events.append(stamp)
+                self.behind.append(stamp)
             lines.append(Wait(self.streams[own], event))
             self.clocks.catch_up(own, self._moment(event))
         return lines
 
     def _moment(self, event: int) -> Stamp:
-        behind = self.events[event]
+        behind = self.behind[event]
         return self.stamp(behind) if isinstance(behind, int) else behind
 
     def _event(self, user: int, position: int) -> int | None:

@@ -107,9 +107,10 @@ class _Issued:
         """Return the instructions, with a record at the end of the line of each that is waited for."""
         behind = np.searchsorted(self.line, self.producers, side="right")
         kind = np.insert(self.kind, behind, _RECORD).tolist()
+        frees = self._frees(self.item[self.kind == FREE].tolist())
         lines: list[Iterator[Instruction]] = [
-            iter(self.instructions), iter(self._waits()), iter(self._frees()), iter(self._records())
-        ]  # fmt: skip
+            iter(part) for part in (self.instructions, self._waits(), frees, self._records())
+        ]
         found: list[Instruction] = list(map(next, map(lines.__getitem__, kind)))
         left = (np.asarray(self.h.stuck) >= 0).nonzero()[0].tolist()
         return found + self._ending(left) if left else found
@@ -122,11 +123,10 @@ class _Issued:
     def _records(self) -> list[Record]:
         return list(map(Record, self._streams(self.producers), range(len(self.producers))))
 
-    def _frees(self) -> list[Free]:
-        return [self._free(block) for block in self.item[self.kind == FREE].tolist()]
-
-    def _free(self, block: int) -> Free:
-        return Free(self.hazards.owners[block], *self.hazards.names[block])
+    def _frees(self, blocks: Sequence[int]) -> list[Free]:
+        known = self.hazards
+        columns = ([column[block] for block in blocks] for column in (known.owners, known.values, known.versions))
+        return list(map(Free, *columns))
 
     def _streams(self, lines: Ints) -> list[Stream]:
         return [self.streams[own] for own in np.asarray(self.o.own, np.int64)[lines].tolist()]
@@ -134,13 +134,14 @@ class _Issued:
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
         """Return waits for what the remaining blocks are still used by, and their frees."""
         self.clocks.resume(self.m)
-        ending = Ending(self.clocks, self.producers.tolist(), self._stamp)
+        own, position = (np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position))
+        ending = Ending(self.clocks, list(zip(own, position, self.producers.tolist(), strict=True)), self._stamp)
         found: list[Instruction] = []
         for own in sorted({self.o.owner[block] for block in left}):
             held = [block for block in left if self.o.owner[block] == own]
             found += ending.waits(own, chain.from_iterable(map(self._uses, held)))
             held.sort(key=lambda block: (self.o.own[self.h.stuck[block]], self.h.stuck[block], block))
-            found += map(self._free, held)
+            found += self._frees(held)
         return found
 
     def _uses(self, block: int) -> Sequence[int]:

@@ -49,17 +49,18 @@ class Hazards:
 
     after_at: Ints
     after: Ints  # [instruction], positions before it, in order
-    names: Sequence[tuple[str, int]]  # [block], value and version
-    owners: Sequence[Stream]  # [block]
+    values: Sequence[str]  # [block], what it holds,
+    versions: Sequence[int]  # in which version,
+    owners: Sequence[Stream]  # and who frees it
     uses_at: Ints
     uses: Ints  # [block], the last use of each stream, by the first
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]], blocks: Sequence[Block]) -> Hazards:
         """Return what was found step by step."""
-        names = [(block.value, block.version) for block in blocks]
+        names = [block.value for block in blocks], [block.version for block in blocks]
         uses = [[*block.uses.values()] for block in blocks]
-        return cls(*ragged(after), names, list(map(_owner, blocks)), *ragged(uses))
+        return cls(*ragged(after), *names, list(map(_owner, blocks)), *ragged(uses))
 
     def ending(self, count: int) -> tuple[Ints, Ints]:
         """Return for each of so many instructions the blocks that it is the last to use, as a ragged table."""
