@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Columns:
     copies: list[Copy]
     frees: list[Free]
 
-    @property
+    @cached_property
     def is_clean(self) -> bool:
         """Whether each event is recorded once, and before all waits for it."""
         record, wait = self.kind == RECORD, self.kind == WAIT

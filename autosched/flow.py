@@ -31,6 +31,8 @@ class Flow(NamedTuple):
     makes: Ints  # values that are used
     after_at: Ints
     after: Ints  # tasks that it was told to follow
+    depends_at: Ints
+    depends: Ints  # all tasks on which it depends
 
 
 def flow(graph: Graph) -> Flow:
@@ -45,17 +47,22 @@ def flow(graph: Graph) -> Flow:
 
 def _flow(graph: Graph) -> Flow:
     tasks = graph.tasks
-    read = list(chain.from_iterable([task.reads for task in tasks]))
     made = [v.index for v in graph.values if v.producer is not None and graph.is_used(v.index)]
-    makers = np.array([graph.values[index].producer for index in made], np.int64)
-    after = [[d.task for d in task.dependencies if d.kind == "order"] for task in tasks]
+    depends = list(chain.from_iterable([task.dependencies for task in tasks]))
+    depends_at = _at([len(task.dependencies) for task in tasks])
+    before = np.array([task for task, _ in depends], np.int64)
+    told = np.array([kind == "order" for _, kind in depends], bool)
+    reads_at = _at([len(task.reads) for task in tasks])
+    reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
     return Flow(
-        _at([len(task.reads) for task in tasks]),
-        np.array([value for value, _ in read], np.int64),
-        starts(makers, len(tasks)),
+        reads_at,
+        np.fromiter(reads, np.int64, 2 * reads_at[-1])[::2].copy(),  # without their versions
+        starts(np.array([graph.values[index].producer for index in made], np.int64), len(tasks)),
         np.array(made, np.int64),
-        _at(list(map(len, after))),
-        np.array(list(chain.from_iterable(after)), np.int64),
+        starts(rows_of(depends_at)[told], len(tasks)),
+        before[told],
+        depends_at,
+        before,
     )
 
 
