@@ -61,6 +61,7 @@ class Choices:
 
     devices: Sequence[tuple[str, ...]]
     group: Sequence[int]
+    open: bool = False  # it is known that each task may run on each device, whatever the others do
 
 
 def constraint(task: Task, machine: Machine) -> str | None:
@@ -78,7 +79,7 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     """
     parent = list(range(len(graph.tasks)))
     if graph.is_plain and not any(task.device for task in graph.tasks):
-        return Choices([machine.names] * len(parent), parent)
+        return Choices([machine.names] * len(parent), parent, open=True)
 
     def find(i: int) -> int:
         while parent[i] != i:
@@ -165,6 +166,15 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     at = [position.get(task.name, -1) for task in graph.tasks]
     flown, places = flow(graph), np.array(at, np.int64)
     against = bool((places[flown.depends] > places[rows_of(flown.depends_at)]).any())
+    devices = list(map(table.get, order))
+    known = set(map(type, devices)) <= {str} and set(devices) <= set(machine.names)
+    if against or not known or not allowed.open or min(at, default=0) < 0:
+        _check_tasks(table, graph, machine, allowed, at)
+    _check_copies(placement.copies, graph, machine, position)
+
+
+def _check_tasks(table: Mapping[str, str], graph: Graph, machine: Machine, allowed: Choices, at: Sequence[int]) -> None:
+    """Raise ScheduleError for the first task that breaks a rule; ``at`` says where each stands in the order."""
     chosen: dict[int, Task] = {}
     for task, here, group, possible in zip(graph.tasks, at, allowed.group, allowed.devices, strict=True):
         device = table.get(task.name)
@@ -179,13 +189,12 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
                 f"task {task.name!r} is placed on {device!r} but must be with {first.name!r} on "
                 f"{table[first.name]!r}: they share memory, or are kept together"
             )
-        for before, kind in task.dependencies if against else ():
+        for before, kind in task.dependencies:
             if at[before] > here:
                 raise ScheduleError(
                     f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
                     f"on which it depends ({kind})"
                 )
-    _check_copies(placement.copies, graph, machine, position)
 
 
 def _check_copies(copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]) -> None:

@@ -48,7 +48,7 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
     """Return when the last instruction ends if they take these seconds; raises ScheduleError as ``simulate`` does."""
     how = mode(len(program))
     if how.fast and columns(program).is_clean:
-        found: float = how(last_end)(*_numbered(program), np.array(seconds, float))
+        found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
         if found < math.inf:
             return found
     return max((end for *_, end in _moments(program, seconds)), default=0.0)
@@ -61,7 +61,7 @@ def _numbered(program: Program) -> tuple[Any, ...]:
 
 
 @kernel
-def last_end(kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any, seconds: Any) -> float:
+def last_end(seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any) -> float:
     """Return when the last instruction ends; ``free`` and ``events`` have room for when streams and events are."""
     last = 0.0
     for i in range(len(kind)):

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "jit": [],  # numba comes in here alone
     "bounds": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     # robust asks what plans take
-    "policies": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
+    "policies": ["collecting", "errors", "flow", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
     "moments": ["jit"],
     "clocks": ["moments", "program"],  # which go on from where kernels have come
     "lowering": ["errors", "flow", "graph", "jit", "machine", "moments", "placement", "program", *WALKING],
