@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.flow import rows_of
 from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
@@ -87,17 +88,18 @@ def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozen
 
     Those that own memory are left out, since they wait for all who use it.
     """
-    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
-    found = {i: each.stream for i, each in enumerate(instructions) if held[each.stream] == len(occupied(each)) == 1}
-    found = {i: stream for i, stream in found.items() if isinstance(instructions[i], Copy)}
-    at, after = hazards.after_at.tolist(), hazards.after.tolist()
-    rows = {i: after[at[i] : at[i + 1]] for i in found}
-    waited = {
-        found[p]
-        for row in rows.values()
-        for p in row
-        if p in found and not any(p in after[at[other] : at[other + 1]] for other in row)  # which may imply it
-    }
+    held = Counter(instruction.stream for instruction in instructions)
+    held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
+    found = {i: each.stream for i, each in enumerate(instructions) if type(each) is Copy and held[each.stream] == 1}
+    found = {i: stream for i, stream in found.items() if len(occupied(instructions[i])) == 1}
+    lone = np.zeros(len(instructions), bool)
+    lone[list(found)] = True
+    at, after, rows = hazards.after_at, hazards.after, rows_of(hazards.after_at)
+    waited = [
+        found[before]
+        for i, before in zip(*(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True)
+        if not any(before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])  # which imply it
+    ]
     return frozenset(found.values()).difference(waited, hazards.owners)
 
 
