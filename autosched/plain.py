@@ -60,9 +60,10 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
 
     ``host`` is the device of tasks on ``"host"``. A small program is not looked at, unless ``how`` says how to.
     """
-    if not graph.is_plain or (how is None and len(program) < _LARGE):
+    small = how is None and not mode(len(program)).fast
+    if small or not graph.is_plain:
         return False
-    how = how or mode(len(program) * _STEPS)
+    how = how or mode(len(program))
     p, g = columns(program), flow(graph)
     if not p.is_clean:
         return False
@@ -77,10 +78,6 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     m = Moments.of(how, streams, places, waits)
     ended = how(walk)(how.of(found.lines), how.of(g), state, m, len(found.devices))
     return bool(ended) and found.is_left(np.asarray(state.made), np.asarray(state.ran))
-
-
-_LARGE = 5_000  # instructions, from where on it pays
-_STEPS = 10  # of a kernel, for each instruction
 
 
 class _Numbered:

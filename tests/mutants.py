@@ -201,6 +201,20 @@ MUTANTS = (
         "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
     Mutant(
+        "what is proved at once may be freed while it is used",
+        "autosched/plain.py",
+        "        if not behind(p, s, m, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
+        "        k = s.earlier[k]",
+        "tests/test_plain.py::test_what_is_proved_at_once_is_what_is_proved_step_by_step",
+    ),
+    Mutant(
+        "what is lowered at once is copied where it is made, not where the policy says",
+        f"{LOWERING}/plain.py",
+        "np.minimum(slot[self.copies], before)",
+        "-1",
+        "tests/test_plain.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
+    ),
+    Mutant(
         "a copy on two streams lets no memory of the second go",
         f"{LOWERING}/events.py",
         "        if also >= 0:\n            release(o, h, m, also, i)\n",

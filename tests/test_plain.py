@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import lowering
-from autosched.jit import Mode
+from autosched.jit import Mode, mode
 from autosched.lowering import lower
 from autosched.plain import proves
 from autosched.program import Free, Program
@@ -28,7 +28,7 @@ def fn(*_: object) -> None:
 
 
 @st.composite
-def plain(draw: st.DrawFn, most: int = 12) -> asc.Graph:
+def plain(draw: st.DrawFn, most: int = 8) -> asc.Graph:
     """Draw graphs in which nothing is written in place: several results, orders, constraints, results nobody uses."""
     graph = asc.Graph("plain")
     values = list(graph.inputs("a", "b"))
@@ -50,7 +50,7 @@ def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
     program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
     assert proves(program, graph, machine.host, STEPS)
     source = random.Random(seed)
-    for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 12)):
+    for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 5)):
         assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), f"{what}\n{mutant}"
 
 
@@ -92,7 +92,8 @@ def large() -> tuple[asc.Graph, asc.Schedule]:
 
 def test_of_a_large_program_too_the_fault_is_named() -> None:
     graph, made = large()
-    assert len(made.program) > 5_000
+    assert proves(made.program, graph, made.machine.host, ARRAYS)
+    assert mode(len(made.program)).fast
     asc.verify(made.program, graph, made.machine)
     at = next(i for i, line in enumerate(made.program.instructions) if isinstance(line, Free))
     lines = made.program.instructions[:at] + made.program.instructions[at + 1 :]

@@ -39,15 +39,12 @@ def insert_events(
     """
     streams = chain.from_iterable(map(occupied, instructions))
     clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
-    how = mode(len(instructions) * (clocks.places + _STEPS))
+    how = mode(len(instructions) * (5 + clocks.places / 4))
     o = how.of(_order(instructions, hazards, clocks))
     m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))
     h = Held.of(how, o, len(clocks.index), clocks.places)
     how(walk)(o, h, m)
     return _Issued(instructions, hazards, clocks, o, h, m).program()
-
-
-_STEPS = 10  # of a kernel, for each instruction
 
 
 def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: Clocks) -> Order:
