@@ -196,6 +196,8 @@ def _best(
             refusal = error
     if not plans:
         raise refusal
+    if len(plans) == 1:
+        return plans[0]
     return min(plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program)))
 
 

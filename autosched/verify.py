@@ -86,7 +86,7 @@ def _check_machine(program: Program, machine: Machine) -> None:
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
                 raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
-    ends = dict.fromkeys((i.source, i.destination) for i in program.instructions if isinstance(i, Copy))
+    ends = dict.fromkeys([(i.source, i.destination) for i in program.instructions if type(i) is Copy])
     apart = [pair for pair in ends if machine.link(*pair) is None]
     for at, copy in enumerate(program.instructions if apart else ()):
         if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
