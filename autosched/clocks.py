@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
+import numpy as np
+
+from autosched.moments import Moments
 from autosched.program import Copy, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["Clocks", "Stamp", "alone", "joined"]
@@ -48,6 +51,18 @@ class Clocks:
         self.count = [0] * len(self.index)  # of each stream, its runs and copies so far, and its waits for copies alone
         self.behind = [(0,) * self.places] * len(self.index)
         self.waiters: dict[int, list[tuple[int, int]]] = {}  # of streams alone: who is behind them, from where on
+
+    def resume(self, m: Moments) -> None:
+        """Go on from where kernels have come."""
+        self.count = list(map(int, m.count))
+        rows = np.array(m.behind, np.int64).reshape(len(self.index), self.places)
+        self.behind = list(map(tuple, rows.tolist()))
+        for other in (np.asarray(m.last) >= 0).nonzero()[0].tolist():
+            found, w = [], m.last[other]
+            while w >= 0:
+                found.append((int(m.waiter[w]), int(m.since[w])))
+                w = m.before[w]
+            self.waiters[other] = found[::-1]
 
     def advance(self, own: int, also: int | None = None) -> Stamp:
         """Let a run or copy take place; one that occupies two streams orders each behind the other."""

@@ -89,6 +89,10 @@ class Mode(NamedTuple):
         """Return so many whole numbers."""
         return np.full(size, fill, np.int64) if self.fast else [fill] * size
 
+    def small(self, size: int) -> Any:
+        """Return so many zeros for whole numbers up to two billion; memory is taken where something is written."""
+        return np.zeros(size, np.int32) if self.fast else [0] * size
+
     def of(self, tables: T) -> T:
         """Return a named tuple of flat arrays as kernels are to read it."""
         return type(tables)(*(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables))

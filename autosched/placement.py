@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from autosched.errors import ScheduleError, listed, shown
+from autosched.flow import flow, rows_of
 from autosched.graph import HOST, Graph, Task, Value
 from autosched.machine import Machine
 
@@ -58,6 +61,7 @@ class Choices:
 
     devices: Sequence[tuple[str, ...]]
     group: Sequence[int]
+    open: bool = False  # it is known that each task may run on each device, whatever the others do
 
 
 def constraint(task: Task, machine: Machine) -> str | None:
@@ -74,6 +78,8 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     Raises ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
+    if graph.is_plain and not any(task.device for task in graph.tasks):
+        return Choices([machine.names] * len(parent), parent, open=True)
 
     def find(i: int) -> int:
         while parent[i] != i:
@@ -158,6 +164,17 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     allowed = choices(graph, machine)
     position = {name: i for i, name in enumerate(order)}
     at = [position.get(task.name, -1) for task in graph.tasks]
+    flown, places = flow(graph), np.array(at, np.int64)
+    against = bool((places[flown.depends] > places[rows_of(flown.depends_at)]).any())
+    devices = list(map(table.get, order))
+    known = set(map(type, devices)) <= {str} and set(devices) <= set(machine.names)
+    if against or not known or not allowed.open or min(at, default=0) < 0:
+        _check_tasks(table, graph, machine, allowed, at)
+    _check_copies(placement.copies, graph, machine, position)
+
+
+def _check_tasks(table: Mapping[str, str], graph: Graph, machine: Machine, allowed: Choices, at: Sequence[int]) -> None:
+    """Raise ScheduleError for the first task that breaks a rule; ``at`` says where each stands in the order."""
     chosen: dict[int, Task] = {}
     for task, here, group, possible in zip(graph.tasks, at, allowed.group, allowed.devices, strict=True):
         device = table.get(task.name)
@@ -178,7 +195,6 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
                     f"the placement orders {task.name!r} before {graph.tasks[before].name!r}, "
                     f"on which it depends ({kind})"
                 )
-    _check_copies(placement.copies, graph, machine, position)
 
 
 def _check_copies(copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]) -> None:

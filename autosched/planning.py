@@ -81,13 +81,13 @@ def schedule(
     """
     machine = _machine(machine)
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-    wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
-    _check_inputs(pinned, machine)
-    costs = _costs(costs, pinned, machine, examples)
     backend = _backend(backend, machine, nvtx, replay)
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
     with without_collecting(), _told(progress) as report:
+        pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+        wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
+        _check_inputs(pinned, machine)
+        costs = _costs(costs, pinned, machine, examples)
+        plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
         made.verify()
@@ -219,6 +219,8 @@ def _best(
             refusal = error
     if not plans:
         raise refusal
+    if len(plans) == 1:
+        return plans[0]
     return min(plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program)))
 
 

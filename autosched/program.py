@@ -126,7 +126,7 @@ class Program:
         seen: dict[Stream, None] = {}
         for instruction in self.instructions:
             seen[instruction.stream] = None
-            if isinstance(instruction, Copy) and instruction.also is not None:
+            if type(instruction) is Copy and instruction.also is not None:
                 seen[instruction.also] = None
         return tuple(seen)
 

@@ -25,6 +25,7 @@ from autosched.errors import GraphError, ProgramError
 from autosched.graph import HOST, Graph, Task, Use, Value
 from autosched.machine import Machine
 from autosched.parts import Accesses, Part
+from autosched.plain import proves
 from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
 from autosched.standing import Standing
 
@@ -67,7 +68,9 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
         raise ProgramError(f"verify needs a Program, got {program!r}; Program.parse reads one from text")
     if machine is not None:
         _check_machine(program, machine)
-    _Verifier(program, graph, None if machine is None else machine.host).run()
+    host = None if machine is None else machine.host
+    if not proves(program, graph, host):
+        _Verifier(program, graph, host).run()
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
@@ -83,7 +86,7 @@ def _check_machine(program: Program, machine: Machine) -> None:
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
                 raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
-    ends = dict.fromkeys((i.source, i.destination) for i in program.instructions if isinstance(i, Copy))
+    ends = dict.fromkeys([(i.source, i.destination) for i in program.instructions if type(i) is Copy])
     apart = [pair for pair in ends if machine.link(*pair) is None]
     for at, copy in enumerate(program.instructions if apart else ()):
         if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
@@ -335,22 +338,14 @@ class _Verifier:
             writers = block.accesses.read(part, self.at)
         for before in writers:
             if not self._behind(before):
+                what = f"{self._writing()} memory that {self._verb(before)} wrote"
                 if place is not None:
-                    self._fail(
-                        "order", f"{_named(place)} is made by {self._verb(before)}, which is not waited for", before
-                    )
-                self._fail(
-                    "order",
-                    f"{self._writing()} memory that {self._verb(before)} wrote, which is not waited for",
-                    before,
-                )
+                    what = f"{_named(place)} is made by {self._verb(before)}"
+                self._fail("order", f"{what}, which is not waited for", before)
         for before in readers:
             if not self._behind(before):
-                self._fail(
-                    "order",
-                    f"{self._writing()} memory that {self._verb(before)} reads, which is not waited for",
-                    before,
-                )
+                what = f"{self._writing()} memory that {self._verb(before)} reads"
+                self._fail("order", f"{what}, which is not waited for", before)
         block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:

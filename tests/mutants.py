@@ -182,42 +182,48 @@ MUTANTS = (
     Mutant(
         "waits are asked for in the order of issue, not the latest first",
         f"{LOWERING}/events.py",
-        "reversed(after[i])",
-        "after[i]",
+        "range(o.after_at[i + 1] - 1, o.after_at[i] - 1, -1)",
+        "range(o.after_at[i], o.after_at[i + 1])",
         NEEDLESS,
     ),
     Mutant(
         "a record stands before the run it is for",
         f"{LOWERING}/events.py",
-        """        for item in line:
-            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
-        if i in event:
-            result.append(Record(stream, event[i]))
-""",
-        """        if i in event:
-            result.append(Record(stream, event[i]))
-        for item in line:
-            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
-""",
+        'np.searchsorted(self.line, self.producers, side="right")',
+        "np.searchsorted(self.line, self.producers)",
         SERIAL,
     ),
     Mutant(
         "a free waits for the last use alone",
         f"{LOWERING}/frees.py",
-        "        for use in self.uses[number]:\n            user, position, _ = stamps",
-        "        for use in [max(self.uses[number])]:\n            user, position, _ = stamps",
+        "    for k in range(o.uses_at[block], o.uses_at[block + 1]):\n",
+        "    for k in range(o.uses_at[block + 1] - 1, o.uses_at[block + 1]):\n",
         "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
+    ),
+    Mutant(
+        "what is proved at once may be freed while it is used",
+        "autosched/plain.py",
+        "        if not behind(p, s, m, s.use[k], p.own[i]):\n            return False\n        k = s.earlier[k]",
+        "        k = s.earlier[k]",
+        "tests/test_plain.py::test_what_is_proved_at_once_is_what_is_proved_step_by_step",
+    ),
+    Mutant(
+        "what is lowered at once is copied where it is made, not where the policy says",
+        f"{LOWERING}/plain.py",
+        "np.minimum(slot[self.copies], before)",
+        "-1",
+        "tests/test_plain.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
     ),
     Mutant(
         "a copy on two streams lets no memory of the second go",
         f"{LOWERING}/events.py",
-        "        if also is not None:\n            frees.release(also, line)\n",
+        "        if also >= 0:\n            release(o, h, m, also, i)\n",
         "",
         "tests/test_lowering.py::test_memory_goes_back_at_the_first_place_where_that_costs_no_wait",
     ),
     Mutant(
         "an event right behind the last use is overlooked, and recorded again",
-        f"{LOWERING}/frees.py",
+        f"{LOWERING}/ending.py",
         "bisect_left(records, (position,))",
         "bisect_left(records, (position + 1,))",
         "tests/test_lowering.py::test_no_two_events_are_recorded_at_one_moment",

@@ -42,7 +42,8 @@ MAY_IMPORT = {
     "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
     "graph": ["allowed", "composite", "errors", "effects", "including", "parts", "task", "tree", "value"],
     "costs": ["allowed", "errors", "machine", "graph", "readers", "tree"],
-    "placement": ["errors", "machine", "graph"],
+    "flow": ["graph"],
+    "placement": ["errors", "flow", "machine", "graph"],
     # other graphs that say the same
     "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
     "marked": ["errors", "tree", "value"],
@@ -53,12 +54,15 @@ MAY_IMPORT = {
     "jit": [],  # numba comes in here alone
     "bounds": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement"],  # sees what a policy sees
     # robust asks what plans take
-    "policies": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
-    "clocks": ["program"],
-    "lowering": ["errors", "graph", "machine", "placement", "program", *WALKING],
+    "policies": ["collecting", "errors", "flow", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
+    "moments": ["jit"],
+    "clocks": ["moments", "program"],  # which go on from where kernels have come
+    "lowering": ["errors", "flow", "graph", "jit", "machine", "moments", "placement", "program", *WALKING],
     # reading a program
-    "verify": [*DATA, *WALKING],
-    "simulate": DATA,
+    "columns": ["program"],
+    "plain": ["columns", "flow", "graph", "jit", "moments", "program"],
+    "verify": [*DATA, *WALKING, "plain"],
+    "simulate": [*DATA, "columns", "jit"],
     "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],
     "fitting": [*DATA, "footprint", "lowering"],  # what fits into memory is what footprint counts

@@ -20,7 +20,7 @@ from autosched.backends.emulated import Emulated
 from autosched.backends.host import copy_in_host_memory
 from autosched.backends.virtual import Virtual
 from autosched.lowering.events import insert_events
-from autosched.lowering.hazards import Block
+from autosched.lowering.hazards import Block, Hazards
 from autosched.program import Copy, Free, Run, Stream
 from autosched.testing.comparing import difference
 
@@ -777,6 +777,6 @@ def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> No
         Run(b, "other"),
     ]
     after = [[], [0], [0], [0], [1]]  # so b is behind a's use in the end, and c is not
-    found = insert_events(instructions, after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})])
+    found = insert_events(instructions, Hazards.of(after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})]))
     assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
     assert found[-1] == Free(owner, "x", 0)

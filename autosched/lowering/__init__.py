@@ -4,6 +4,7 @@
     copies    what is read elsewhere travels, as early as it exists    -> runs and copies
     or spill  the same where memory is limited, as late as it can      -> runs, copies and frees
     hazards   what touches the same memory, and how long that lives    (read by the next)
+    or plain  both at once, where nothing is written in place
     events    records and waits, as few as keep every hazard; and,
     frees     on the same walk, memory goes back where that costs
               no wait                                                  -> + records, waits and frees
@@ -19,6 +20,7 @@ from autosched.graph import Graph
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import alone, find_hazards
+from autosched.lowering.plain import insert_plainly, is_plain
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
 from autosched.machine import Machine
@@ -45,13 +47,16 @@ def lower(
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement.device)
     instructions: Sequence[Run | Copy | Free]
-    if nbytes is None:
-        instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {}, placement.copies)
+    if nbytes is None and is_plain(graph, machine):
+        instructions, places, hazards = insert_plainly(graph, machine, tasks, runs, outputs or {}, placement.copies)
     else:
-        instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
-    hazards = find_hazards(graph, machine, tasks, instructions, places)
+        if nbytes is None:
+            instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {}, placement.copies)
+        else:
+            instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
+        hazards = find_hazards(graph, machine, tasks, instructions, places)
     lone = frozenset() if machine.contention else alone(instructions, hazards)
-    program = insert_events(instructions, hazards.after, hazards.blocks, lone)
+    program = insert_events(instructions, hazards, lone)
     return Program(
         tuple(program),
         inputs=tuple((value.name, home(graph, machine, value)) for value in graph.sources),

@@ -17,7 +17,7 @@ from autosched.placement import Send, home
 from autosched.program import Copy, Run, Stream
 from autosched.standing import Standing
 
-__all__ = ["copy_streams", "insert_copies"]
+__all__ = ["check_outputs", "copy_streams", "insert_copies"]
 
 
 def insert_copies(
@@ -32,10 +32,7 @@ def insert_copies(
 
     ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
     """
-    for label, device in outputs.items():
-        machine.device(device)
-        if label not in graph.outputs:
-            raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
+    check_outputs(graph, machine, outputs)
     travel = _Travel(graph, machine, _slots(graph, tasks, sends))
     for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
         travel.run(i, task, run.stream.device)
@@ -55,6 +52,14 @@ def insert_copies(
         if i in travel.copies:
             result += travel.behind(i)
     return result, places
+
+
+def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) -> None:
+    """Raise ScheduleError for what is no output, MachineError for what is no device."""
+    for label, device in outputs.items():
+        machine.device(device)
+        if label not in graph.outputs:
+            raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
 
 
 def _slots(graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]) -> dict[tuple[int, int, str], tuple[int, int]]:

@@ -7,70 +7,144 @@ how far each stream has come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
-from autosched.clocks import Clocks
-from autosched.lowering.frees import Frees, owner_of
-from autosched.lowering.hazards import Block
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.clocks import Clocks, Stamp
+from autosched.jit import kernel, mode
+from autosched.lowering.ending import Ending
+from autosched.lowering.frees import DO, FREE, WAIT, Held, Order, emit, ended, release, waited
+from autosched.lowering.hazards import Hazards
+from autosched.moments import Moments, advance, catch_up, reaches
 from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
 
 __all__ = ["insert_events"]
 
+_RECORD = 3  # what is issued, beside what ``frees`` knows
+
+Ints = NDArray[np.int64]
+
 
 def insert_events(
-    instructions: Sequence[Run | Copy | Free],
-    after: Sequence[Sequence[int]],
-    blocks: Sequence[Block],
-    alone: Collection[Stream] = (),
+    instructions: Sequence[Run | Copy | Free], hazards: Hazards, alone: Collection[Stream] = ()
 ) -> list[Instruction]:
-    """Return the instructions with records, waits and frees, so that each comes behind the positions in ``after``.
+    """Return the instructions with records, waits and frees, so that each comes behind those that it must.
 
-    ``blocks`` are to be freed, beside frees that stand there and make room; ``alone`` are streams that need no place in
-    clocks.
+    Blocks of ``hazards`` are freed, beside frees that stand there and make room; ``alone`` are streams that need no
+    place in clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    owners = (owner_of(block) for block in blocks)  # the host's may have nothing else to do
-    clocks = Clocks(chain(streams, owners), alone)
-    frees = Frees(clocks, blocks)
-    lines = _walk(instructions, after, clocks, frees)
-    waited = sorted({item for line in lines for item in line if type(item) is int})
-    event = {producer: number for number, producer in enumerate(waited)}
-    result: list[Instruction] = []
-    for i, line in enumerate(lines):
-        stream = instructions[i].stream
-        for item in line:
-            result.append(Wait(stream, event[item]) if type(item) is int else item)  # type: ignore[arg-type]
-        if i in event:
-            result.append(Record(stream, event[i]))
-    frees.finish(result, event)
-    return result
+    clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
+    how = mode(len(instructions) * (5 + clocks.places / 4))
+    o = how.of(_order(instructions, hazards, clocks))
+    m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))
+    h = Held.of(how, o, len(clocks.index), clocks.places)
+    how(walk)(o, h, m)
+    return _Issued(instructions, hazards, clocks, o, h, m).program()
 
 
-def _walk(
-    instructions: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], clocks: Clocks, frees: Frees
-) -> list[list[int | Free | Run | Copy]]:
-    """Return each instruction with the positions that it must wait for before it, and frees where they may be."""
-    index, behind, places, stamps = clocks.index, clocks.behind, clocks.places, frees.stamps
-    lines: list[list[int | Free | Run | Copy]] = []
-    for i, instruction in enumerate(instructions):
-        own = index[instruction.stream]
-        also = index[instruction.also] if type(instruction) is Copy and instruction.also is not None else None
-        line: list[int | Free | Run | Copy] = []
-        for producer in reversed(after[i]):
-            stamp = stamps[producer]
-            stream = stamp[0]
-            if stream == own or (stream < places and behind[own][stream] >= stamp[1]):
+def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: Clocks) -> Order:
+    index = clocks.index
+    also = [i.also if type(i) is Copy else None for i in instructions]
+    ending_at, ending = hazards.ending(len(instructions))
+    return Order(
+        np.array([index[i.stream] for i in instructions], np.int64),
+        np.array([-1 if stream is None else index[stream] for stream in also], np.int64),
+        hazards.after_at,
+        hazards.after,
+        np.array([index[stream] for stream in hazards.owners], np.int64),
+        hazards.uses_at,
+        hazards.uses,
+        ending_at,
+        ending,
+    )
+
+
+@kernel
+def walk(o: Order, h: Held, m: Moments) -> None:
+    """Issue each instruction, behind waits for what it must come behind, with frees where they may be."""
+    for i in range(len(o.own)):
+        own, also = o.own[i], o.also[i]
+        for k in range(o.after_at[i + 1] - 1, o.after_at[i] - 1, -1):
+            producer = o.after[k]
+            stream, position = o.own[producer], h.position[producer]
+            if stream == own or reaches(m, m.behind, own * m.places, stream, position):
                 continue
-            if clocks.passed(stamp, own) or (also is not None and clocks.passed(stamp, also)):
+            if also >= 0 and (stream == also or reaches(m, m.behind, also * m.places, stream, position)):
                 continue
-            clocks.catch_up(own, stamp)
-            line.append(producer)
-            frees.waited(own, stream, line)
-        stamps.append(clocks.advance(own, also))
-        line.append(instruction)
-        if also is not None:
-            frees.release(also, line)
-        frees.ended(i, line)
-        lines.append(line)
-    return lines
+            catch_up(m, own, stream, position, h.behind, producer * m.places)
+            emit(h, WAIT, producer, i)
+            waited(o, h, m, own, stream, i)
+        advance(m, own, also)
+        h.position[i] = m.count[own]
+        for k in range(m.places):
+            h.behind[i * m.places + k] = m.behind[own * m.places + k]
+        emit(h, DO, i, i)
+        if also >= 0:
+            release(o, h, m, also, i)
+        ended(o, h, m, i)
+
+
+class _Issued:
+    """What was issued, in numbers, and the program that this is."""
+
+    def __init__(self, instructions: Sequence[Any], hazards: Hazards, clocks: Clocks, o: Order, h: Held, m: Moments):
+        self.instructions, self.hazards, self.clocks = instructions, hazards, clocks
+        self.streams = list(clocks.index)
+        self.o, self.h, self.m = o, h, m
+        count = h.issued[0]
+        self.kind, self.item, self.line = (np.asarray(column[:count], np.int64) for column in (h.kind, h.item, h.line))
+        self.producers: Ints = np.unique(self.item[self.kind == WAIT])
+
+    def program(self) -> list[Instruction]:
+        """Return the instructions, with a record at the end of the line of each that is waited for."""
+        behind = np.searchsorted(self.line, self.producers, side="right")
+        kind = np.insert(self.kind, behind, _RECORD).tolist()
+        frees = self._frees(self.item[self.kind == FREE].tolist())
+        lines: list[Iterator[Instruction]] = [
+            iter(part) for part in (self.instructions, self._waits(), frees, self._records())
+        ]
+        found: list[Instruction] = list(map(next, map(lines.__getitem__, kind)))
+        left = (np.asarray(self.h.stuck) >= 0).nonzero()[0].tolist()
+        return found + self._ending(left) if left else found
+
+    def _waits(self) -> list[Wait]:
+        waits = self.kind == WAIT
+        events = np.searchsorted(self.producers, self.item[waits]).tolist()
+        return list(map(Wait, self._streams(self.line[waits]), events))
+
+    def _records(self) -> list[Record]:
+        return list(map(Record, self._streams(self.producers), range(len(self.producers))))
+
+    def _frees(self, blocks: Sequence[int]) -> list[Free]:
+        known = self.hazards
+        columns = ([column[block] for block in blocks] for column in (known.owners, known.values, known.versions))
+        return list(map(Free, *columns))
+
+    def _streams(self, lines: Ints) -> list[Stream]:
+        return [self.streams[own] for own in np.asarray(self.o.own, np.int64)[lines].tolist()]
+
+    def _ending(self, left: Sequence[int]) -> list[Instruction]:
+        """Return waits for what the remaining blocks are still used by, and their frees."""
+        self.clocks.resume(self.m)
+        own, position = (np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position))
+        ending = Ending(self.clocks, list(zip(own, position, self.producers.tolist(), strict=True)), self._stamp)
+        found: list[Instruction] = []
+        for own in sorted({self.o.owner[block] for block in left}):
+            held = [block for block in left if self.o.owner[block] == own]
+            found += ending.waits(own, chain.from_iterable(map(self._uses, held)))
+            held.sort(key=lambda block: (self.o.own[self.h.stuck[block]], self.h.stuck[block], block))
+            found += self._frees(held)
+        return found
+
+    def _uses(self, block: int) -> Sequence[int]:
+        return self.o.uses[self.o.uses_at[block] : self.o.uses_at[block + 1]]  # type: ignore[no-any-return]
+
+    def _stamp(self, at: int) -> Stamp:
+        places = self.m.places
+        behind = tuple(map(int, self.h.behind[at * places : (at + 1) * places]))
+        return int(self.o.own[at]), int(self.h.position[at]), behind

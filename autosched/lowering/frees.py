@@ -1,178 +1,177 @@
 """Free memory: a block goes back on the stream that allocated it, once that stream is behind all who used it.
 
 A free never costs a wait while the program has work to do: it stands at the first place where the waits that are
-there anyway order it behind every use. What is left waits at the very end.
+there anyway order it behind every use. Kernels, which ``events`` calls while it walks the program.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from autosched.clocks import Clocks, Stamp, joined
-from autosched.lowering.hazards import Block
-from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait
+from autosched.jit import Mode, kernel
+from autosched.moments import Moments, reaches
 
-__all__ = ["Frees", "owner_of"]
+__all__ = ["DO", "FREE", "WAIT", "Held", "Order", "emit", "ended", "release", "waited"]
 
-
-_Line = list[int | Free | Run | Copy]
+DO, WAIT, FREE = range(3)  # what is issued
 
 
-class Frees:
-    """The blocks that are still there while a program is walked in issue order, by whoever moves the clocks.
+class Order(NamedTuple):
+    """What is to be ordered: runs and copies (and frees that make room), and blocks that go back. Streams are numbers.
 
-    ``stamps`` are those of the runs and copies so far. A free goes into the ``line`` that is given.
+    Ragged tables are pairs: where each row begins, and what stands in all rows.
     """
 
-    def __init__(self, clocks: Clocks, blocks: Sequence[Block]):
-        self.clocks = clocks
-        self.blocks = blocks
-        self.stamps: list[Stamp] = []
-        self.owner = [clocks.index[owner_of(block)] for block in blocks]
-        self.uses = [[*block.uses.values()] for block in blocks]
-        self.stuck: dict[int, int] = {}  # by block, the first use that its owner has not passed
-        # Of each owner, by stream: a heap of (position there, use, block), to be tried when the owner has passed that.
-        self.held: list[dict[int, list[tuple[int, int, int]]]] = [{} for _ in range(clocks.places)]
-        self.watched: dict[int, list[int]] = {}  # blocks used by streams alone
-        self.ending: dict[int, list[int]] = {}  # blocks by their last use
-        for number, uses in enumerate(self.uses):
-            self.ending.setdefault(max(uses), []).append(number)
+    own: Any  # [instruction], its stream
+    also: Any  # and its second, -1 if it has none
+    after_at: Any
+    after: Any  # [instruction], those that it must come behind
+    owner: Any  # [block], the stream that frees it
+    uses_at: Any
+    uses: Any  # [block], the last instruction of each stream that uses it
+    ending_at: Any
+    ending: Any  # [instruction], blocks that it is the last to use
 
-    def ended(self, position: int, line: _Line) -> None:
-        """Free, as far as may be, what is used last by the run or copy at a position."""
-        for number in self.ending.get(position, ()):
-            self._try(number, line)
 
-    def waited(self, own: int, user: int, line: _Line) -> None:
-        """Free what a stream owns that has waited for another; who waits for a copy alone is known from now on."""
-        if user >= self.clocks.places:
-            self._watch(user)
-        self.release(own, line)
+class Held(NamedTuple):
+    """What is issued so far, and the blocks that wait to be freed."""
 
-    def _watch(self, user: int) -> None:
-        for number in self.watched.get(user, ()):
-            if number in self.stuck and self.stamps[self.stuck[number]][0] == user and user in self.clocks.waiters:
-                self._hold(number, *self.clocks.waiters[user][-1])
+    position: Any  # [instruction], how far along its stream that is,
+    behind: Any  # [instruction, place], and how far along the others it is behind
+    kind: Any  # of what is issued,
+    item: Any  # which instruction, or block, or for which instruction is waited,
+    line: Any  # and with which instruction
+    issued: Any  # how many that are
+    stuck: Any  # [block], the first use that its owner has not passed; -1 if there is none, -2 before it is asked
+    # Of each owner and stream, a skew heap of (position there, use, block), to be tried when the owner has passed that.
+    root: Any  # [owner, place]
+    at: Any  # [entry]
+    use: Any
+    block: Any
+    left: Any
+    right: Any
+    entries: Any  # how many there are
+    due: Any  # entries, room to sort them
+    watched: Any  # [stream], of streams alone, an entry of a block that such a stream uses
+    earlier: Any  # [entry of those], the one before
+    watching: Any  # and its block
+    watches: Any  # how many there are
 
-    def _hold(self, number: int, user: int, position: int) -> None:
-        """Let a block be tried again as soon as its owner has passed a position of a stream."""
-        held = self.held[self.owner[number]].setdefault(user, [])
-        heapq.heappush(held, (position, self.stuck[number], number))
+    @classmethod
+    def of(cls, how: Mode, o: Order, streams: int, places: int) -> Held:
+        """Return the beginning."""
+        count, blocks, uses = len(o.own), len(o.owner), len(o.uses)
+        issued = count + len(o.after) + blocks
+        entries = uses + 2 * len(o.after) if places < streams else uses  # a copy alone uses two blocks at most
+        return cls(
+            how.counts(count), how.small(count * places),
+            how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
+            how.counts(blocks, -2), how.counts(places * places, -1),
+            how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries), how.counts(entries),
+            how.counts(1), how.counts(entries),
+            how.counts(streams, -1), how.counts(uses), how.counts(uses), how.counts(1),
+        )  # fmt: skip
 
-    def _try(self, number: int, line: _Line) -> None:
-        """Free a block, or hold it until its owner has passed the first use that it has not."""
-        clocks, stamps, owner = self.clocks, self.stamps, self.owner[number]
-        behind, places = clocks.behind[owner], clocks.places
-        for use in self.uses[number]:
-            user, position, _ = stamps[use]
-            if user == owner or (behind[user] >= position if user < places else clocks.reaches(behind, user, position)):
-                continue
-            self.stuck[number] = use
-            if user < places:
-                self._hold(number, user, position)
-                return
-            self.watched.setdefault(user, []).append(number)
-            for waiter in clocks.waiters.get(user, ()):
-                self._hold(number, *waiter)
+
+@kernel
+def emit(h: Held, kind: int, item: int, line: int) -> None:
+    """Issue something."""
+    k = h.issued[0]
+    h.kind[k], h.item[k], h.line[k] = kind, item, line
+    h.issued[0] = k + 1
+
+
+@kernel
+def ended(o: Order, h: Held, m: Moments, line: int) -> None:
+    """Free, as far as may be, what is used last by the instruction at hand."""
+    for k in range(o.ending_at[line], o.ending_at[line + 1]):
+        tried(o, h, m, o.ending[k], line)
+
+
+@kernel
+def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> None:
+    """Free what a stream owns that has waited for another; who waits for a copy alone is known from now on."""
+    if user >= m.places and m.last[user] >= 0:
+        w = h.watched[user]
+        while w >= 0:
+            block = h.watching[w]
+            if h.stuck[block] >= 0 and o.own[h.stuck[block]] == user:
+                hold(o, h, m, block, m.waiter[m.last[user]], m.since[m.last[user]])
+            w = h.earlier[w]
+    release(o, h, m, own, line)
+
+
+@kernel
+def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
+    """Free a block, or hold it until its owner has passed the first use that it has not."""
+    own = o.owner[block]
+    for k in range(o.uses_at[block], o.uses_at[block + 1]):
+        use = o.uses[k]
+        user = o.own[use]
+        if user == own or reaches(m, m.behind, own * m.places, user, h.position[use]):
+            continue
+        h.stuck[block] = use
+        if user < m.places:
+            hold(o, h, m, block, user, h.position[use])
             return
-        self.stuck.pop(number, None)
-        block = self.blocks[number]
-        line.append(Free(owner_of(block), block.value, block.version))
-
-    def release(self, own: int, line: _Line) -> None:
-        """Free what a stream owns, as far as may be now that its clock has moved."""
-        held = self.held[own] if own < self.clocks.places else None
-        if not held:
-            return
-        behind, due = self.clocks.behind[own], []
-        for user, heap in held.items():
-            while heap and heap[0][0] <= behind[user]:
-                due.append(heapq.heappop(heap))
-        if len(due) > 1:  # by stream; two uses of one stream are in the order of their positions
-            due.sort(key=lambda item: (self.stamps[item[1]][0], item[1], item[2]))
-        for _, use, number in due:
-            if self.stuck.get(number) == use:
-                self._try(number, line)
-
-    def finish(self, program: list[Instruction], events: Mapping[int, int]) -> None:
-        """Wait, at the end, for what the remaining blocks are still used by; ``events`` has those of positions."""
-        ending = _Ending(self, program, events)
-        held: dict[int, list[int]] = {}
-        for number in self.stuck:
-            held.setdefault(self.owner[number], []).append(number)
-        for own in sorted(held):
-            line: _Line = []
-            for user, event in ending.needed(own, held[own]):
-                ending.wait(own, user, event)
-                self._watch(user)
-            self.release(own, line)
-            program += line  # type: ignore[arg-type]  # which holds frees alone
+        w = h.watches[0]
+        h.watching[w], h.earlier[w], h.watched[user] = block, h.watched[user], w
+        h.watches[0] = w + 1
+        w = m.last[user]
+        while w >= 0:
+            hold(o, h, m, block, m.waiter[w], m.since[w])
+            w = m.before[w]
+        return
+    h.stuck[block] = -1
+    emit(h, FREE, block, line)
 
 
-class _Ending:
-    """The end of a program, where streams wait for each other as memory needs it."""
-
-    def __init__(self, frees: Frees, program: list[Instruction], events: Mapping[int, int]):
-        self.frees, self.clocks, self.program = frees, frees.clocks, program
-        self.streams = list(self.clocks.index)
-        self.records: dict[int, list[tuple[int, int, Stamp]]] = {}  # of each stream, (position, event, moment)
-        for at, event in events.items():
-            stamp = frees.stamps[at]
-            self.records.setdefault(stamp[0], []).append((stamp[1], event, stamp))
-        self.events = len(events)
-
-    def wait(self, own: int, user: int, found: tuple[int, Stamp] | None) -> None:
-        """Let a stream wait for an event of another; for one that is recorded now, if there is none."""
-        event, stamp = found or self._record(user)
-        self.program.append(Wait(self.streams[own], event))
-        self.clocks.catch_up(own, stamp)
-
-    def _record(self, user: int) -> tuple[int, Stamp]:
-        event, stamp = self.events, self.clocks.now(user)
-        self.program.append(Record(self.streams[user], event))
-        self.records.setdefault(user, []).append((stamp[1], event, stamp))
-        self.events += 1
-        return event, stamp
-
-    def _event(self, user: int, position: int) -> tuple[int, Stamp] | None:
-        """Return the first event of a stream at or behind a position, if there is one."""
-        records = self.records.get(user, [])
-        found = bisect_left(records, (position,))
-        return records[found][1:] if found < len(records) else None
-
-    def needed(self, own: int, held: Sequence[int]) -> list[tuple[int, tuple[int, Stamp] | None]]:
-        """Return the streams to wait for, each with its event (None: to be recorded), none implied by the others."""
-        last: dict[int, int] = {}
-        for number in held:
-            for use in self.frees.uses[number]:
-                user, position, _ = stamp = self.frees.stamps[use]
-                if not self.clocks.passed(stamp, own):
-                    last[user] = max(last.get(user, 0), position)
-        event = {user: self._event(user, position) for user, position in last.items()}
-        clocks = {user: self.clocks.behind[user] if found is None else found[1][2] for user, found in event.items()}
-        lone, top = self._latest(last, clocks)
-        rest = [user for user in last if user < len(top) and top[user] < last[user]]
-        implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(rest):  # one that implies all that this one does, not only this one: that may go in turn
-            if any(implied[other] >= implied[user] for other in implied if other != user):
-                del implied[user]
-        lone = [user for user in lone if not any(self.clocks.reaches(clocks[u], user, last[user]) for u in implied)]
-        return [(user, event[user]) for user in sorted([*implied, *lone])]
-
-    def _latest(self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]) -> tuple[list[int], list[int]]:
-        """Return the copies alone, among those used last, that no others of them imply; and what these imply."""
-        lone: list[int] = []
-        top = [0] * self.clocks.places
-        for user in sorted([user for user in last if user >= len(top)], reverse=True):  # what is later implies more
-            if not self.clocks.reaches(top, user, last[user]):
-                lone.append(user)
-                top = joined(top, clocks[user])
-        return lone, top
+@kernel
+def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) -> None:
+    """Let a block be tried again as soon as its owner has passed a position of a stream."""
+    e, heap = h.entries[0], o.owner[block] * m.places + user
+    h.at[e], h.use[e], h.block[e], h.left[e], h.right[e] = position, h.stuck[block], block, -1, -1
+    h.entries[0] = e + 1
+    h.root[heap] = melded(h, h.root[heap], e)
 
 
-def owner_of(block: Block) -> Stream:
-    """Return the stream that frees a block."""
-    assert block.owner is not None, f"block of {block.value!r} was never read on its device"
-    return block.owner
+@kernel
+def melded(h: Held, a: int, b: int) -> int:
+    """Return the heap of all that is in two (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
+    root = parent = -1
+    while a >= 0 and b >= 0:
+        if (h.at[b], h.use[b], h.block[b]) < (h.at[a], h.use[a], h.block[a]):
+            a, b = b, a
+        if parent < 0:
+            root = a
+        else:
+            h.left[parent] = a
+        parent, a = a, h.right[a]
+        h.right[parent] = h.left[parent]
+    rest = max(a, b)
+    if parent < 0:
+        return rest
+    h.left[parent] = rest
+    return root
+
+
+@kernel
+def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
+    """Free what a stream owns, as far as may be now that its clock has moved: by stream, and there by use and block."""
+    count, base = 0, own * m.places
+    for user in range(m.places if own < m.places else 0):
+        entry = h.root[base + user]
+        while entry >= 0 and h.at[entry] <= m.behind[base + user]:
+            key = o.own[h.use[entry]], h.use[entry], h.block[entry]
+            k = count
+            while k > 0 and (o.own[h.use[h.due[k - 1]]], h.use[h.due[k - 1]], h.block[h.due[k - 1]]) > key:
+                h.due[k] = h.due[k - 1]
+                k -= 1
+            h.due[k] = entry
+            count += 1
+            entry = melded(h, h.left[entry], h.right[entry])
+        h.root[base + user] = entry
+    for k in range(count):
+        entry = h.due[k]
+        if h.stuck[h.block[entry]] == h.use[entry]:
+            tried(o, h, m, h.block[entry], line)

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.flow import rows_of
 from autosched.graph import Graph, Task, Use
 from autosched.machine import Machine
 from autosched.parts import Accesses
@@ -20,6 +24,8 @@ from autosched.program import Copy, Free, Run, Stream, occupied
 from autosched.standing import Standing
 
 __all__ = ["Block", "Hazards", "alone", "find_hazards"]
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(eq=False, slots=True)
@@ -35,11 +41,46 @@ class Block:
     freed: bool = False
 
 
-class Hazards(NamedTuple):
-    """For each run or copy the positions that it must come after; and the blocks to be freed."""
+@dataclass(frozen=True, eq=False)
+class Hazards:
+    """For each run or copy the positions that it must come after; and the blocks to be freed.
 
-    after: list[list[int]]
-    blocks: list[Block]
+    Ragged tables are pairs: where each row begins, and what stands in all rows.
+    """
+
+    after_at: Ints
+    after: Ints  # [instruction], positions before it, in order
+    values: Sequence[str]  # [block], what it holds,
+    versions: Sequence[int]  # in which version,
+    owners: Sequence[Stream]  # and who frees it
+    uses_at: Ints
+    uses: Ints  # [block], the last use of each stream, by the first
+
+    @classmethod
+    def of(cls, after: Sequence[Sequence[int]], blocks: Sequence[Block]) -> Hazards:
+        """Return what was found step by step."""
+        names = [block.value for block in blocks], [block.version for block in blocks]
+        uses = [[*block.uses.values()] for block in blocks]
+        return cls(*ragged(after), *names, list(map(_owner, blocks)), *ragged(uses))
+
+    def ending(self, count: int) -> tuple[Ints, Ints]:
+        """Return for each of so many instructions the blocks that it is the last to use, as a ragged table."""
+        last = np.maximum.reduceat(self.uses, self.uses_at[:-1]) if len(self.uses) else self.uses
+        at = np.zeros(count + 1, np.int64)
+        np.cumsum(np.bincount(last, minlength=count), out=at[1:])
+        return at, np.argsort(last, kind="stable")
+
+
+def _owner(block: Block) -> Stream:
+    assert block.owner is not None, f"block of {block.value!r} was never read on its device"
+    return block.owner
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Return where each row begins, and all numbers in one."""
+    at = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(list(map(len, rows)), out=at[1:])
+    return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
 def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
@@ -47,16 +88,19 @@ def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozen
 
     Those that own memory are left out, since they wait for all who use it.
     """
-    held = Counter(stream for instruction in instructions for stream in occupied(instruction))
-    found = {i: each.stream for i, each in enumerate(instructions) if held[each.stream] == len(occupied(each)) == 1}
-    found = {i: stream for i, stream in found.items() if isinstance(instructions[i], Copy)}
-    waited = {found[p] for i in found for p in hazards.after[i] if p in found and not _implied(hazards.after, i, p)}
-    return frozenset(found.values()).difference(waited, (block.owner for block in hazards.blocks))
-
-
-def _implied(after: Sequence[Sequence[int]], i: int, before: int) -> bool:
-    """Whether ``i`` comes after another that comes after ``before``."""
-    return any(before in after[between] for between in after[i])
+    held = Counter(instruction.stream for instruction in instructions)
+    held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
+    found = {i: each.stream for i, each in enumerate(instructions) if type(each) is Copy and held[each.stream] == 1}
+    found = {i: stream for i, stream in found.items() if len(occupied(instructions[i])) == 1}
+    lone = np.zeros(len(instructions), bool)
+    lone[list(found)] = True
+    at, after, rows = hazards.after_at, hazards.after, rows_of(hazards.after_at)
+    waited = [
+        found[before]
+        for i, before in zip(*(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True)
+        if not any(before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])  # which imply it
+    ]
+    return frozenset(found.values()).difference(waited, hazards.owners)
 
 
 # A value on a device: its block, and what put it there; of a view, that is not who wrote the block.
@@ -89,7 +133,7 @@ def find_hazards(
         walk.held(value, graph.last_version(value), device)[0].kept = True
     for block, device in walk.unread:
         block.owner = block.owner or Stream(device, "compute")
-    return Hazards(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
+    return Hazards.of(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
 
 
 class _Walk:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.graph import Dependency, Graph, Task, Use
+from autosched.flow import flow
+from autosched.graph import Dependency, Graph, Use
 from autosched.machine import Device, Machine
 from autosched.placement import Placement, Send, choices, home
 
@@ -99,7 +101,7 @@ class Problem:
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
         """Tabulate a graph on a machine. Raises ScheduleError for constraints that contradict each other."""
         allowed = choices(graph, machine)
-        data, reads, returns = _data(graph, machine, costs)
+        data, reads, returns = (_plain_data if graph.is_plain else _data)(graph, machine, costs)
         return cls(
             tasks=[task.name for task in graph.tasks],
             devices=machine.names,
@@ -114,7 +116,7 @@ class Problem:
             allowed=allowed.devices,
             group=allowed.group,
             dependencies=[task.dependencies for task in graph.tasks],
-            others=[_others(task, row, data.maker) for task, row in zip(graph.tasks, reads, strict=True)],
+            others=_others(graph, reads, data.maker),
             reads=reads,
             returns=returns,
         )
@@ -137,10 +139,16 @@ class Problem:
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
-def _others(task: Task, reads: Sequence[int], maker: Sequence[int]) -> list[int]:
-    """Return the tasks that one depends on, but those whose data, the numbers ``reads``, it waits for anyway."""
-    makers = [maker[datum] for datum in reads]
-    return [other for other, _ in task.dependencies if other not in makers]
+def _others(graph: Graph, reads: Sequence[Sequence[int]], maker: Sequence[int]) -> list[list[int]]:
+    """Return the tasks that each depends on, but those whose data, the numbers ``reads``, it waits for anyway."""
+    flown = flow(graph)
+    if graph.is_plain and not len(flown.after):  # then all dependencies are for data
+        return [[]] * len(reads)
+    found = []
+    for task, row in zip(graph.tasks, reads, strict=True):
+        makers = [maker[datum] for datum in row]
+        found.append([other for other, _ in task.dependencies if other not in makers])
+    return found
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
@@ -191,3 +199,28 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         row=rows,
     )
     return data, reads, returns
+
+
+def _plain_data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
+    """Do as ``_data`` where nothing is written: the data are the values that are read, and none goes back."""
+    number = {name: p for p, name in enumerate(machine.names)}
+    flown = flow(graph)
+    known, first, datum = np.unique(flown.reads, return_index=True, return_inverse=True)
+    by_first = np.argsort(first)
+    rank = np.argsort(by_first)
+    values = [graph.values[index] for index in known[by_first].tolist()]
+    homes = [number[home(graph, machine, value)] if value.producer is None else -1 for value in values]
+    rows = homes
+    if costs.pageable:
+        slow = [len(number) if value.producer is None and value.name in costs.pageable else 0 for value in values]
+        rows = [place + more for place, more in zip(homes, slow, strict=True)]
+    data = Data(
+        names=[value.name for value in values],
+        versions=[0] * len(values),
+        nbytes=list(map(costs.value_nbytes, values)),
+        maker=[-1 if value.producer is None else value.producer for value in values],
+        home=homes,
+        row=rows,
+    )
+    reads, at = rank[datum.reshape(-1)].tolist(), flown.reads_at.tolist()
+    return data, [reads[a:b] for a, b in pairwise(at)], []

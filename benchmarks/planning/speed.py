@@ -86,6 +86,7 @@ def _warmed() -> float:
     heft(some, machine(8), asc.Costs())
     first = time.perf_counter() - start
     heft(some, machine(8, contention=False), asc.Costs())
+    asc.schedule(some, machine(8), policy="heft")
     return first
 
 
