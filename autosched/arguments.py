@@ -29,6 +29,7 @@ def check_kinds(
     seconds: Any = None,
     seed: Any = 0,
     progress: Any = None,
+    replay: Any = False,
 ) -> None:
     """Raise ScheduleError for what is of another kind than ``schedule`` takes.
 
@@ -60,6 +61,8 @@ def check_kinds(
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         what = "True, False, None, or a function of the part that is done and the makespan"
         raise ScheduleError(f"progress must be {what}, got {shown(progress)}")
+    if not isinstance(replay, bool):
+        raise ScheduleError(f"replay must be True or False, got {shown(replay)}")
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
 

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
@@ -27,6 +27,9 @@ from autosched.memory import Memory
 from autosched.profile import Notes, annotated, annotation, is_traced
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.progress import report
+from autosched.recording import Lines, Parts, Replayer, reals
+from autosched.replaying import Replaying
+from autosched.segments import segmented
 from autosched.timeline import Timeline
 from autosched.workers import Fault, Late, Stretch, Tape, Team
 
@@ -61,7 +64,8 @@ class Executor:
         if id(backend) in _serving:
             raise ScheduleError(f"{backend!r} serves another schedule, which is not closed; make a backend for each")
         self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
-        backend.open(program, machine)
+        cut = segmented(program, reals(machine)) if hasattr(backend, "recorder") else None
+        backend.open(program if cut is None else cut.everything, machine)
         self.memory = Memory(program, graph, backend.place)
         self.calls = [self._call(i) for i in range(len(program))]
         on_cpu = [machine.device(stream.device).kind == "cpu" for stream in program.streams]
@@ -75,11 +79,18 @@ class Executor:
         self.tidy = functools.partial(_tidy, self.crew, backend, self.memory)
         self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
         _serving[id(backend)] = backend
+        self.replaying: Replaying | None = None
+        if cut is not None and not check:
+            compiled: Any = functools.partial(Executor._compile, weakref.proxy(self), None, None)  # type: ignore[arg-type]
+            parts = Parts(cut, reals(machine), graph, self.memory, cast("Replayer", backend), self.calls, compiled)
+            self.replaying = Replaying(parts, self.tape)
 
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
         deadline = None if timeout is None else time.perf_counter() + timeout
         watched, traced = self.check or not self.checked, is_traced()
+        if self.replaying is not None and not watched:
+            return self._replay(self.replaying, inputs, deadline)
         if not watched and not traced:
             if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
                 return self._run_inline(self.inline, inputs)
@@ -87,6 +98,8 @@ class Executor:
         wraps = self._watch if watched else None, self._named if traced else None
         outputs = self._run(lambda: self._compile(*wraps), inputs, self._outputs, deadline)
         self.checked = True
+        if self.replaying is not None:
+            self.replaying.note(inputs)
         return outputs
 
     def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> Timeline:
@@ -108,8 +121,8 @@ class Executor:
         crew = self.crew
         with self._turn(deadline):
             try:
-                tape = make()
                 self.memory.fill(inputs)
+                tape = make()
                 self.backend.begin(lambda: crew.stopped)
                 self._raise(crew.run(tape, deadline), "end in time")
                 if crew.stopped:
@@ -120,6 +133,19 @@ class Executor:
                 if not self.crew.afterwards(self.tidy):  # left to a thread; but the caller's streams are its own again
                     with contextlib.suppress(Exception):
                         self.backend.join()
+
+    def _replay(self, replaying: Replaying, inputs: Mapping[str, Any], deadline: float | None) -> dict[str, Any]:
+        """Run once, from recorded graphs if there are any for inputs of this kind."""
+
+        def outputs() -> dict[str, Any]:
+            return self._outputs() if replaying.now is None else replaying.outputs(inputs)
+
+        return self._run(lambda: replaying.tape(inputs, deadline is not None), inputs, outputs, deadline)
+
+    @property
+    def not_replayed(self) -> str | None:
+        """Why nothing is recorded."""
+        return None if self.replaying is None else self.replaying.reason
 
     def _outputs(self) -> dict[str, Any]:
         outputs = self.memory.outputs()
@@ -196,8 +222,8 @@ class Executor:
 
     # ---- compiling
 
-    def _call(self, i: int) -> Step:
-        """Return what an instruction does to memory; a record or a wait does nothing to it."""
+    def _call(self, i: int) -> Step | None:
+        """Return what an instruction does to memory; a record or a wait does nothing to it, and some frees nothing."""
         match self.program.instructions[i]:
             case Run(_, name):
                 task, dropped = self.graph.task(name), self._dropped(i)
@@ -206,7 +232,7 @@ class Executor:
             case Copy() as copy:
                 return self.memory.copy(i, copy, self.backend.transfer(copy))
             case Free(stream):
-                return self.memory.free(i, self.backend.free(stream))
+                return None if self._dropped(i - 1) else self.memory.free(i, self.backend.free(stream))
         return _nothing
 
     def _dropped(self, i: int) -> int:
@@ -217,27 +243,29 @@ class Executor:
                 return slots[0] if len(slots) == 1 else 0
         return 0
 
-    def _compile(self, call: Wrap | None = None, launched: Wrap | None = None) -> Tape:
+    def _compile(self, call: Wrap | None = None, launched: Wrap | None = None, lines: Lines | None = None) -> Tape:
         """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
-        tape, backend = Tape(quick=self.quick), self.backend
-        handshakes = _Handshakes(self.program, backend, tape)
+        lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
+        program, calls, positions, backend = lines
+        tape = Tape(quick=self.quick)
+        handshakes = _Handshakes(program, backend, tape)
         current: dict[str | None, Sequence[Any]] = {}
-        for i, instruction in enumerate(self.program.instructions):
+        for at, instruction in enumerate(program.instructions):
+            i, made = positions[at], calls[at]
             streams = occupied(instruction)
             thread = backend.thread(instruction.stream)
             match instruction:
                 case Record(stream, event):
                     tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
                 case Wait(stream, event):
-                    tape.add(thread, i, *handshakes.wait(i), backend.wait(stream, event))
-                case Free() if not self._dropped(i - 1):
-                    tape.add(thread, i, self.calls[i])
-                case Run() | Copy():
+                    tape.add(thread, i, *handshakes.wait(at), backend.wait(stream, event))
+                case Free():
+                    tape.add(thread, i, made)
+                case Run() | Copy() if made is not None:
                     if current.get(thread) != streams:
                         current[thread] = streams
                         tape.add(thread, i, backend.enter(streams))
-                    inner = call(i, self.calls[i]) if call else self.calls[i]
-                    step = backend.launch(streams, self.seconds[i], inner)
+                    step = backend.launch(streams, self.seconds[i], call(i, made) if call else made)
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
         return tape

@@ -38,11 +38,12 @@ class Memory:
         self._inputs: list[tuple[str, int]] = []
         self._assign()
         self._constants = {value.name: value.tensor for value in graph.sources if value.tensor is not None}
-        self._written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
+        self.written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
         self._used = {name for name, _ in program.inputs if graph.is_used(graph.value(name).index)}
-        self._in_parts = {name for name in self._written if graph.in_parts(graph.value(name).index)}
+        self._in_parts = {name for name in self.written if graph.in_parts(graph.value(name).index)}
+        self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
-        self._untied = self._in_parts | self._written & copied  # whose tensors are told apart, or become so
+        self._untied = self._in_parts | self.written & copied  # whose tensors are told apart, or become so
         placed = [(name, place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
@@ -69,7 +70,7 @@ class Memory:
             self.graph.bind(inputs)
         given = {**self._constants, **inputs}
         self._entangled = set()
-        if self._written and not (
+        if self.written and not (
             are_apart(given.values()) and all(given[name].is_contiguous() for name in self._in_parts)
         ):
             self._check_apart(given)
@@ -82,7 +83,7 @@ class Memory:
                     )
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
-        written, in_parts = self._written, self._in_parts
+        written, in_parts = self.written, self._in_parts
         owned = [(name, extent) for name, item in given.items() if name in self._used for extent in extents(item)]
         self._entangled = _sharing_storage(owned, written)
         untied = self._untied

@@ -47,6 +47,7 @@ def schedule(
     place: Mapping[str, str] | None = None,
     backend: str | Backend | None = None,
     check: Check = False,
+    replay: bool = False,
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
@@ -67,6 +68,7 @@ def schedule(
       from its first call until it is closed, and no other meanwhile; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks did not declare;
       ``"bytes"`` compares all bits of their arguments, where version counters do not see every write.
+    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see ``Schedule.not_replayed``.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
@@ -79,13 +81,12 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress)
+    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, replay)
     pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
     wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
     _check_inputs(pinned, machine)
     costs = _costs(costs, pinned, machine, examples)
-    backend = suited(machine) if backend is None else backend
-    plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check)
+    plan = functools.partial(_plan, pinned, machine, costs, wanted, _backend(backend, machine, replay), check)
     with without_collecting(), _told(progress) as report:
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
@@ -113,6 +114,17 @@ def _check_inputs(graph: Graph, machine: Machine) -> None:
         raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
     for value in graph.sources:
         machine.device(value.home or machine.host)
+
+
+def _backend(backend: str | Backend | None, machine: Machine, replay: bool) -> str | Backend:
+    """Return the backend, or what fits; one that replays, if it is asked to and can. Warns where it cannot."""
+    made = suited(machine) if backend is None else backend
+    if replay and made == "accelerator":
+        return "replay"
+    if replay and made != "replay" and not hasattr(made, "recorder"):
+        what = f"replay=True is for accelerators, and backend {made!r} has none; runs are ordinary ones"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
+    return made
 
 
 def _machine(machine: Machine | None) -> Machine:

@@ -121,13 +121,32 @@ class Schedule:
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
 
+    @property
+    def not_replayed(self) -> str | None:
+        """Why runs are not replayed from recorded graphs, as far as is known by now; None if they are, or will be.
+
+        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes, strides, dtypes, and the
+        numbers among them) is recorded, and those that follow are replayed. Tasks on accelerators are not called then:
+        what they read beside values must stay where it is, and what they do beside leaving tensors is not done.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).not_replayed
+        "backend 'emulated' records nothing"
+        """
+        if self.backend != "replay" and not hasattr(self.backend, "recorder"):
+            return f"backend {self.backend!r} records nothing"
+        made: Executor | None = self.__dict__.get("_made")
+        return None if made is None else "every run is checked" if made.check else made.not_replayed
+
     def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
         return self._serial(inputs)
 
     @cached_property
     def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        if self.backend != "accelerator":
+        if self.backend not in ("accelerator", "replay"):
             return lambda inputs: self.graph.run_serial(**inputs)
         from autosched.backends.accelerator import Accelerator
 

@@ -70,6 +70,10 @@ MAY_IMPORT = {
     "viz": [*DATA, "allowed", "task"],
     "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
     # running a program
+    "segments": ["lowering", "program"],  # events between segments are inserted as those between runs are
+    "outgoing": ["tree"],
+    "recording": [*DATA, "backends", "memory", "outgoing", "segments", "workers"],
+    "replaying": ["outgoing", "program", "recording", "tree", "workers"],
     "workers": ["errors"],
     "straight": ["workers"],
     "crew": ["straight", "workers"],
@@ -78,14 +82,17 @@ MAY_IMPORT = {
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "inline": ["codegen", "workers"],
-    "execute": [*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
+    "execute": [
+        *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
+        *["recording", "replaying", "segments"],
+    ],
     "profile": [*DATA, "backends"],  # wraps steps for execute
     # keeping a schedule as text
     "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     "rebuilding": ["costs", "errors", "graph", "saved", "task", "value"],
     # the outside world
-    "backends": ["errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
+    "backends": ["collecting", "errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
     "frontends": [
         *"allowed collecting effects errors graph costs task tree".split(),

@@ -5,6 +5,7 @@
     emulated      any machine, played by CPU threads that take as long as the costs say
     virtual       the same in virtual time and one thread, in any interleaving
     accelerator   torch streams and events: CUDA, XPU and their kin
+    replay        the same, and what has run once is recorded and replayed: CUDA graphs
 
 A backend is told about streams, events and memory, never about tasks, graphs or policies. Its methods are called once,
 when a program is compiled, and return *steps*: functions of no arguments that the executor calls on every run, in
@@ -88,6 +89,7 @@ BACKENDS = {
     "emulated": "autosched.backends.emulated:Emulated",
     "virtual": "autosched.backends.virtual:Virtual",
     "accelerator": "autosched.backends.accelerator:Accelerator",
+    "replay": "autosched.backends.replay:Replay",
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.backends import accelerator
+from autosched.backends import accelerator, replay
 from tests.fake_gpu import hardware as _hardware
 from tests.fake_gpu import streams, tensors
 from tests.fake_gpu.hardware import Hardware
@@ -40,6 +40,8 @@ def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Itera
             for name, item in names.items():
                 patch.setattr(f"{place}.{name}", item, raising=False)
         patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
+        patch.setattr(replay, "_recording", {})
+        patch.setattr(replay, "_borrowed", tensors.borrowed)
         patch.setattr(threading.Thread, "run", tensors.in_mode(threading.Thread.run))
         try:
             with tensors.Mode():
@@ -123,6 +125,7 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "CUDAGraph": streams.Graph,
         "graph": streams.graph,
         "graph_pool_handle": streams.graph_pool_handle,
+        "use_mem_pool": streams.use_mem_pool,
         "is_current_stream_capturing": streams.is_current_stream_capturing,
     }
     told = {
@@ -132,6 +135,7 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
     }
     return {
         "torch": {"Stream": streams.Stream, "Event": streams.Event},
+        "torch._C": {"_cuda_clearCublasWorkspaces": lambda: None},
         "torch.accelerator": accelerator,
         "torch.cuda": cuda,
         "torch.cuda.nvtx": told,

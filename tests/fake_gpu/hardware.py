@@ -7,6 +7,7 @@ is noted as a fault. So a free that comes too early is seen twice.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -36,6 +37,7 @@ class Block:
     def __init__(self, hardware: Hardware, queue: Queue, memory: torch.UntypedStorage, what: str):
         self.hardware, self.queue, self.memory = hardware, queue, memory
         self.capture: Capture | None = queue.capture
+        self.pooled = self.capture is not None or threading.get_ident() in hardware.pooled
         self.nbytes = max(GRAIN, -(-memory.nbytes() // GRAIN) * GRAIN)
         self.life = Life(what)
         self.users: list[Queue] = []  # by record_stream
@@ -56,6 +58,7 @@ class Hardware(Queues):
         self.faults: list[str] = []
         self.ranges: list[str] = []  # what NVTX was told
         self.open = True
+        self.pooled: set[int] = set()  # threads that allocate from a pool of graphs
         self._pinned: dict[int, StorageWeakRef] = {}
 
     # ---- memory of a device
@@ -84,9 +87,12 @@ class Hardware(Queues):
             if not self.open or not block.nbytes:
                 return
             self.allocated[block.queue.device] -= block.nbytes
-            if block.capture is not None and block.queue.capture is not block.capture:
-                return  # stays in the private pool of a graph
             memory, life = block.memory, block.life
+            here = block.queue.capture
+            if block.pooled and (here is None or here is not block.capture):  # stays in a pool, for whoever is next
+                if here is not None:
+                    self.put(block.queue, "overwrite", lambda _: memory.fill_(255), hidden=True)
+                return
 
             def overwrite(_: int) -> None:
                 memory.fill_(255)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -329,8 +331,23 @@ class graph:  # noqa: N801
             self.stream.__exit__(*error)
 
 
+_handles = itertools.count(1)
+
+
 def graph_pool_handle() -> tuple[int, int]:
-    return (len(hardware().ranges), 1)
+    return 0, next(_handles)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool: Any, device: Device = None) -> Iterator[None]:
+    """Stands for ``torch.cuda.use_mem_pool``: what is allocated by this thread is of a pool of graphs."""
+    gpus = hardware()
+    assert pool.id is not None, index(device)
+    gpus.pooled.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        gpus.pooled.discard(threading.get_ident())
 
 
 def is_current_stream_capturing() -> bool:

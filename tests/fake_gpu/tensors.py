@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.fake_gpu.hardware import Block, Hardware, hardware
+from tests.fake_gpu.hardware import Block, Hardware, Life, hardware
 from tests.fake_gpu.queues import Queue
 
 aten = torch.ops.aten
@@ -64,6 +64,18 @@ class Played(torch.Tensor):
 
     def record_stream(self, stream: Any) -> None:
         self.block.users.append(stream.queue)
+
+
+class _Lent:
+    """A block that belongs to others, who may have given it back."""
+
+    def __init__(self, block: Block):
+        self.queue, self.life, self.users = block.queue, Life(f"{block.life.what}, lent"), block.users
+
+
+def borrowed(tensor: Played) -> Played:
+    """Return a tensor on the same memory, which does not keep it from going back."""
+    return Played(tensor.memory, _Lent(tensor.block))  # type: ignore[arg-type]
 
 
 class Mode(TorchDispatchMode):
