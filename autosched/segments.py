@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import count
 
 from autosched.lowering.events import insert_events
+from autosched.lowering.hazards import Hazards
 from autosched.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
 
 __all__ = ["Segment", "Segmented", "segmented"]
@@ -226,7 +227,7 @@ def _with_events(
     result: list[Instruction] = []
     numbers: dict[int, int] = {}
     numbering = iter(fresh)
-    for instruction in insert_events(works, after, ()):
+    for instruction in insert_events(works, Hazards.of(after, ())):
         match instruction:
             case Record(stream, event):
                 numbers[event] = numbers[event] if event in numbers else next(numbering)
