@@ -65,7 +65,7 @@ def equals_serial(draw, machine):
 @settings(max_examples=max(6, settings.default.max_examples // 4))
 @given(data=st.data())
 def test_replays_on_a_played_gpu_leave_what_the_serial_run_leaves(data):
-    with playing(seed=data.draw(st.integers(0, 99))):
+    with playing(gpus=data.draw(st.integers(1, 2)), seed=data.draw(st.integers(0, 99))):
         machine = asc.Machine.local(gpus=2)
         streams = data.draw(st.integers(1, 3))
         devices = [replace(device, streams=streams) for device in machine.devices]

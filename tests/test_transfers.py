@@ -495,3 +495,20 @@ def test_streams_that_others_took_between_are_no_reason_for_two_names_of_one():
             for _ in range(31):
                 torch.Stream(ONE)
         assert len(set(made)) == 8
+
+
+def test_who_waits_for_a_copy_of_what_has_gaps_may_wait_on_either_stream():
+    """Its last step, which spreads it, is on the target's stream alone; the event is recorded on the source's."""
+    graph = asc.Graph()
+    (z,) = graph.inputs("z")
+    with graph.on("cuda:0"):
+        part = z[:, :1]
+    with graph.on("cuda:1"):
+        graph.output(y=part + 1)
+    for seed in range(10):
+        with (
+            playing(gpus=2, seed=seed),
+            asc.schedule(graph, asc.Machine.local(gpus=2), inputs="cuda:0") as schedule,
+        ):
+            given = torch.randn(3, 4)
+            assert torch.equal(schedule(z=given.to("cuda:0"))["y"].cpu(), given[:, :1] + 1), seed

@@ -49,7 +49,8 @@ class Way:
         self.to_host, self.from_host = target.type == "cpu", source.type == "cpu"
         self.peers = self.to_host or self.from_host or are_peers(source, target)
         self._carry = self._send if self.from_host else self._fetch if self.to_host else self._relay
-        self.events = [torch.Event(stream.device) for stream in (self.out, self.into) if not self.peers]
+        apart = not self.from_host and not self.to_host
+        self.events = [torch.Event(stream.device) for stream in (self.out, self.into) if apart]
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Copy a tensor, or a tree with tensors; over ``into`` if that is given."""
@@ -60,7 +61,10 @@ class Way:
             return copying.deepcopy(leaf)
         tensor = leaf.detach()
         plain = tensor.device == self.source and _is_plain(tensor)
-        copy = self._fresh(tensor) if plain else tensor.to(self.target, non_blocking=True, copy=True)
+        if plain:
+            return as_parameter(self._fresh(tensor), leaf)
+        copy = tensor.to(self.target, non_blocking=True, copy=True)
+        self._meet()
         return as_parameter(copy, leaf)
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +85,9 @@ class Way:
         """Copy over the memory of another tensor of the same shape."""
         tensor, over = new.detach(), old.detach()
         if not (tensor.device == self.source and over.device == self.target and _is_plain(tensor) and _is_plain(over)):
-            return old.copy_(new, non_blocking=not self.to_host)
+            old.copy_(new, non_blocking=not self.to_host)
+            self._meet()
+            return old
         if tensor.dtype != over.dtype or tensor.stride() != over.stride() or not _is_dense(tensor):
             self._spread(over, tensor)
         elif self._is_direct(tensor, over):
@@ -103,7 +109,14 @@ class Way:
         packed = self._fresh(tensor.contiguous())
         if self.to_host:
             self.out.synchronize()
-        return over.copy_(packed)
+        over.copy_(packed)
+        self._meet()
+        return over
+
+    def _meet(self) -> None:
+        """Let the source's stream wait for what the target's has done: who waits for a copy may wait for either."""
+        if self.events:
+            self._follow(self.out, self.into, self.events[1])
 
     # ---- through pieces, row by row of bytes
 
