@@ -36,13 +36,12 @@ class Flow(NamedTuple):
 
 
 def flow(graph: Graph) -> Flow:
-    """Return the flow of a graph; of one that does not grow it is made once."""
-    known: Flow | None = graph.__dict__.get("_flow") if graph.is_pinned else None
-    if known is None:
-        known = _flow(graph)
-        if graph.is_pinned:
-            graph.__dict__["_flow"] = known
-    return known
+    """Return the flow of a graph, which is made once: graphs only grow."""
+    size = len(graph.tasks), len(graph.outputs)
+    known: tuple[tuple[int, int], Flow] | None = graph.__dict__.get("_flow")
+    if known is None or known[0] != size:
+        known = graph.__dict__["_flow"] = size, _flow(graph)
+    return known[1]
 
 
 def _flow(graph: Graph) -> Flow:

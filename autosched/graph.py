@@ -344,11 +344,6 @@ class Graph:
         return tuple(v.name for v in self.sources if v.tensor is None)
 
     @property
-    def is_pinned(self) -> bool:
-        """Whether it is a copy that ``pinned`` made, which does not change."""
-        return not self._grows
-
-    @property
     def is_plain(self) -> bool:
         """Whether no task writes in place, no value shares memory with another, and none are kept together."""
         return not (self._left or self._views or self.kept_together)

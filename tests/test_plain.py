@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import lowering
+from autosched.flow import flow
 from autosched.jit import Mode, mode
 from autosched.lowering import lower
 from autosched.plain import proves
@@ -120,3 +121,13 @@ def test_names_that_fit_nothing_are_not_proved(old: str, new: str) -> None:
     assert proves(Program.parse(text), graph, None, STEPS)
     assert text.count(old) >= 1
     assert not proves(Program.parse(text.replace(old, new)), graph, None, STEPS)
+
+
+def test_the_flow_of_a_graph_that_grows_grows() -> None:
+    graph = asc.Graph()
+    y = graph.add(fn, graph.input("x"))
+    assert flow(graph).makes.tolist() == []
+    graph.output(y=y)
+    assert flow(graph).makes.tolist() == [y.index]
+    graph.add(fn, y)
+    assert flow(graph).reads.tolist() == [0, y.index]
