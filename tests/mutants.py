@@ -440,7 +440,7 @@ MUTANTS = (
     ),
     Mutant(
         "at the end a wait is left out that only a left out one implied",
-        f"{LOWERING}/frees.py",
+        f"{LOWERING}/ending.py",
         "any(implied[other] >= implied[user] for",
         "any(user in implied[other] for",
         "tests/test_bugs.py::test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied",
