@@ -83,7 +83,7 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
     ("script", "lines", "pictures"),
     [
         ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
-        ("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"]),
+        pytest.param("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"], marks=pytest.mark.slow),
         pytest.param("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"], marks=pytest.mark.slow),
         pytest.param(
             "model_parallel_resnet50",

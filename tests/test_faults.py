@@ -262,7 +262,7 @@ def fail_often(schedule, times, kind, **options):
     return depths
 
 
-@pytest.mark.parametrize("backend", some(MACHINES, "threads", "host"))
+@pytest.mark.parametrize("backend", some(MACHINES, "threads"))
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
     options = {"timeout": 1000.0} if timed else {}

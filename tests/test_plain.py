@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autosched as asc
@@ -55,6 +55,7 @@ def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
         assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), f"{what}\n{mutant}"
 
 
+@settings(max_examples=max(8, settings.default.max_examples // 2))
 @given(policy=policies, graph=plain(), machine=machines())
 def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
     policy: str, graph: asc.Graph, machine: asc.Machine
@@ -67,6 +68,7 @@ def test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step(
         assert str(lower(graph, machine, placement, outputs)) == str(at_once)
 
 
+@settings(max_examples=max(8, settings.default.max_examples // 3))
 @given(graph=plain(), machine=machines(), seed=st.integers(0, 999))
 def test_compiled_it_proves_the_same(graph: asc.Graph, machine: asc.Machine, seed: int) -> None:
     program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
