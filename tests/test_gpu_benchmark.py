@@ -61,6 +61,7 @@ def test_a_wiring_reads_only_what_comes_before_and_drops_no_node(bench):
 # ---- a rehearsal
 
 
+@pytest.mark.slow
 def test_a_rehearsal_runs_all_of_it_and_leaves_out_only_what_needs_cuda(bench, capsys):
     assert bench.main(["--rehearse"]) == 0
     printed = capsys.readouterr().out
