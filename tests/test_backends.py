@@ -14,6 +14,7 @@ from autosched.backends import BACKENDS, Backend, accelerator, make, suited
 from autosched.backends.accelerator import _waiting_for_host
 from autosched.backends.emulated import Emulated
 from autosched.backends.host import Host
+from autosched.backends.threads import Threads
 from autosched.backends.virtual import Virtual
 from autosched.program import Copy, Program, Stream
 
@@ -79,6 +80,38 @@ def test_a_copy_shares_nothing_with_its_source(backend):
     other.append(2)
     assert copied == {"a": [copied["a"][0], ([1], 3)]}
     assert copied["a"][0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual(), Threads()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("cut", [lambda t: t[1], lambda t: t[1:], lambda t: t[1:, 1::2], lambda t: t[2:].t()])
+def test_a_copy_has_the_alignment_of_its_source(backend, dtype, cut):
+    """A matrix kernel of MKL gave other last bits for a mini-batch ``data[1:9]`` of rows of 13 numbers."""
+    leaf = cut(torch.arange(4 * 13).reshape(4, 13).to(dtype))
+    copied = backend.transfer(CPU_TO_GPU)(leaf, None)
+    assert copied.data_ptr() % 64 == leaf.data_ptr() % 64 != 0
+    assert (copied.stride(), copied.storage_offset(), copied.dtype) == (leaf.stride(), 0, dtype)
+    assert torch.equal(copied, leaf)
+    leaf.zero_()
+    assert copied.any()
+
+
+def test_a_copy_has_the_alignment_of_numbers_from_elsewhere():
+    """Memory that is not torch's may begin anywhere, and so does a copy of a copy of it."""
+    buffer = bytearray(range(200))
+    for start in range(4):
+        leaf = torch.frombuffer(buffer, dtype=torch.float32, count=20, offset=4 * start)
+        for copied in (first := Host().transfer(CPU_TO_GPU)(leaf, None), Host().transfer(CPU_TO_GPU)(first, None)):
+            assert copied.data_ptr() % 64 == leaf.data_ptr() % 64
+            assert copied.numpy().tobytes() == leaf.numpy().tobytes()
+
+
+def test_a_copy_of_an_unaligned_parameter_asks_for_gradients():
+    leaf = torch.nn.Parameter(torch.randn(3, 5)[1])
+    copied = Host().transfer(CPU_TO_GPU)(leaf, None)
+    assert copied.requires_grad
+    assert copied.is_leaf
+    assert torch.equal(copied, leaf)
 
 
 def test_a_copy_back_overwrites_the_callers_tensor():

@@ -19,7 +19,9 @@ from autosched.program import Copy, Program, Stream
 from autosched.tree import transform
 from autosched.workers import Team
 
-__all__ = ["Host", "copy_in_host_memory"]
+__all__ = ["ALIGNMENT", "Host", "copy_in_host_memory"]
+
+ALIGNMENT = 64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
 
 
 class Host:
@@ -138,11 +140,52 @@ def _copied(leaf: Any) -> Any:
 
 
 def _with_its_strides(leaf: Any) -> Any:
-    """Return a copy that lies in memory as the original does: sums over other strides have other last bits."""
-    if "strided" not in str(leaf.layout) or leaf.is_contiguous() or leaf.numel() == 0:
+    """Return a copy that lies in memory as the original does: sums over other strides have other last bits.
+
+    So do products at another alignment: matrix kernels of CPUs take another path where data begins between the words
+    of a vector. Therefore the address of a copy in host memory is that of its source, modulo ``ALIGNMENT``.
+    """
+    if "strided" not in str(leaf.layout) or leaf.numel() == 0:
         return leaf.clone()
-    span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    return leaf.as_strided((span,), (1,)).clone().as_strided(leaf.shape, leaf.stride())
+    if _is_plain_on_cpu(leaf) and (beyond := leaf.data_ptr() % ALIGNMENT):
+        return _aligned(leaf, beyond)
+    if leaf.is_contiguous():
+        return leaf.clone()
+    return leaf.as_strided((_span(leaf),), (1,)).clone().as_strided(leaf.shape, leaf.stride())
+
+
+def _is_plain_on_cpu(leaf: Any) -> bool:
+    """Whether a tensor is no more than its bytes in host memory; one of a subclass may have ideas of its own."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.device.type != "cpu":
+        return False
+    return not (leaf.is_conj() or leaf.is_neg() or leaf.is_quantized)
+
+
+def _aligned(leaf: Any, beyond: int) -> Any:
+    """Return a copy that begins ``beyond`` a multiple of ``ALIGNMENT``, at the beginning of a storage of its own.
+
+    The storage begins there too, so that the offset of the copy in it is 0, as that of every copy. Only DLPack makes
+    such a storage: of a slice of an allocation of torch's, which begins at a multiple.
+    """
+    torch = sys.modules["torch"]
+    span = _span(leaf)
+    room = torch.empty(span * leaf.element_size() + beyond, dtype=torch.uint8)
+    start = (beyond - room.data_ptr()) % ALIGNMENT
+    if start > beyond:  # of an allocator that aligns to less
+        room = torch.empty(room.numel() + ALIGNMENT, dtype=torch.uint8)
+        start = (beyond - room.data_ptr()) % ALIGNMENT
+    part = room[start : start + span * leaf.element_size()]
+    dlpack = torch.utils.dlpack  # whose two halves cost a tenth of ``torch.from_dlpack``
+    storage = dlpack.from_dlpack(dlpack.to_dlpack(part)).untyped_storage()
+    row = torch.empty(0, dtype=leaf.dtype).set_(storage, 0, (span,), (1,))
+    row.copy_(leaf.as_strided((span,), (1,)))
+    return row.set_(storage, 0, leaf.shape, leaf.stride())
+
+
+def _span(leaf: Any) -> int:
+    """Return how many elements lie between a tensor's first and its last, both included."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:
