@@ -76,12 +76,12 @@ def train(
 
 
 def rows_cut(tree: Any, start: int, end: int) -> Any:
-    """Return copies of rows of a batch: kernels make other last bits of memory that is aligned otherwise."""
+    """Return rows of a batch as they lie in it: kernels make other last bits of memory that is aligned otherwise."""
     if isinstance(tree, (tuple, list)):
         return type(tree)(rows_cut(item, start, end) for item in tree)
     if isinstance(tree, dict):
         return {key: rows_cut(item, start, end) for key, item in tree.items()}
-    return tree[start:end].clone() if isinstance(tree, Tensor) and tree.dim() else tree
+    return tree[start:end] if isinstance(tree, Tensor) and tree.dim() else tree
 
 
 def assert_equal(found: Any, expected: Any, where: str) -> None:

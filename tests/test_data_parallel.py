@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,17 @@ from torch.nn import functional
 import autosched as asc
 from autosched.parallel.reduce import STRATEGIES
 from tests.models import KINDS, Tied, mlp
-from tests.serial import among, assert_equal, assert_trains_as_serially, data_parallel, momentum, some
+from tests.serial import (
+    Make,
+    Rows,
+    among,
+    assert_equal,
+    assert_trains_as_serially,
+    data_parallel,
+    momentum,
+    pipeline,
+    some,
+)
 from tests.test_capture import OPTIMIZERS
 
 PAIR = asc.Machine.emulated(gpus=2)
@@ -134,6 +144,64 @@ def test_buckets_change_no_bits(sizes: Any, count: int | None) -> None:
         "2.weight",
     ]
     assert notes["tried"][min(notes["tried"], key=notes["tried"].get)] == min(notes["tried"].values())
+
+
+@torch.library.custom_op("autosched_tests::address", mutates_args=())
+def address(tensor: Tensor) -> Tensor:
+    """Return where in a line of the cache a tensor begins."""
+    return torch.tensor(tensor.data_ptr() % 64 / 64)
+
+
+@address.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty(())
+
+
+class Addresses(nn.Module):
+    """Depends on where its input begins, as the last bits of a matrix kernel may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1 + address(x.detach()))
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (data_parallel(backend="host"), among(2)),
+        (data_parallel(3, accumulate=2), among(3, 2)),
+        (pipeline(2, replicas=2, schedule="gpipe"), among(2, 2)),
+    ],
+)
+def test_rows_have_the_alignment_that_they_have_in_the_batch(make: Make, rows: Callable[[int], Rows]) -> None:
+    """A share of 5 rows of 7 numbers begins within a vector, and kernels gave it other last bits than its copy."""
+    torch.manual_seed(0)
+    assert_trains_as_serially(make, rows, Addresses(), list(vectors(10, 13, width=7)))
+
+
+def test_replicas_have_the_alignment_of_the_model() -> None:
+    """Libraries that flatten parameters leave them anywhere in memory."""
+    model = nn.Linear(7, 4)
+    model.weight.data = torch.randn(30)[1:29].view(7, 4).t()
+    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        replica = step.inputs(*next(vectors(6, width=7)))["r1.weight"]
+    assert replica.data_ptr() % 64 == model.weight.data_ptr() % 64 != 0
+    assert replica.data_ptr() != model.weight.data_ptr()
+    assert replica.stride() == model.weight.stride()
+    assert torch.equal(replica, model.weight)
+
+
+def test_a_step_leaves_what_its_serial_run_leaves_wherever_shares_begin() -> None:
+    model = Addresses()
+    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        batch = next(vectors(10, width=7))
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        ours, serial = ({name: tensor.clone() for name, tensor in feed.items()} for _ in range(2))
+        assert_equal(schedule(**ours), schedule.run_serial(**serial), "outputs")
+        assert_equal(ours, serial, "inputs")
 
 
 # ---- what models and losses are like

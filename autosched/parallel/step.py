@@ -199,7 +199,7 @@ class Step:
             home = planned.schedule.graph.value(label).home
             place = torch_device(self.machine, home) if home is not None else None
             with torch.no_grad():
-                tensor = source.detach().clone().to(source.device if place is None else place)
+                tensor = _copied(source.detach()) if place is None else source.detach().clone().to(place)
             found = self._copies[replica, name] = _Copy(tensor, source, source.detach(), source._version)
         return found.tensor
 
@@ -221,6 +221,20 @@ class Step:
         for replica, name in list(self._copies):
             if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
                 del self._copies[replica, name]
+
+
+def _copied(source: torch.Tensor) -> torch.Tensor:
+    """Return a copy that begins at the same address modulo a line of the cache: kernels of CPUs depend on that."""
+    copy = source.clone()
+    if source.device.type != "cpu" or not source.data_ptr() % _LINE or copy.stride() != source.stride():
+        return copy
+    size = source.element_size()
+    room = torch.empty(source.numel() + _LINE // size, dtype=source.dtype)
+    start = (source.data_ptr() - room.data_ptr()) % _LINE // size
+    return room.as_strided(source.shape, source.stride(), start).copy_(source)
+
+
+_LINE = 64  # bytes
 
 
 @contextlib.contextmanager
