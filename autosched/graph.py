@@ -80,13 +80,15 @@ class Graph:
 
     # ---- building
 
-    def input(self, name: str) -> Value:
-        """Declare one input, to be given by name when the graph runs.
+    def input(self, name: str, nbytes: int | None = None) -> Value:
+        """Declare one input, to be given by name when the graph runs; ``nbytes`` is its size, where you know.
 
         Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or
-        it lives on the host.
+        it lives on the host. Raises GraphError for sizes that are no numbers, and names that are taken.
         """
-        return self._new_value(self._claim(name), home=self._device)
+        if nbytes is not None and not is_number(nbytes):
+            raise GraphError(f"nbytes of input {name!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
+        return self._new_value(self._claim(name), home=self._device, nbytes=nbytes)
 
     def inputs(self, *names: str) -> tuple[Value, ...]:
         """Declare several inputs.

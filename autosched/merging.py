@@ -140,7 +140,9 @@ class _Writer:
         self.values: dict[int, Value] = {}  # by those of the old graph
         self.names: dict[int, str] = {}  # of new tasks, by cluster
         for value in graph.sources:
-            twin = self.new._new_value(value.name, home=value.home, tensor=value.tensor, part=value.part)
+            twin = self.new._new_value(
+                value.name, home=value.home, tensor=value.tensor, part=value.part, nbytes=value.nbytes
+            )
             if value.tensor is not None:
                 self.new._constants[id(value.tensor)] = twin
             self._note(value, twin)

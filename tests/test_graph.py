@@ -75,6 +75,14 @@ def test_a_name_says_what_the_task_does(make, name):
     assert make(Graph().input("x")).name == name
 
 
+def test_an_input_has_the_bytes_that_are_given():
+    graph = Graph()
+    graph.output(y=graph.input("x", nbytes=8) + graph.input("w"))
+    assert asc.schedule(graph, asc.Machine.emulated(gpus=0)).peak_bytes == {"cpu": 8.0}
+    with pytest.raises(GraphError, match="nbytes of input 'z' must be a number, 0 or more, and finite, got -1"):
+        graph.input("z", nbytes=-1)
+
+
 def test_results_are_named_after_their_task():
     graph = Graph()
     assert [v.name for v in graph.add(identity, graph.input("x"), name="pair", outputs=2)] == ["pair.0", "pair.1"]

@@ -456,6 +456,83 @@ def test_half_a_training_step_is_refused() -> None:
         asc.parallel.model_parallel(Toy(), PAIR, loss_fn=functional.mse_loss)  # type: ignore[call-overload]
 
 
+def limited(nbytes: float, gpus: int = 2) -> asc.Machine:
+    found = asc.Machine.emulated(gpus=gpus)
+    devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+    return dataclasses.replace(found, devices=tuple(devices))
+
+
+LAYER = 4.0 * 64 * 64  # bytes
+SYSTEMS: dict[str, tuple[Any, float]] = {  # and how many of four layers each of two devices holds
+    "data_parallel": (lambda *trained, **how: asc.parallel.data_parallel(*trained, **how), 4),
+    "pipeline": (lambda *trained, **how: asc.parallel.pipeline(*trained, chunks=2, **how), 2),
+    "model_parallel": (
+        lambda model, loss_fn, optimizer, machine: asc.parallel.model_parallel(
+            model, machine, loss_fn=loss_fn, optimizer=optimizer, split={"[01]": "cuda:0", "*": "cuda:1"}
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name: str) -> None:
+    make, layers = SYSTEMS[name]
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    batch = torch.randn(2, 64), torch.randn(2, 64)
+    with make(model, functional.mse_loss, optim.AdamW(model.parameters()), asc.Machine.emulated(gpus=2)) as step:
+        for moments in (0, 2):  # in the first step, the optimizer has none yet
+            schedule = step.schedule(*batch)
+            course = {device: dict(points) for device, points in schedule.memory().items()}
+            for device in ("cuda:0", "cuda:1"):
+                assert course[device][0.0] >= layers * LAYER * (1 + moments)
+                assert schedule.peak_bytes[device] >= layers * LAYER * (2 + moments)
+                assert schedule.peak_bytes[device] < layers * LAYER * (2 + 2 + 3)  # copies of gradients, and sums
+            step(*batch)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(name: str) -> None:
+    make, layers = SYSTEMS[name]
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    kept = copy.deepcopy(model.state_dict())
+    machine = limited(layers * LAYER * 2.9)  # for weights and moments it takes 3 times as much as for weights
+    with (
+        pytest.raises(asc.ScheduleError, match="memory"),
+        make(model, functional.mse_loss, optim.AdamW(model.parameters()), machine) as step,
+    ):
+        step(torch.randn(2, 64), torch.randn(2, 64))
+    torch.testing.assert_close(dict(model.state_dict()), dict(kept), rtol=0, atol=0)
+
+
+def test_forward_alone_holds_its_part_of_the_model() -> None:
+    model, x = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4))), torch.randn(2, 64)
+    split = {"[01]": "cuda:0", "*": "cuda:1"}
+    with asc.parallel.model_parallel(model, PAIR, split=split) as run:
+        assert all(run.schedule(x).peak_bytes[device] >= 2 * LAYER for device in ("cuda:0", "cuda:1"))
+    with (
+        pytest.raises(asc.ScheduleError, match="'cuda:0' has 20,000 B of memory, and what must be there at once"),
+        asc.parallel.model_parallel(model, limited(20_000), split=split) as run,
+    ):
+        run(x)
+
+
+def test_a_way_to_sum_that_does_not_fit_is_not_taken() -> None:
+    """Summed on one device gradients of all replicas meet there."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    batch = torch.randn(4, 64), torch.randn(4, 64)
+
+    def planned(machine: asc.Machine, reduction: str = "auto") -> asc.Schedule:
+        return asc.parallel.data_parallel(
+            model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine, reduction=reduction
+        ).schedule(*batch)
+
+    roomy = {name: max(planned(asc.Machine.emulated(gpus=4), name).peak_bytes.values()) for name in ("sum", "exchange")}
+    limit = 0.99 * roomy["sum"]
+    assert roomy["exchange"] < limit
+    assert max(planned(limited(limit, gpus=4)).peak_bytes.values()) <= limit
+
+
 def test_a_model_that_fits_nowhere_is_refused() -> None:
     machine = asc.Machine.emulated(gpus=2)
     small = [asc.Device(d.name, nbytes=1000 if d.name != "cpu" else d.nbytes) for d in machine.devices]

@@ -192,7 +192,7 @@ def exchange(
     payloads, kept = [], []
     for i, (flat, device) in enumerate(zip(flats, devices, strict=True)):
         with graph.on(device):
-            residual = graph.input(f"{name}.residual.{i}")
+            residual = graph.input(f"{name}.residual.{i}", nbytes=whole)
             accesses, launches = encoding.accesses + decoding.accesses + 8, encoding.launches + decoding.launches + 3
             payloads.append(graph.add(
                 encode_, flat, residual, compression, writes=residual, name=f"{name}.encode.{i}",

@@ -58,7 +58,8 @@ class Built:
     """A step's graph; the tasks of each device that have an order; what its inputs and outputs are.
 
     ``state`` has for inputs (replica, name of what it holds); ``places`` where outputs are to be kept; ``residuals``
-    are inputs that compression keeps, with their sizes.
+    are inputs that compression keeps, with their sizes. ``made`` has the bytes of what the optimizer begins to keep, on
+    each device: a replica of the first has them only from the next step on.
     """
 
     graph: Graph
@@ -66,6 +67,7 @@ class Built:
     state: Mapping[str, tuple[int, str]]
     places: Mapping[str, Place]
     residuals: Mapping[str, tuple[str, int, torch.dtype]]
+    made: Mapping[str, float]
 
 
 def build(grid: Grid) -> Built:
@@ -84,8 +86,9 @@ class _Builder:
         self.losses: list[Value] = []
         self.places: dict[str, Place] = {}
         self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
+        self.made: dict[str, float] = {}
         pieces = next(iter(grid.first.values()))
-        self.batch = {name: self._input(name, grid.homes.get(name)) for name in pieces.batch}
+        self.batch = {name: self._input(name, grid.homes.get(name), self._whole(name)) for name in pieces.batch}
 
     def build(self) -> Built:
         for chunk, replicas in self._passes():
@@ -99,22 +102,28 @@ class _Builder:
         for update in self.grid.updates:
             self._update(update, totals)
         self._hand_on()
-        return Built(self.graph, self._sequences(), self.names, self.places, self.residuals)
+        return Built(self.graph, self._sequences(), self.names, self.places, self.residuals, self.made)
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
         """Return what names of a replica, and of a micro-batch, begin with."""
         several = f"r{replica}." if len(self.grid.devices) > 1 else ""
         return several + (f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else "")
 
-    def _input(self, name: str, device: str | None) -> Value:
+    def _input(self, name: str, device: str | None, nbytes: int) -> Value:
         with self.graph.on(device) if device is not None else contextlib.nullcontext():
-            return self.graph.input(name)
+            return self.graph.input(name, nbytes)
 
-    def _held(self, replica: int, name: str, device: str | None) -> Value:
+    def _whole(self, name: str) -> int:
+        """Return the bytes of an input that is a part of the batch: those of all micro-batches."""
+        pieces = [self._pieces(chunk, rows) for sizes in self.grid.rows for chunk, rows in enumerate(sizes)]
+        sizes = [one.nbytes[name] for one in pieces]
+        return max(sizes) if name in pieces[0].whole else sum(sizes)
+
+    def _held(self, replica: int, name: str, device: str | None, nbytes: int) -> Value:
         """Return the input that is what a replica holds."""
         if (replica, name) not in self.inputs:
             label = self._prefix(replica) + name
-            self.inputs[replica, name] = self._input(label, device)
+            self.inputs[replica, name] = self._input(label, device, nbytes)
             self.names[label] = replica, name
         return self.inputs[replica, name]
 
@@ -136,7 +145,7 @@ class _Builder:
         rows, prefix, devices = cut.stop - cut.start, self._prefix(replica, chunk), self.grid.devices[replica]
         pieces = self._pieces(chunk, rows)
         values = {
-            name: self.left[replica].get(name, self._held(replica, name, devices[stage]))
+            name: self.left[replica].get(name, self._held(replica, name, devices[stage], pieces.nbytes[name]))
             for name, stage in pieces.homes.items()
             if name not in self.batch and not name.startswith("sum.")
         }
@@ -176,6 +185,9 @@ class _Builder:
                 seconds=memory_seconds(self.grid.machine, device, 8 * len(self.losses), len(self.losses) - 1), nbytes=4,
             )  # fmt: skip
         self.graph.output(loss=loss)
+        if not self.grid.updates:  # only tried: then gradients take memory up to the end, as updates would let them
+            for replica, gradients in enumerate(self.gradients):
+                self.graph.output(**{f"{self._prefix(replica)}{name}.grad": g for name, g in gradients.items()})
 
     # ---- sums over replicas, updates, and what the next step begins with
 
@@ -184,8 +196,8 @@ class _Builder:
         counted: dict[str, Value] = {}  # what has been done on the host, for all
         for replica, stages in enumerate(self.grid.devices):
             device = stages[update.stage]
-            values = {name: self._held(replica, name, device) for name in update.held}
-            values.update((name, self._held(0, name, None)) for name in update.counted)
+            values = {name: self._held(replica, name, device, update.nbytes[name]) for name in update.held}
+            values.update((name, self._held(0, name, None, update.nbytes[name])) for name in update.counted)
             for number in update.buckets:
                 if totals:
                     values[f"flat.{number}"] = totals[number][replica]
@@ -197,6 +209,7 @@ class _Builder:
                 update.graph, {**counted, **values}, prefix=f"{self._prefix(replica)}b{update.buckets[0]}.", on=device,
                 seconds=update.seconds, nbytes=update.nbytes, only=only,
             )  # fmt: skip
+            self.made[device] = self.made.get(device, 0.0) + sum(update.begun.values())
             if not replica:
                 counted = found
                 for name, place in update.places.items():

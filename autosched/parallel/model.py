@@ -164,7 +164,7 @@ class Forward:
         template = forward_of(self.model, cut(batch, rows_of(batch), place))
         costs = Costs.estimate(template.graph, template.examples)
         if isinstance(self.split, str):
-            held = {name: float(tensor.nbytes) for name, tensor in template.state.parameters.items()}
+            held = {name: float(tensor.nbytes) for name, tensor in template.state.tensors().items()}
             cuts = balanced(template.graph, costs, self.machine, self.devices, held)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
@@ -173,7 +173,7 @@ class Forward:
         for name, home in pieces.homes.items():
             device = given.get(name) if name in template.batch else cuts.devices[home]
             with graph.on(device) if device is not None else contextlib.nullcontext():
-                values[name] = graph.input(name)
+                values[name] = graph.input(name, nbytes=pieces.nbytes[name])
         on = {name: cuts.devices[piece.stage] for name, piece in pieces.piece.items()}
         outputs = graph.include(pieces.graph, values, on=on, seconds=pieces.seconds, nbytes=pieces.nbytes)
         graph.output(**outputs)

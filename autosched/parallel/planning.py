@@ -106,14 +106,38 @@ class Trained:
         return updates_of(template, buckets, numbers, self.machine, flat)
 
     def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
-        """Return a step's schedule for each strategy by which replicas may sum."""
+        """Return a step's schedule for each strategy by which replicas may sum. Raises ScheduleError if none fits."""
         names = sums.strategies(len(grid.devices)) if grid.compression is None else ("compressed",)
-        return {name: self.scheduled(replace(grid, reduction=name)) for name in names}
+        found, refused = {}, list[ScheduleError]()
+        for name in names:
+            try:
+                found[name] = self.scheduled(replace(grid, reduction=name))
+            except ScheduleError as error:  # for which devices have no memory, as others may
+                refused.append(error)
+        if not found:
+            raise refused[0]
+        return found
 
     def scheduled(self, grid: Grid) -> tuple[Schedule, Built]:
         """Return a step's schedule."""
         built = build(grid)
+        self._check_memory(built)
         return asc.schedule(built.graph, self.machine, policy=in_order(built.sequences), **self.options), built
+
+    def _check_memory(self, built: Built) -> None:
+        """Raise ScheduleError if devices cannot hold what this step leaves there: the next step would say so."""
+        held = dict.fromkeys(self.machine.names, 0.0) | built.made
+        for value in built.graph.sources:
+            if value.home in held:
+                held[value.home] += value.nbytes or 0
+        for device, nbytes in held.items():
+            limit = self.machine.device(device).nbytes
+            if nbytes > limit:
+                raise ScheduleError(
+                    f"device {device!r} has {limit:,.0f} B of memory, and its part of the model and of what the "
+                    f"optimizer keeps takes {nbytes:,.0f} B; cut the model into more stages, with pipeline or "
+                    f"model_parallel on more devices"
+                )
 
 
 def torch_device(machine: Machine, device: str) -> str | None:

@@ -249,10 +249,9 @@ class _Table:
         """Return the bytes that a block keeps: its parameters, and what its backward needs of its forward."""
         forward = set(block.forward)
         backward = set(block.backward)
-        total = 0.0
+        read = {self.graph.values[use.value].name for task in forward for use in self.graph.tasks[task].reads}
+        total = sum(nbytes for name, nbytes in held.items() if name in read)
         for task in forward:
-            for use in self.graph.tasks[task].reads:
-                total += held.get(self.graph.values[use.value].name, 0.0)
             for use in self.graph.tasks[task].outputs:
                 value = self.graph.values[use.value]
                 if value.root == value.index and not backward.isdisjoint(self.readers.get(use.value, ())):

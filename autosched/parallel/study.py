@@ -96,6 +96,7 @@ class _Study:
         self.machine = planner.trained.machine
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
+        self.begun: dict[str, float] | None = None  # by parameter, what the optimizer will hold
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
         """Simulate each order with each number of micro-batches, but for those that cannot be."""
@@ -211,22 +212,43 @@ class _Study:
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
-        """Return the bytes that go with each parameter: itself, its gradient, and what the optimizer holds now."""
+        """Return the bytes that go with each tensor of the model: itself, its gradient, and what the optimizer holds."""
         moments = self._moments(one)
-        return {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
+        held = {name: float(one.examples[name].nbytes) for name in one.state.tensors() if name in one.examples}
+        return held | {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
 
     def _moments(self, one: Template) -> dict[str, float]:
-        """Return the bytes that the optimizer holds now for each parameter."""
+        """Return the bytes that the optimizer holds for each parameter; where memory is limited, after a step."""
         names = {id(tensor): name for name, tensor in one.state.parameters.items()}
-        return {
-            names[id(parameter)]: sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
+        now = {
+            names[id(parameter)]: float(sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor)))
             for parameter, state in self.trained.optimizer.state.items()
-            if id(parameter) in names
+            if id(parameter) in names and state
         }
+        if self._is_limited and any(name not in now for name in one.gradients):
+            if self.begun is None:
+                self.begun = self._begun(one)
+            now = self.begun | now
+        return now
+
+    def _begun(self, one: Template) -> dict[str, float]:
+        """Return the bytes that the optimizer begins to hold for each parameter in its next step."""
+        found: dict[str, float] = {}
+        everything = Bucket(0, {name: one.examples[name] for name in one.gradients})
+        for update in self.trained.updates(one, [everything], flat=False):
+            for output, nbytes in update.begun.items():
+                kind, *path = update.places[output]
+                if kind == "moment":
+                    found[path[1]] = found.get(path[1], 0.0) + nbytes
+        return found
+
+    @property
+    def _is_limited(self) -> bool:
+        return any(not math.isinf(device.nbytes) for device in self.machine.devices)
 
     def _least(self, costs: Costs, pair: tuple[int, int]) -> Costs:
         """Return what the smallest micro-batch costs, if memory is limited; else anything will do."""
-        if pair[0] == pair[1] or all(math.isinf(device.nbytes) for device in self.machine.devices):
+        if pair[0] == pair[1] or not self._is_limited:
             return costs
         small = self._pass(pair[0])
         return Costs.estimate(small.graph, small.examples)

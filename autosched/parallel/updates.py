@@ -56,6 +56,7 @@ class Update:
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
     state: Any  # what holds the model's tensors, and the optimizer's
+    begun: Mapping[str, int]  # the bytes of what on the device it begins to keep, such as moments, by output
 
     @cached_property
     def on_device(self) -> tuple[str, ...]:
@@ -123,10 +124,24 @@ def _update(
     merged = merge(graph, kinds)
     counted = _counted(merged, template, held)
     on_device = tuple(name for name in held if name not in counted)
+    seconds, nbytes = costs_of(merged, costs, machine)
+    packed = _packed(merged, costs.nbytes)
     return Update(
-        buckets[numbers[0]].stage, tuple(numbers), _packed(merged, costs.nbytes), on_device, counted, left,
-        *costs_of(merged, costs, machine), template.state,
+        buckets[numbers[0]].stage, tuple(numbers), packed, on_device, counted, left, seconds, nbytes, template.state,
+        _begun(packed, left, template, nbytes),
     )  # fmt: skip
+
+
+def _begun(graph: Graph, left: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of what tasks on the device make that nothing held before, by output."""
+    before = {place for place, _ in template.state.places().values()}
+    found = {}
+    for name, place in left.items():
+        value = graph.values[graph.outputs[name]]
+        producer = None if value.producer is None else graph.tasks[value.producer]
+        if place not in before and producer is not None and producer.device != "host":
+            found[name] = nbytes[value.name]
+    return found
 
 
 def _packed(graph: Graph, tensors: Collection[str]) -> Graph:
