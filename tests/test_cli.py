@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -702,6 +703,6 @@ def test_a_saved_schedule_is_shown_and_compared_without_torch(plan):
 
 
 def test_a_pipe_that_is_closed_is_no_error(plan):
-    command = f"{sys.executable} -m autosched show {plan} | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{shlex.join([sys.executable, '-m', 'autosched', 'show', str(plan)])} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) in ((0, ""), (141, ""))  # all may have been written before
