@@ -17,6 +17,7 @@ import torch
 import autosched
 from autosched import cli, demo, planning
 from autosched.cli import options
+from autosched.cli.faults import TheirError, told
 from autosched.cli.output import deliver, tracker
 from autosched.errors import UsageError
 from autosched.policies import POLICIES, TIMED
@@ -259,6 +260,19 @@ def test_an_error_of_the_users_own_function_is_shown_with_their_lines_alone(argu
     files = [line for line in complaints.splitlines() if line.startswith("  File ")]
     assert len(files) == 1
     assert builder in files[0]
+
+
+def test_a_users_file_beside_the_package_is_shown_too(capsys):
+    """As in a clone of the repository, where its name may begin as the package's does."""
+    file = f"{Path(autosched.__file__).parent}_models.py"
+    users = {}
+    exec(compile("def fails():\n    return 1 / 0\n", file, "exec"), users)
+    with told():
+        try:
+            users["fails"]()
+        except ZeroDivisionError as error:
+            raise TheirError("it failed") from error
+    assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_schedule_is_named(tmp_path, capsys):
