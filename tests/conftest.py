@@ -3,6 +3,7 @@
 And GPUs, for tests that run on real ones and on played ones.
 """
 
+import signal
 import threading
 
 import pytest
@@ -51,6 +52,14 @@ def gpu(request):
 def two_gpus(request):
     """Two GPUs, as above."""
     yield from _gpus(request, 2)
+
+
+@pytest.fixture(scope="module")
+def interruptible():
+    """Raise KeyboardInterrupt for SIGINT, which a process that a shell starts in its background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

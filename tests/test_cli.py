@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 import autosched
 from autosched import cli, demo, planning
 from autosched.cli import options
+from autosched.cli.faults import TheirError, told
 from autosched.cli.output import deliver, tracker
 from autosched.errors import UsageError
 from autosched.policies import POLICIES, TIMED
@@ -258,6 +260,19 @@ def test_an_error_of_the_users_own_function_is_shown_with_their_lines_alone(argu
     files = [line for line in complaints.splitlines() if line.startswith("  File ")]
     assert len(files) == 1
     assert builder in files[0]
+
+
+def test_a_users_file_beside_the_package_is_shown_too(capsys):
+    """As in a clone of the repository, where its name may begin as the package's does."""
+    file = f"{Path(autosched.__file__).parent}_models.py"
+    users = {}
+    exec(compile("def fails():\n    return 1 / 0\n", file, "exec"), users)
+    with told():
+        try:
+            users["fails"]()
+        except ZeroDivisionError as error:
+            raise TheirError("it failed") from error
+    assert f'File "{file}", line 2' in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_schedule_is_named(tmp_path, capsys):
@@ -702,6 +717,6 @@ def test_a_saved_schedule_is_shown_and_compared_without_torch(plan):
 
 
 def test_a_pipe_that_is_closed_is_no_error(plan):
-    command = f"{sys.executable} -m autosched show {plan} | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{shlex.join([sys.executable, '-m', 'autosched', 'show', str(plan)])} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) in ((0, ""), (141, ""))  # all may have been written before

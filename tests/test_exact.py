@@ -192,6 +192,7 @@ def wide(tasks: int, width: int) -> asc.Graph:
     return asc.Graph.from_networkx(dag)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_it_with_the_best_so_far():
     graph, machine = wide(150, 12), processors(4, contention=False)
     interrupt = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))

@@ -459,6 +459,7 @@ def test_waits_hold_again_in_the_run_after_one_that_failed():
                 assert schedule(x=torch.ones(1)) == {"y": 2}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_control_c_while_threads_work_waits_for_them_and_leaves_the_schedule_usable():
     """The signal comes while the main thread waits, 25 times, at moments as they fall."""
     tasks, main = [True], threading.main_thread()
@@ -709,6 +710,8 @@ PRELUDE = """
 import os, signal, sys, threading, time
 import torch
 import autosched as asc
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
 def work(*args):
     return (torch.ones(200, 200) @ torch.ones(200, 200)).sum()

@@ -37,6 +37,7 @@ SOON = 10  # seconds in which control is back: half of one in truth, but the com
 TWO_GPUS = asc.Machine.emulated(gpus=2)
 CPUS = asc.Machine([asc.Device("cpu", streams=2)])
 MACHINES = {"host": TWO_GPUS, "threads": CPUS, "emulated": TWO_GPUS, "virtual": TWO_GPUS}
+pytestmark = pytest.mark.usefixtures("interruptible")
 every_backend = pytest.mark.parametrize("backend", MACHINES)
 
 
@@ -829,6 +830,8 @@ PRELUDE = """
 import os, signal, sys, threading, time
 import torch
 import autosched as asc
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
 def work(*args):
     return (torch.ones(300, 300) @ torch.ones(300, 300)).sum()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.nn import functional
 
 import autosched as asc
 from tests import models
+from tests.files import module_at
 
 HERE = asc.Machine([asc.Device("cpu")])
 SCALE = 2.0
@@ -374,6 +377,19 @@ def test_what_is_baked_in_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(found, expected)
             assert found.dtype == expected.dtype
         assert run.cache_info()[:2] == (3, 2)
+
+
+@pytest.mark.parametrize(("folder", "name"), [("site-packages of mine", "rates"), ("here", "sched")])
+def test_modules_of_the_users_are_told_from_libraries_by_where_they_are(
+    folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the user's may be called like a module of Python's."""
+    users = module_at(tmp_path / folder / f"{name}.py", "rate = 2.0\ndef step(x):\n    return x * rate\n")
+    monkeypatch.setitem(sys.modules, name, users)
+    with asc.compile(users.step, HERE) as run:
+        assert torch.equal(run(X), X * 2)
+        users.rate = 3.0
+        assert torch.equal(run(X), X * 3)
 
 
 def test_what_code_does_not_mention_is_free_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

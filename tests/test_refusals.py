@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn, optim
 
 import autosched as asc
+from tests.files import module_at
 
 MACHINE = asc.Machine([asc.Device("cpu")])
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -403,6 +405,25 @@ def test_dropout_under_a_checkpoint_is_refused(reentrant: bool) -> None:
 
     with pytest.raises(asc.CaptureError, match=r"draws random numbers in backward, as torch\.utils\.checkpoint does"):
         asc.capture(step, X.clone())
+
+
+@pytest.mark.parametrize("folder", ["torch/optim", "autosched", "a folder/autosched/torch"])
+def test_files_below_a_folder_that_is_named_like_a_library_are_the_users(folder: str, tmp_path: Path) -> None:
+    """The file of torch's LBFGS has advice of its own, which is not meant for a user's file of that name."""
+    file = tmp_path / folder / "lbfgs.py"
+    users = module_at(file, "def step(x):\n    return x * float(x.sum())\n")
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(users.step, X)
+    assert f"\n    at {file}:2: return x * float(x.sum())\n" in str(error.value)
+    assert "LBFGS" not in str(error.value)
+
+
+def test_tasks_know_their_lines_in_files_below_such_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "torch" / "autosched" / "step.py"
+    users = module_at(file, "def step(x):\n    return x * 2\ndef add(graph):\n    return graph.add(step, name='b')\n")
+    graph = asc.capture(users.step, X)
+    users.add(graph)
+    assert [task.origin.where for task in graph.tasks] == [(str(file), 2), (str(file), 4)]
 
 
 def test_a_model_of_several_processes_is_refused() -> None:

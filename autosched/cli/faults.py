@@ -16,7 +16,7 @@ from autosched.errors import AutoschedError
 __all__ = ["Outcome", "TheirError", "say", "told"]
 
 CHECK_FAILED, WRONG_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
-_OURS = str(Path(__file__).parents[1])
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _FRAMES = 5  # of a trace that are shown
 
 

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from autosched.effects import function_name
+from autosched.frontends.older import backward_noted, generators_traced
 from autosched.marked import CAPTURE
 from autosched.task import Origin
 from autosched.tree import flatten
@@ -58,9 +59,12 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
-        for name in ("_non_strict_tracing_context", "_patch_engine_backward"):  # from 2.13 on: what is backward of what
-            if hasattr(torch.compiler, name):
-                stack.enter_context(getattr(torch.compiler, name)())
+        if hasattr(torch.compiler, "_patch_engine_backward"):
+            stack.enter_context(torch.compiler._non_strict_tracing_context())
+            stack.enter_context(torch.compiler._patch_engine_backward())
+        else:
+            stack.enter_context(backward_noted())
+            stack.enter_context(generators_traced())
         for handle in (
             register_module_forward_pre_hook(
                 lambda module, _: enter({"module": paths.get(id(module), ""), "call": next(count)})

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import os
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import is_
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -30,7 +32,8 @@ _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _CALLED_UNNAMED = frozenset("forward backward setup_context".split())  # by torch; Python calls __add__ and its like
 _CALLED_ELSEWHERE = frozenset("__init__ __new__ __post_init__ __init_subclass__ __del__ __repr__ __reduce__".split())
-_LIBRARIES = frozenset(("torch", "autosched", "numpy", "builtins")) | sys.stdlib_module_names
+_LIBRARIES = frozenset(("torch", "autosched", "numpy"))
+_PYTHON = f"{Path(functools.__file__).parent}{os.sep}"  # where Python's own modules are
 _NO_CELL = CellType()
 _END = (object(),)  # between containers, so that nothing moves from one to the next unseen
 _ABSENT = object()
@@ -268,14 +271,26 @@ def _is_called_unnamed(name: str, item: Any) -> bool:
 
 def _is_known(module: Any) -> bool:
     """Whether a module is of a library whose code reads nothing that changes."""
-    return not isinstance(module, str) or module.partition(".")[0] in _LIBRARIES
+    return not isinstance(module, str) or _is_library(module.partition(".")[0])
+
+
+@functools.cache
+def _is_library(name: str) -> bool:
+    """Whether a top-level module is such a library. A user's file may be called like a module of Python's."""
+    if name not in sys.stdlib_module_names:
+        return name in _LIBRARIES
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return not file.endswith(".py") or file.startswith(_PYTHON)
 
 
 @functools.cache
 def _is_installed(module: Any) -> bool:
     """Whether a module is of any library: its globals stay as they are."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return _is_known(module) or "site-packages" in file or "dist-packages" in file
+    if _is_known(module):
+        return True
+    folders = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 def _is_opaque(item: Any) -> bool:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import random
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +24,11 @@ from autosched.tree import flatten
 
 __all__ = ["check_held", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
 
-_NOT_THE_USER = ("/torch/", "/autosched/", contextlib.__file__)
+# By where they are: a user's own files may well lie below a folder of such a name.
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
-# By words in what torch says, in the name of its error or among the files on the way there: what to do instead.
+# By words in what torch says, in the name of its error or among its files on the way there: what to do instead.
 _ADVICE = (
     (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
     (("optim/radam.py",), "RAdam looks at its count of steps; pass capturable=True, or use another optimizer"),
@@ -35,7 +39,7 @@ _ADVICE = (
      "Python asks what a tensor holds, and a graph has no data: keep it in tensors (torch.where, index_select), return "
      "it, or do this outside of the step"),
     ((".numpy() is not supported",), "NumPy sees no graph: use torch's functions, or do this outside of the step"),
-    (("FakeTensorDeviceMismatch",),
+    (("FakeTensorDeviceMismatch", "FakeTensor Device Propagation"),  # before torch 2.12 it has no name of its own
      "put the model and its inputs on one device, with data; where tasks run is for the schedule to say"),
     (("dynamo-optimized",), "leave out torch.compile: autosched compiles what is in it"),
     (("UnsupportedFakeTensor", "UnsupportedOperator"), "give such tensors to tasks of your own, by Graph.add"),
@@ -53,12 +57,13 @@ def defined(fn: Any) -> tuple[str, int]:
 def told(fn: Any, error: Exception) -> str:
     """Return what a function did that no graph can say, where, and what to do instead."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USER)]
+    users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     where = f"{users[-1].filename}:{users[-1].lineno}: {users[-1].line}" if users else "{}:{}".format(*defined(fn))
     name = getattr(fn, "__qualname__", type(fn).__name__)
     first = str(error).strip().partition("\n")[0]
     said = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
-    clues = f"{type(error).__name__}: {error} " + " ".join(frame.filename for frame in frames)
+    files = (Path(frame.filename).as_posix() for frame in frames if frame.filename.startswith(_TORCH))
+    clues = " ".join((f"{type(error).__name__}: {error}", *files))
     advice = "" if isinstance(error, CaptureError) else _advice(clues)
     return f"{name!r} cannot be captured: {said}\n    at {where}{advice}"
 
