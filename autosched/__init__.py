@@ -22,6 +22,7 @@ from autosched.costs import Costs, Work
 from autosched.errors import (
     AutoschedError,
     CaptureError,
+    GradientError,
     GraphError,
     HazardError,
     MachineError,
@@ -77,6 +78,7 @@ __all__ = [
     "Comparison",
     "Costs",
     "Device",
+    "GradientError",
     "Graph",
     "GraphError",
     "HazardError",

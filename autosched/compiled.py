@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from autosched.costs import Costs
-from autosched.errors import ScheduleError
+from autosched.errors import ScheduleError, shown
 from autosched.frontends.capture import Captured, arguments_of, captured
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Guard, Shape, kind_of
 from autosched.frontends.reach import Reach
 from autosched.frontends.state import State
+from autosched.graph import Graph
 from autosched.grouping import Granularity, check_granularity
 from autosched.machine import Machine
 from autosched.planning import schedule
@@ -70,7 +71,12 @@ def compile(
     ...     torch.equal(run(torch.ones(4, 3)), model(torch.ones(4, 3))), run.cache_info()
     (True, CacheInfo(hits=0, misses=1, maxsize=8, currsize=1))
     """
-    if maxsize < 1:
+    if isinstance(fn, Compiled):
+        raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
+    if not callable(fn) or isinstance(fn, Graph | Schedule):
+        hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
+        raise ScheduleError(f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}")
+    if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
     coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))

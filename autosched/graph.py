@@ -21,11 +21,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched import effects
-from autosched.allowed import is_device, is_name, is_number, no_seconds
+from autosched.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.including import include
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
-from autosched.task import HOST, Dependency, Here, Kind, Origin, Seconds, Task, Use
+from autosched.task import HOST, Dependency, Followed, Here, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
@@ -47,6 +47,8 @@ class Graph:
     >>> graph.run_serial(x=3, y=4)
     {'total': 25}
     """
+
+    followed: Followed | None = None  # what autograd would have followed, where that is known
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
@@ -252,8 +254,10 @@ class Graph:
         ['0.matmul', '0.relu', '1.matmul', '1.relu']
         """
         self._check_grows()
-        for device in on.values() if isinstance(on, Mapping) else () if on is None else (on,):
-            check_device(device)
+        if isinstance(on, Mapping):
+            on = {name: check_device(device) for name, device in on.items()}
+        else:
+            on = None if on is None else check_device(on)
         return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
@@ -302,7 +306,8 @@ class Graph:
     def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
         """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
 
-        ``place`` says where tasks must run, by patterns of the shell for names or modules; the first that fits counts.
+        ``inputs`` says where inputs live, by their names or by patterns of the shell, ``place`` where tasks must run,
+        by patterns for names or modules; the first that fits counts.
         """
         twin = copy.copy(self)
         for field, item in self.__dict__.items():
@@ -311,15 +316,13 @@ class Graph:
         twin.users = [list(users) for users in self.users]
         twin._views = {root: list(members) for root, members in self._views.items()}
         twin._grows = False
-        for name, device in (inputs or {}).items():
-            value = self.names.get(name)
-            if not isinstance(value, Value) or value.producer is not None:
-                raise GraphError(f"inputs= names {name!r}, which is no input; inputs are {listed(self.input_names)}")
-            moved = copy.copy(value)
+        sources = {value.name: value for value in self.sources}
+        for name, device in by_pattern(inputs or {}, sources, "inputs", "input", self.input_names).items():
+            moved = copy.copy(sources[name])
             moved.home = check_device(device)
-            twin.values[value.index] = twin.names[name] = moved
-        for pattern, device in (place or {}).items():
-            check_device(device)
+            twin.values[moved.index] = twin.names[name] = moved
+        where = {pattern: check_device(device) for pattern, device in (place or {}).items()}
+        for pattern, device in where.items():
             fits = functools.partial(fnmatch.fnmatchcase, pat=pattern)
             found = [task for task in self.tasks if any(map(fits, _called(task)))]
             if not found:
@@ -458,7 +461,8 @@ class Graph:
     def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
 
-        Autograd does not record across tasks. Inputs that tasks write are changed, as in plain PyTorch.
+        Autograd does not record across tasks: where what is given requires grad, outputs raise GradientError in
+        ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
         Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
         """
         data = self.bind(inputs)
@@ -472,7 +476,12 @@ class Graph:
                 except Exception as error:
                     error.add_note(f"in task {task.name!r}, added at {task.source}")
                     raise
-        return {label: data[index] for label, index in self.outputs.items()}
+        outputs = {label: data[index] for label, index in self.outputs.items()}
+        if "torch" not in sys.modules:
+            return outputs
+        from autosched.gradients import guarded
+
+        return guarded(self, inputs, outputs)
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
         """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
@@ -548,6 +557,7 @@ class Graph:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
+        seconds = by_device(seconds)
         device = None if view else check_device(on) if on is not None else self._device
         state, random = self._state(fn, leaves, composite, random, device)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
@@ -780,10 +790,32 @@ def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tupl
 
 
 def check_device(device: Any) -> str:
-    """Return a device's name as it was given. Raises GraphError if it can be none."""
-    if not is_device(device):
+    """Return a device's name. Raises GraphError if it can be none."""
+    name = device_name(device)
+    if not is_device(name):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
-    return device
+    return name
+
+
+def by_pattern(
+    given: Mapping[str, Any], names: Collection[str], argument: str, what: str, shown: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Return by name what is given by names or by patterns of the shell; a name counts before patterns, which in turn.
+
+    Raises GraphError for what fits no name.
+
+    >>> by_pattern({"w*": 0, "w2": 1}, ["x", "w1", "w2"], "inputs", "input")
+    {'w2': 1, 'w1': 0}
+    """
+    found = {name: item for name, item in given.items() if name in names}
+    for pattern, item in given.items():
+        fits = [] if pattern in names else fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not fits and pattern not in names:
+            known = listed(names if shown is None else shown)
+            raise GraphError(f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}")
+        for name in fits:
+            found.setdefault(name, item)
+    return found
 
 
 def check_costs(label: str, seconds: Any, nbytes: Any) -> None:

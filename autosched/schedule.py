@@ -6,6 +6,7 @@ Joins the modules and adds nothing of its own.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -104,9 +105,20 @@ class Schedule:
         not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
         goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
         write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
-        devices were told to do is not timed.
+        devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
+        GradientError in ``backward()``, so that no gradient is lost unseen.
         """
-        return self._executor(inputs, checked_timeout(timeout))
+        return self._guarded(inputs, self._executor(inputs, checked_timeout(timeout)))
+
+    def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return outputs that raise where autograd would lose a gradient."""
+        return outputs if "torch" not in sys.modules else self._gradients.guarded(inputs, outputs)
+
+    @cached_property
+    def _gradients(self) -> Any:
+        from autosched.gradients import Gradients
+
+        return Gradients(self.graph)
 
     def profile(self, /, *, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
         """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
@@ -153,7 +165,8 @@ class Schedule:
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
         program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
-        return Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        run = Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        return lambda inputs: self._guarded(inputs, run(inputs))
 
     def close(self) -> None:
         """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit.

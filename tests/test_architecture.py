@@ -91,6 +91,7 @@ MAY_IMPORT = {
         *["recording", "replaying", "segments"],
     ],
     "profile": [*DATA, "backends"],  # wraps steps for execute
+    "gradients": ["effects", "errors", "graph", "tree"],  # knows autograd, and nothing of how tasks are run
     # keeping a schedule as text
     "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
@@ -129,12 +130,14 @@ MAY_IMPORT_TORCH = [
     "testing",
     "compiled",
     "dynamo",
+    "gradients",
     "measuring",
 ]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
     ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
+    ("graph", "gradients"): "Graph.run_serial asks it, where torch is in use, what autograd would have followed",
     ("graph", "drawing"): "Graph.draw, and what a notebook shows of it, are doors to it, opened when called",
     ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
     ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",

@@ -30,6 +30,7 @@ from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
 from autosched.grouping import Granularity, check_granularity
+from autosched.task import Followed
 from autosched.tree import transform
 
 __all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
@@ -154,11 +155,16 @@ class _Builder:
     def __init__(self, graph: Captured):
         self.graph, self.state = graph, graph.state
         self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
+        self.following: list[str] = []  # outputs that require grad
+        self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
         self.around: Surroundings | None = None  # while the function runs
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
+        if torch.is_grad_enabled():
+            given = frozenset(name for name, tensor in self.graph.examples.items() if tensor.requires_grad)
+            self.graph.followed = Followed(given, frozenset(self.following), tuple(self.rewritten))
         nodes = list(traced.graph.nodes)
         check_nodes(nodes)
         updates = Updates(nodes, self._places(nodes))
@@ -227,6 +233,7 @@ class _Builder:
         """See to it that nothing changes that no graph can change."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         looks = looks_of(before)
+        histories = {name: tensor.grad_fn for name, tensor in before.items()}
         try:
             yield
             check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])
@@ -236,6 +243,7 @@ class _Builder:
                     f"keep it in a buffer, return it, or change it outside of the step, as schedulers do"
                 )
             self.graph.switched = around.switched()
+            self.rewritten = [name for name, tensor in before.items() if tensor.grad_fn is not histories[name]]
         finally:
             self.around = None
             around.restore()
@@ -278,4 +286,6 @@ class _Builder:
                 found.append(tensor)
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
+        tensors = zip(self.left, found, strict=True)
+        self.following = [name for name, item in tensors if isinstance(item, torch.Tensor) and item.requires_grad]
         return found
