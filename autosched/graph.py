@@ -458,13 +458,15 @@ class Graph:
 
     # ---- running: the reference
 
-    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
 
+        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as its function is.
         Autograd does not record across tasks: where what is given requires grad, outputs raise GradientError in
         ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
         Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
         """
+        inputs, keep = self.completed(args, inputs)
         data = self.bind(inputs)
         with no_grad():
             for task in self.tasks:
@@ -477,11 +479,30 @@ class Graph:
                     error.add_note(f"in task {task.name!r}, added at {task.source}")
                     raise
         outputs = {label: data[index] for label, index in self.outputs.items()}
-        if "torch" not in sys.modules:
-            return outputs
-        from autosched.gradients import guarded
+        if "torch" in sys.modules:
+            from autosched.gradients import guarded
 
-        return guarded(self, inputs, outputs)
+            outputs = guarded(self, inputs, outputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    def completed(
+        self, args: Sequence[Any], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
+        """Return the inputs of a run by name, and what is to be called with its outputs, if anything.
+
+        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for one that is given twice.
+        """
+        if not args:
+            return inputs, None
+        names = self.input_names
+        if len(args) > len(names):
+            raise GraphError(f"graph {self.name!r} was given {len(args)} inputs; it has {len(names)}: {listed(names)}")
+        for name in names[: len(args)]:
+            if name in inputs:
+                raise GraphError(f"graph {self.name!r} was given input {name!r} twice, by position and by name")
+        return {**dict(zip(names, args, strict=False)), **inputs}, None
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
         """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""

@@ -98,9 +98,12 @@ class Schedule:
     # ---- running
 
     # ``timeout`` is Any, or type checkers would refuse ``schedule(**tensors)``.
-    def __call__(self, /, *, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
         """Run and return the outputs by name.
 
+        Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a captured graph is called
+        as its function is; parameters, buffers and moments are those that its modules and optimizers hold: see
+        ``Captured``.
         Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom, where the run does
         not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
         goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
@@ -108,7 +111,12 @@ class Schedule:
         devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
         GradientError in ``backward()``, so that no gradient is lost unseen.
         """
-        return self._guarded(inputs, self._executor(inputs, checked_timeout(timeout)))
+        seconds = checked_timeout(timeout)
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._guarded(inputs, self._executor(inputs, seconds))
+        if keep is not None:
+            keep(outputs)
+        return outputs
 
     def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return outputs that raise where autograd would lose a gradient."""
@@ -120,7 +128,7 @@ class Schedule:
 
         return Gradients(self.graph)
 
-    def profile(self, /, *, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
+    def profile(self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
         """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
 
         All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if there are several,
@@ -130,6 +138,7 @@ class Schedule:
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
+        inputs, _ = self.graph.completed(args, inputs)
         timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
@@ -153,9 +162,13 @@ class Schedule:
         made: Executor | None = self.__dict__.get("_made")
         return None if made is None else "every run is checked" if made.check else made.not_replayed
 
-    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
-        return self._serial(inputs)
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._serial(inputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
 
     @cached_property
     def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
