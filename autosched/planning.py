@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from autosched.costs import Costs
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.fitting import confined, fitted, is_limited
 from autosched.graph import Graph, by_pattern
+from autosched.logs import LOG
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -80,6 +82,7 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
+    begun = time.perf_counter()
     machine = _machine(machine)
     inputs, outputs = device_name(inputs), device_name(outputs)
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
@@ -93,6 +96,10 @@ def schedule(
         known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
         made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
         made.verify()
+    LOG.info(
+        "planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s",
+        *(graph.name, listed(machine.names), policy, len(graph), made.makespan, time.perf_counter() - begun),
+    )
     return made
 
 

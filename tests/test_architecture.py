@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "allowed": [],  # one rule for names and numbers, for all that take some
     "tree": [],
     "collecting": [],
+    "logs": [],
     "parts": ["tree"],
     "standing": [],
     "effects": ["parts", "tree"],
@@ -100,7 +101,7 @@ MAY_IMPORT = {
     "backends": ["collecting", "errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
     "frontends": [
-        *"allowed collecting effects errors graph costs task tree".split(),
+        *"allowed collecting effects errors graph costs logs task tree".split(),
         *"grouping machine marked merging".split(),
     ],
     "parallel": ["autosched"],  # the public API alone

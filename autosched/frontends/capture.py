@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
 from autosched.grouping import Granularity, check_granularity
+from autosched.logs import LOG
 from autosched.task import Followed
 from autosched.tree import transform
 
@@ -154,7 +156,9 @@ def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     graph.constants = {path: leaf for path, leaf in _named_leaves(fn, args, kwargs) if is_plain(leaf)}
     check_tensors(graph.examples)
     check_held(state)
+    begun = time.perf_counter()
     _Builder(graph).build(args, kwargs)
+    LOG.info("captured %r: %d tasks in %.3g s", graph.name, len(graph), time.perf_counter() - begun)
     return graph
 
 
