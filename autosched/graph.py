@@ -578,7 +578,6 @@ class Graph:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
-        seconds = by_device(seconds)
         device = None if view else check_device(on) if on is not None else self._device
         state, random = self._state(fn, leaves, composite, random, device)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
@@ -597,7 +596,7 @@ class Graph:
         made = tuple([self._now[leaf.index] for leaf in flatten(result)])
         task = Task(
             index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
-            random, part, seconds, origin or self._origin(_caller()), tuple(state), composite,
+            random, part, by_device(seconds), origin or self._origin(_caller()), tuple(state), composite,
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])

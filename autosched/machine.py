@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from autosched.allowed import device_name, is_device, is_number, is_whole
 from autosched.device import Device, Link, device_line, link_line, plain
@@ -131,13 +131,19 @@ class Machine:
         devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(_GPU, name=name) for name in names)]
         return cls(devices, links, contention=contention, imagined=True)
 
-    def slower(self, factor: float) -> Machine:
+    def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
 
-        What a slow CPU needs to play a fast machine: all ratios stay. Raises MachineError unless it is above 0.
+        What a slow CPU needs to play a fast machine: all ratios stay. ``"auto"`` measures this CPU, which takes a
+        moment, and takes the factor at which it does in time what all devices and links can do at once; less may do
+        for a graph that does not use them all. Raises MachineError unless it is above 0.
         """
+        if isinstance(factor, str) and factor == "auto":
+            from autosched.measuring import keeping_up
+
+            return self.slower(keeping_up(self))
         if not is_number(factor) or factor == 0:
-            raise MachineError(f"a machine can be slower by a number above 0, got {shown(factor)}")
+            raise MachineError(f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}")
         devices = [
             replace(
                 d,

@@ -65,7 +65,6 @@ def schedule(
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names or patterns of them,
       ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
-      Here and wherever a device is named, ``torch.device("cuda:0")`` and 0 mean ``"cuda:0"``.
     * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
       ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
@@ -82,7 +81,6 @@ def schedule(
     cpu/compute  run add
     output y on cpu
     """
-    begun = time.perf_counter()
     machine = _machine(machine)
     inputs, outputs = device_name(inputs), device_name(outputs)
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
@@ -93,13 +91,8 @@ def schedule(
         _check_inputs(pinned, machine)
         costs = _costs(costs, pinned, machine, examples)
         plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
-        known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
-        made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
-        made.verify()
-    LOG.info(
-        "planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s",
-        *(graph.name, listed(machine.names), policy, len(graph), made.makespan, time.perf_counter() - begun),
-    )
+        # memory rules out some devices for some tasks
+        made = _made(plan, pinned, machine, confined(pinned, machine, costs, wanted), policy, seconds, seed, report)
     return made
 
 
@@ -203,6 +196,23 @@ def _plan(
 
 
 def _made(
+    plan: Callable[[Placement], Schedule],
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    policy: str | Policy,
+    *timed: Any,
+) -> Schedule:
+    """Plan with a policy, and prove that it cannot race."""
+    begun = time.perf_counter()
+    made = _planned(plan, graph, machine, costs, policy, *timed)
+    made.verify()
+    what = graph.name, listed(machine.names), policy, len(graph), made.makespan, time.perf_counter() - begun
+    LOG.info("planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *what)
+    return made
+
+
+def _planned(
     plan: Callable[[Placement], Schedule],
     graph: Graph,
     machine: Machine,
