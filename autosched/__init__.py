@@ -22,6 +22,7 @@ from autosched.costs import Costs, Work
 from autosched.errors import (
     AutoschedError,
     CaptureError,
+    GradientError,
     GraphError,
     HazardError,
     MachineError,
@@ -37,6 +38,7 @@ from autosched.marked import task
 from autosched.placement import Placement
 from autosched.planning import schedule
 from autosched.policies import in_order
+from autosched.policies.possible import Possible
 from autosched.program import Program
 from autosched.schedule import Schedule, load
 from autosched.simulate import simulate
@@ -77,6 +79,7 @@ __all__ = [
     "Comparison",
     "Costs",
     "Device",
+    "GradientError",
     "Graph",
     "GraphError",
     "HazardError",
@@ -85,6 +88,7 @@ __all__ = [
     "Machine",
     "MachineError",
     "Placement",
+    "Possible",
     "Program",
     "ProgramError",
     "RunTimeoutError",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["WORDS", "is_device", "is_name", "is_number", "is_whole", "no_seconds"]
+__all__ = ["WORDS", "by_device", "device_name", "is_device", "is_name", "is_number", "is_whole", "no_seconds"]
 
 WORDS = ("repeat", "timeout", "warmup")  # which runs of a schedule take beside its inputs, so no input has these names
 
@@ -34,6 +34,33 @@ def is_device(item: Any) -> TypeGuard[str]:
     [True, True, False, False]
     """
     return is_name(item) and "/" not in item
+
+
+def device_name(item: Any) -> Any:
+    """Return the name of a device that is given as torch takes one: a text, a ``torch.device``, the index of a GPU.
+
+    Anything else comes back as it is, for the caller to refuse.
+
+    >>> device_name("cuda:0"), device_name(1), device_name(-1), device_name(None)
+    ('cuda:0', 'cuda:1', -1, None)
+    """
+    if isinstance(item, str) or item is None:
+        return item
+    if is_whole(item) and item >= 0:
+        return f"cuda:{item}"
+    kind = type(item)
+    return str(item) if (kind.__module__, kind.__name__) == ("torch", "device") else item
+
+
+def by_device(item: Any) -> Any:
+    """Return what is given for each device, if it is, by the names of the devices.
+
+    >>> by_device({0: 1.0, "cpu": 2.0}), by_device(3.0)
+    ({'cuda:0': 1.0, 'cpu': 2.0}, 3.0)
+    """
+    if not isinstance(item, Mapping) or all(type(name) is str for name in item):
+        return item
+    return {device_name(name): number for name, number in item.items()}
 
 
 def is_number(item: Any, infinite: bool = False) -> bool:

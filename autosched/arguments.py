@@ -53,7 +53,9 @@ def check_kinds(
         ),
     ):
         if not isinstance(item, kinds) or isinstance(item, type):  # a class has the methods, but not yet their object
-            raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
+            is_function = name == "graph" and callable(item) and not isinstance(item, type)
+            hint = "; autosched.capture(fn, *args) makes one of it" if is_function else ""
+            raise ScheduleError(f"{name} must be {what}, got {_summary(item) if hint else shown(item)}{hint}")
     if isinstance(backend, str):
         check_name(backend)
     if seconds is not None and not is_number(seconds):
@@ -68,6 +70,11 @@ def check_kinds(
         raise ScheduleError(f"replay must be True or False, got {shown(replay)}")
     if check not in (False, True, "bytes"):
         raise ScheduleError(f"check must be False, True or 'bytes', got {shown(check)}")
+
+
+def _summary(item: Any) -> str:
+    """Return a function's name, or a module's class, which is shorter than what Python shows of it."""
+    return getattr(item, "__qualname__", type(item).__name__)
 
 
 def checked_timeout(timeout: Any) -> float | None:

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from autosched.allowed import device_name
 from autosched.arguments import check_kinds
 from autosched.comparison import Comparison, Refusal, Row
 from autosched.costs import Costs
@@ -60,6 +61,7 @@ def compare(
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """
+    inputs, outputs = device_name(inputs), device_name(outputs)
     check_kinds(graph, costs, examples, inputs, outputs, place=place)
     if noise is not None:
         checked_noise(noise)

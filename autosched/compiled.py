@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from types import TracebackType
@@ -15,19 +16,25 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from autosched.costs import Costs
-from autosched.errors import ScheduleError
+from autosched.errors import ScheduleError, shown
 from autosched.frontends.capture import Captured, arguments_of, captured
+from autosched.frontends.changes import changes, remedy
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Guard, Shape, kind_of
 from autosched.frontends.reach import Reach
 from autosched.frontends.state import State
+from autosched.graph import Graph
 from autosched.grouping import Granularity, check_granularity
+from autosched.logs import LOG
 from autosched.machine import Machine
 from autosched.planning import schedule
 from autosched.policies import Policy
 from autosched.schedule import Schedule
 
 __all__ = ["CacheInfo", "Compiled", "compile"]
+
+
+_WARNED = 3  # captures: a step has one before its optimizer has state, and one after
 
 
 class _Kind(NamedTuple):
@@ -62,7 +69,8 @@ def compile(
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
     captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate;
     ``granularity`` is that of ``capture``, but that ``"auto"`` merges only where that is predicted to be no slower;
-    ``options`` are those of ``schedule``. What it returns is cut off from autograd: gradients are taken inside.
+    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger ``autosched`` tells of
+    each. Autograd does not follow it: gradients are taken inside, and one that would be lost is a GradientError.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -70,7 +78,12 @@ def compile(
     ...     torch.equal(run(torch.ones(4, 3)), model(torch.ones(4, 3))), run.cache_info()
     (True, CacheInfo(hits=0, misses=1, maxsize=8, currsize=1))
     """
-    if maxsize < 1:
+    if isinstance(fn, Compiled):
+        raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
+    if not callable(fn) or isinstance(fn, Graph | Schedule):
+        hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
+        raise ScheduleError(f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}")
+    if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
     coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))
@@ -145,6 +158,7 @@ class Compiled:
         known = self._kept.pop(key, None)
         if known is None:
             self._misses += 1
+            self._tell(key, state)
             operators = captured(self.fn, args, kwargs)
             examples, operators.examples = operators.examples, {}  # or this batch would live as long as the schedule
             costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
@@ -156,6 +170,23 @@ class Compiled:
         while len(self._kept) > self.maxsize:
             self._kept.popitem(last=False)[1].schedule.close()
         return kind, {**state.tensors(), **given}
+
+    def _tell(self, key: Hashable, state: State) -> None:
+        """Say why a call is captured again: to the logger, and at the third time as a warning."""
+        if not self._kept:
+            return
+        found = changes(next(reversed(self._kept)), key)
+        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+        settings = frozenset(name for group in groups for name in group)
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        why = f"{name!r} is captured for the {_ordinal(self._misses)} time: " + ", ".join(
+            f"{what}: {how}" if what else how for what, how in found
+        )
+        LOG.info("%s", why)
+        if self._misses == _WARNED:
+            advice = remedy([what for what, _ in found], settings)
+            message = f"{why} since the last call; {advice}. Later captures are told to the logger 'autosched' alone"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
     def cache_info(self) -> CacheInfo:
         """Return how often what was kept was of use."""
@@ -174,3 +205,13 @@ class Compiled:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _ordinal(number: int) -> str:
+    """Return a number as in a row of things.
+
+    >>> _ordinal(2), _ordinal(3), _ordinal(12), _ordinal(21)
+    ('2nd', '3rd', '12th', '21st')
+    """
+    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from autosched import readers
-from autosched.allowed import is_number, no_seconds
+from autosched.allowed import by_device, is_number, no_seconds
 from autosched.errors import ScheduleError, shown
 from autosched.graph import Graph, Task, Value
 from autosched.machine import Device, Machine
@@ -77,6 +77,9 @@ class Costs:
     def __post_init__(self) -> None:
         for kind in ("seconds", "nbytes", "work"):
             _check_table(getattr(self, kind), kind)
+        if any(by_device(given) is not given for given in self.seconds.values()):
+            table = {name: by_device(given) for name, given in self.seconds.items()}
+            object.__setattr__(self, "seconds", table)
         for name, given in self.seconds.items():
             _check_seconds(given, f"seconds of {name!r}")
         for name, number in self.nbytes.items():

@@ -6,15 +6,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autosched.allowed import is_device, is_number, is_whole
+from autosched.allowed import device_name, is_device, is_number, is_whole
 from autosched.errors import MachineError, shown
 
-__all__ = ["Device", "Link", "check_device", "check_link", "device_line", "link_line", "plain"]
+__all__ = ["Device", "Link", "device_line", "link_line", "plain"]
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``.
+    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``; ``torch.device("cuda:0")`` and 0 mean the same.
 
     ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
     reaches. ``nbytes`` of memory is a hard limit: no schedule holds more there.
@@ -31,6 +31,11 @@ class Device:
     launch_seconds: float = 5e-6
     nbytes: float = math.inf  # of memory
     physical: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", device_name(self.name))
+        object.__setattr__(self, "physical", device_name(self.physical))
+        _check_device(self)
 
     @property
     def kind(self) -> str:
@@ -55,6 +60,11 @@ class Link:
     bytes_per_second: float
     latency: float = 0.0
     pageable_bytes_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", device_name(self.source))
+        object.__setattr__(self, "destination", device_name(self.destination))
+        _check_link(self)
 
     def seconds(self, nbytes: float, pageable: bool = False) -> float:
         """Return how long a copy takes, of host memory that is ``pageable``, or of any other."""
@@ -95,8 +105,10 @@ def plain(item: Device | Link) -> dict[str, Any]:
 _STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
 
 
-def check_device(device: Device) -> None:
+def _check_device(device: Device) -> None:
     """Raise MachineError for what no device can be."""
+    if not is_device(device.name):
+        raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
     most = 1024 if device.kind == "cpu" else _STREAMS
     if not is_whole(device.streams) or not 1 <= device.streams <= most:
         raise MachineError(f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible")
@@ -106,7 +118,7 @@ def check_device(device: Device) -> None:
         raise MachineError(f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}")
 
 
-def check_link(link: Link) -> None:
+def _check_link(link: Link) -> None:
     """Raise MachineError for rates and latencies that no link can have."""
     _positive(link, "bytes_per_second")
     _not_negative(link, "latency")

@@ -148,7 +148,8 @@ class _Runner:
         inputs = graph.feed(arguments)
         arguments.clear()  # the caller has no other use for them
         try:
-            return graph.finish(made(**inputs))
+            with torch.no_grad():  # AOTAutograd has seen to gradients
+                return graph.finish(made(**inputs))
         except TaskError as error:
             cause = error.__cause__
             assert cause is not None

@@ -12,6 +12,7 @@ __all__ = [
     "AutoschedError",
     "CaptureError",
     "ChartError",
+    "GradientError",
     "GraphError",
     "HazardError",
     "InterleavingError",
@@ -38,6 +39,10 @@ class CaptureError(AutoschedError, RuntimeError):
 
 class ChartError(AutoschedError, ValueError):
     """A chart is asked to draw what it cannot: no finite number, an error bar with one end."""
+
+
+class GradientError(AutoschedError, RuntimeError):
+    """A gradient would be lost: it reached what a schedule computed, which autograd did not follow."""
 
 
 class GraphError(AutoschedError, ValueError):

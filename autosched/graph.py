@@ -21,11 +21,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched import effects
-from autosched.allowed import is_device, is_name, is_number, no_seconds
+from autosched.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
 from autosched.errors import GraphError, listed, shown
 from autosched.including import include
 from autosched.parts import Accesses, Index, Looks, Part, is_basic
-from autosched.task import HOST, Dependency, Here, Kind, Origin, Seconds, Task, Use
+from autosched.task import HOST, Dependency, Followed, Here, Kind, Origin, Seconds, Task, Use
 from autosched.tree import flatten, is_deeper, transform
 from autosched.value import Value
 
@@ -47,6 +47,8 @@ class Graph:
     >>> graph.run_serial(x=3, y=4)
     {'total': 25}
     """
+
+    followed: Followed | None = None  # what autograd would have followed, where that is known
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
@@ -254,8 +256,10 @@ class Graph:
         ['0.matmul', '0.relu', '1.matmul', '1.relu']
         """
         self._check_grows()
-        for device in on.values() if isinstance(on, Mapping) else () if on is None else (on,):
-            check_device(device)
+        if isinstance(on, Mapping):
+            on = {name: check_device(device) for name, device in on.items()}
+        else:
+            on = None if on is None else check_device(on)
         return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
@@ -304,7 +308,8 @@ class Graph:
     def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
         """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
 
-        ``place`` says where tasks must run, by patterns of the shell for names or modules; the first that fits counts.
+        ``inputs`` says where inputs live, by their names or by patterns of the shell, ``place`` where tasks must run,
+        by patterns for names or modules; the first that fits counts.
         """
         twin = copy.copy(self)
         for field, item in self.__dict__.items():
@@ -313,15 +318,13 @@ class Graph:
         twin.users = [list(users) for users in self.users]
         twin._views = {root: list(members) for root, members in self._views.items()}
         twin._grows = False
-        for name, device in (inputs or {}).items():
-            value = self.names.get(name)
-            if not isinstance(value, Value) or value.producer is not None:
-                raise GraphError(f"inputs= names {name!r}, which is no input; inputs are {listed(self.input_names)}")
-            moved = copy.copy(value)
+        sources = {value.name: value for value in self.sources}
+        for name, device in by_pattern(inputs or {}, sources, "inputs", "input", self.input_names).items():
+            moved = copy.copy(sources[name])
             moved.home = check_device(device)
-            twin.values[value.index] = twin.names[name] = moved
-        for pattern, device in (place or {}).items():
-            check_device(device)
+            twin.values[moved.index] = twin.names[name] = moved
+        where = {pattern: check_device(device) for pattern, device in (place or {}).items()}
+        for pattern, device in where.items():
             fits = functools.partial(fnmatch.fnmatchcase, pat=pattern)
             found = [task for task in self.tasks if any(map(fits, _called(task)))]
             if not found:
@@ -457,12 +460,15 @@ class Graph:
 
     # ---- running: the reference
 
-    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
 
-        Autograd does not record across tasks. Inputs that tasks write are changed, as in plain PyTorch.
+        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as its function is.
+        Autograd does not record across tasks: where what is given requires grad, outputs raise GradientError in
+        ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
         Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
         """
+        inputs, keep = self.completed(args, inputs)
         data = self.bind(inputs)
         with no_grad():
             for task in self.tasks:
@@ -474,7 +480,31 @@ class Graph:
                 except Exception as error:
                     error.add_note(f"in task {task.name!r}, added at {task.source}")
                     raise
-        return {label: data[index] for label, index in self.outputs.items()}
+        outputs = {label: data[index] for label, index in self.outputs.items()}
+        if "torch" in sys.modules:
+            from autosched.gradients import guarded
+
+            outputs = guarded(self, inputs, outputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    def completed(
+        self, args: Sequence[Any], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
+        """Return the inputs of a run by name, and what is to be called with its outputs, if anything.
+
+        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for one that is given twice.
+        """
+        if not args:
+            return inputs, None
+        names = self.input_names
+        if len(args) > len(names):
+            raise GraphError(f"graph {self.name!r} was given {len(args)} inputs; it has {len(names)}: {listed(names)}")
+        for name in names[: len(args)]:
+            if name in inputs:
+                raise GraphError(f"graph {self.name!r} was given input {name!r} twice, by position and by name")
+        return {**dict(zip(names, args, strict=False)), **inputs}, None
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
         """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
@@ -568,7 +598,7 @@ class Graph:
         made = tuple([self._now[leaf.index] for leaf in flatten(result)])
         task = Task(
             index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
-            random, part, seconds, origin or self._origin(_caller()), tuple(state), composite,
+            random, part, by_device(seconds), origin or self._origin(_caller()), tuple(state), composite,
         )  # fmt: skip
         self.tasks.append(task)
         self.users.append([])
@@ -782,10 +812,32 @@ def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tupl
 
 
 def check_device(device: Any) -> str:
-    """Return a device's name as it was given. Raises GraphError if it can be none."""
-    if not is_device(device):
+    """Return a device's name. Raises GraphError if it can be none."""
+    name = device_name(device)
+    if not is_device(name):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
-    return device
+    return name
+
+
+def by_pattern(
+    given: Mapping[str, Any], names: Collection[str], argument: str, what: str, shown: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Return by name what is given by names or by patterns of the shell; a name counts before patterns, which in turn.
+
+    Raises GraphError for what fits no name.
+
+    >>> by_pattern({"w*": 0, "w2": 1}, ["x", "w1", "w2"], "inputs", "input")
+    {'w2': 1, 'w1': 0}
+    """
+    found = {name: item for name, item in given.items() if name in names}
+    for pattern, item in given.items():
+        fits = [] if pattern in names else fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not fits and pattern not in names:
+            known = listed(names if shown is None else shown)
+            raise GraphError(f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}")
+        for name in fits:
+            found.setdefault(name, item)
+    return found
 
 
 def check_costs(label: str, seconds: Any, nbytes: Any) -> None:

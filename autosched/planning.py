@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from autosched.allowed import WORDS
+from autosched.allowed import WORDS, device_name
 from autosched.arguments import check_kinds
 from autosched.backends import Backend, suited
 from autosched.bar import bar
 from autosched.check import Check
 from autosched.collecting import without_collecting
 from autosched.costs import Costs
-from autosched.errors import MachineError, MemoryLimitError, ScheduleError, listed
+from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.fitting import confined, fitted, is_limited
-from autosched.graph import Graph
+from autosched.graph import Graph, by_pattern
+from autosched.logs import LOG
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -60,8 +62,8 @@ def schedule(
       takes a moment, and it and ``"search"``, which count their work, plan the same each time. ``seed`` makes a search
       another one; ``progress`` is called with the part done and the best makespan, or is True for a bar on stderr.
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
-    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
-      inputs live on the host, outputs stay where they are made.
+    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names or patterns of them,
+      ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
     * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
@@ -80,23 +82,34 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
+    inputs, outputs = device_name(inputs), device_name(outputs)
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _told(progress) as report:
         pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-        wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
+        wanted = _wanted(graph, outputs)
         _check_inputs(pinned, machine)
         costs = _costs(costs, pinned, machine, examples)
         plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
-        known = confined(pinned, machine, costs, wanted)  # memory rules out some devices for some tasks
-        made = _made(plan, pinned, machine, known, policy, seconds, seed, report)
-        made.verify()
+        # memory rules out some devices for some tasks
+        made = _made(plan, pinned, machine, confined(pinned, machine, costs, wanted), policy, seconds, seed, report)
     return made
 
 
 def _told(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
     """Return who is told how far planning is: a function of the caller's, a bar, or nobody."""
     return bar("planning") if progress is True else nullcontext(progress or None)
+
+
+def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, str]:
+    """Return the device of each output that is wanted on one. Raises ScheduleError for what is no output."""
+    if isinstance(outputs, str) or outputs is None:
+        return {} if outputs is None else dict.fromkeys(graph.outputs, outputs)
+    try:
+        named = by_pattern(outputs, graph.outputs, "outputs", "output")
+    except GraphError as error:
+        raise ScheduleError(str(error)) from None
+    return {label: device_name(device) for label, device in named.items()}
 
 
 def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:
@@ -183,6 +196,23 @@ def _plan(
 
 
 def _made(
+    plan: Callable[[Placement], Schedule],
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    policy: str | Policy,
+    *timed: Any,
+) -> Schedule:
+    """Plan with a policy, and prove that it cannot race."""
+    begun = time.perf_counter()
+    made = _planned(plan, graph, machine, costs, policy, *timed)
+    made.verify()
+    what = graph.name, listed(machine.names), policy, len(graph), made.makespan, time.perf_counter() - begun
+    LOG.info("planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *what)
+    return made
+
+
+def _planned(
     plan: Callable[[Placement], Schedule],
     graph: Graph,
     machine: Machine,

@@ -6,6 +6,7 @@ Joins the modules and adds nothing of its own.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -97,18 +98,37 @@ class Schedule:
     # ---- running
 
     # ``timeout`` is Any, or type checkers would refuse ``schedule(**tensors)``.
-    def __call__(self, /, *, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
+    def __call__(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
         """Run and return the outputs by name.
 
+        Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a captured graph is called
+        as its function is; parameters, buffers and moments are those that its modules and optimizers hold: see
+        ``Captured``.
         Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom, where the run does
         not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
         goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
         write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
-        devices were told to do is not timed.
+        devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
+        GradientError in ``backward()``, so that no gradient is lost unseen.
         """
-        return self._executor(inputs, checked_timeout(timeout))
+        seconds = checked_timeout(timeout)
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._guarded(inputs, self._executor(inputs, seconds))
+        if keep is not None:
+            keep(outputs)
+        return outputs
 
-    def profile(self, /, *, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
+    def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return outputs that raise where autograd would lose a gradient."""
+        return outputs if "torch" not in sys.modules else self._gradients.guarded(inputs, outputs)
+
+    @cached_property
+    def _gradients(self) -> Any:
+        from autosched.gradients import Gradients
+
+        return Gradients(self.graph)
+
+    def profile(self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
         """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
 
         All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if there are several,
@@ -118,6 +138,7 @@ class Schedule:
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
+        inputs, _ = self.graph.completed(args, inputs)
         timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
         measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
         return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
@@ -141,9 +162,13 @@ class Schedule:
         made: Executor | None = self.__dict__.get("_made")
         return None if made is None else "every run is checked" if made.check else made.not_replayed
 
-    def run_serial(self, /, **inputs: Any) -> dict[str, Any]:
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
-        return self._serial(inputs)
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._serial(inputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
 
     @cached_property
     def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -153,7 +178,8 @@ class Schedule:
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
         program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
-        return Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        run = Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        return lambda inputs: self._guarded(inputs, run(inputs))
 
     def close(self) -> None:
         """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit.

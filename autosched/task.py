@@ -12,7 +12,7 @@ from autosched.tree import match
 if TYPE_CHECKING:
     from autosched.composite import Composite
 
-__all__ = ["HOST", "Dependency", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
+__all__ = ["HOST", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
 
 HOST = "host"  # in a constraint: the machine's host, whatever its name
 Kind = Literal["data", "anti", "order"]
@@ -34,6 +34,17 @@ class Use(NamedTuple):
 
     value: int
     version: int
+
+
+class Followed(NamedTuple):
+    """What autograd followed in a step that was captured, where the inputs ``given`` required grad.
+
+    ``outputs`` required grad then; ``written`` are the inputs whose history a write in place changed.
+    """
+
+    given: frozenset[str]
+    outputs: frozenset[str]
+    written: tuple[str, ...]
 
 
 class Origin(NamedTuple):

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "allowed": [],  # one rule for names and numbers, for all that take some
     "tree": [],
     "collecting": [],
+    "logs": [],
     "parts": ["tree"],
     "standing": [],
     "effects": ["parts", "tree"],
@@ -91,6 +92,7 @@ MAY_IMPORT = {
         *["recording", "replaying", "segments"],
     ],
     "profile": [*DATA, "backends"],  # wraps steps for execute
+    "gradients": ["effects", "errors", "graph", "tree"],  # knows autograd, and nothing of how tasks are run
     # keeping a schedule as text
     "files": [],
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
@@ -99,7 +101,7 @@ MAY_IMPORT = {
     "backends": ["collecting", "errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
     # estimate makes costs of a graph; captures are merged, for a device
     "frontends": [
-        *"allowed collecting effects errors graph costs task tree".split(),
+        *"allowed collecting effects errors graph costs logs task tree".split(),
         *"grouping machine marked merging".split(),
     ],
     "parallel": ["autosched"],  # the public API alone
@@ -129,12 +131,14 @@ MAY_IMPORT_TORCH = [
     "testing",
     "compiled",
     "dynamo",
+    "gradients",
     "measuring",
 ]
 
 # (who, whom) -> why this one may, inside a function
 EXCEPTIONS = {
     ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
+    ("graph", "gradients"): "Graph.run_serial asks it, where torch is in use, what autograd would have followed",
     ("graph", "drawing"): "Graph.draw, and what a notebook shows of it, are doors to it, opened when called",
     ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
     ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",

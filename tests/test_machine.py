@@ -13,8 +13,8 @@ from autosched.errors import MachineError
 from autosched.machine import LINKS, Device, Link, Machine
 
 
-def refused(message):
-    return pytest.raises(MachineError, match=f"^{re.escape(message)}$")
+def refused(*parts):
+    return pytest.raises(MachineError, match=f"^{'.*'.join(map(re.escape, parts))}$")
 
 
 # ---- ready-made machines
@@ -258,10 +258,10 @@ def test_a_device_that_is_none():
         Machine(["cpu"])
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "a@b", None, 3])
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a@b", None, -1, 1.5, True])
 def test_a_device_named_as_none_can_be(name):
     with refused(f"a device is named as in torch, 'cpu' or 'cuda:0', got {name!r}"):
-        Machine([Device(name)])
+        Device(name)
 
 
 def test_a_device_that_is_none_behind_one_that_is():
@@ -287,10 +287,10 @@ def test_flags_that_are_neither_true_nor_false(flag):
         Machine([Device("cpu")], **{flag: "no"})
 
 
-@pytest.mark.parametrize("physical", ["", "cuda 0", 0])
+@pytest.mark.parametrize("physical", ["", "cuda 0", -1])
 def test_a_torch_device_that_can_be_none(physical):
     with refused(f"physical of device 'cuda:0' must be as 'cuda:0' or None, got {physical!r}"):
-        Machine([Device("cuda:0", physical=physical)])
+        Device("cuda:0", physical=physical)
 
 
 def test_a_device_twice():
@@ -307,30 +307,42 @@ def test_a_device_twice():
 )
 def test_streams_that_cannot_be(name, streams, most):
     with refused(f"device {name!r} has {streams!r} streams; 1 to {most} are possible"):
-        Machine([Device(name, streams)])
+        Device(name, streams)
 
 
 @pytest.mark.parametrize("field", ["flops_per_second", "bytes_per_second", "nbytes"])
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, "fast", None, True, 10**400])
 def test_rates_that_are_not_above_zero(field, value):
-    device = Device("cpu", **{field: value})
-    with refused(f"{field} of {device!r} must be a number above 0"):
-        Machine([device])
+    """Devices with such rates were accepted, until they came into a machine."""
+    with refused(f"{field} of Device(name='cpu'", "must be a number above 0"):
+        Device("cpu", **{field: value})
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "soon", True, 10**400])
 def test_times_that_are_negative_or_endless(value):
-    device, link = Device("cpu", launch_seconds=value), Link("a", "b", 1.0, latency=value)
-    with refused(f"launch_seconds of {device!r} must be a number, 0 or more"):
-        Machine([device])
-    with refused(f"latency of {link!r} must be a number, 0 or more"):
-        Machine([Device("a"), Device("b")], [link])
+    with refused("launch_seconds of Device(name='cpu'", "must be a number, 0 or more"):
+        Device("cpu", launch_seconds=value)
+    with refused("latency of Link(source='a'", "must be a number, 0 or more"):
+        Link("a", "b", 1.0, latency=value)
 
 
 def test_a_link_without_a_rate():
-    link = Link("a", "b", 0)
-    with refused(f"bytes_per_second of {link!r} must be a number above 0"):
-        Machine([Device("a"), Device("b")], [link])
+    with refused("bytes_per_second of Link(source='a'", "must be a number above 0"):
+        Link("a", "b", 0)
+
+
+def test_devices_are_named_as_torch_names_them():
+    torch = pytest.importorskip("torch")
+    gpu = torch.device("cuda:0")
+    assert Device(gpu) == Device(0) == Device("cuda:0")
+    assert Device("cuda:1", physical=gpu) == Device("cuda:1", physical="cuda:0")
+    assert Link(torch.device("cpu"), 0, 1e9) == Link("cpu", "cuda:0", 1e9)
+    machine = Machine.emulated(gpus=2)
+    assert machine.device(gpu) is machine.device(0) is machine.device("cuda:0")
+    assert machine.link("cpu", gpu) is machine.link("cpu", "cuda:0")
+    assert machine.copy_seconds("cpu", gpu, 1) == machine.copy_seconds("cpu", "cuda:0", 1)
+    with refused("the machine has no device 7; it has 'cpu', 'cuda:0', 'cuda:1'"):
+        machine.device(7)
 
 
 def test_a_link_to_nowhere():

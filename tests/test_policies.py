@@ -7,9 +7,11 @@ import math
 
 import networkx as nx
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autosched as asc
 from autosched.costs import Costs
 from autosched.errors import MachineError, ScheduleError
 from autosched.graph import Graph, Value
@@ -517,3 +519,51 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
             together = all(picked[task] == picked[group] for task, group in enumerate(allowed.group))
             device = {task.name: picked[task.index] for task in graph.tasks}
             assert not together or breaks_a_rule(graph, machine, device), f"{device} is possible"
+
+
+# ---- policies of one's own
+
+
+def backwards(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> asc.Placement:
+    possible = asc.Possible.of(graph, machine, costs)
+    for task in reversed(range(len(graph.tasks))):
+        possible.settle(task, reversed(possible.devices(task)))
+    return possible.placement()
+
+
+def test_a_policy_of_ones_own_places_what_was_captured():
+    """Without what ``Possible`` knows it was told that some task "must be with '2.t'", and could not know which."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.ones(3, 4)
+    graph = asc.capture(step, x)
+    losses = []
+    with asc.schedule(graph, asc.Machine.emulated(gpus=2), policy=backwards, backend="virtual") as schedule:
+        assert "cuda:1" in schedule.placement.device.values()
+        losses += [float(schedule(x)["result"].detach()) for _ in range(2)]
+    assert losses[1] < losses[0]
+
+
+def test_a_policy_is_told_where_a_task_can_still_go():
+    graph = asc.Graph()
+    a = graph.add(abs, graph.input("x"), name="a", on="cuda:0")
+    graph.add(abs, a, name="b")
+    possible = asc.Possible.of(graph, asc.Machine.emulated(gpus=2), asc.Costs())
+    assert (possible.devices(0), possible.devices(1)) == ((1,), (0, 1, 2))
+    assert not possible.choose(0, 2)
+    assert possible.devices(0) == (1,)
+    with pytest.raises(asc.ScheduleError, match="task 'a' can go to none of 'cpu', 'cuda:1'; it can go to 'cuda:0'"):
+        possible.settle(0, [0, 2])
+    with pytest.raises(asc.ScheduleError, match="no device is chosen yet for task 'b'; settle each task"):
+        possible.placement()
+    assert possible.settle(1, [2]) == 2
+    assert possible.placement([0, 1]).device == {"a": "cuda:0", "b": "cuda:1"}

@@ -18,6 +18,7 @@ import torch
 
 from autosched.backends import Step
 from autosched.backends.host import Host
+from autosched.backends.pace import Pace
 from autosched.layout import extents
 from autosched.machine import Machine
 from autosched.program import Program, Stream
@@ -30,6 +31,7 @@ _NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was give
 class Emulated(Host):
     """See ``autosched.backends``.
 
+    Where real work takes much longer than modelled, run after run, one warning says so: see ``pace``.
     With ``serial`` one thing happens at a time, in issue order: what the same work takes without any overlap.
     """
 
@@ -39,6 +41,7 @@ class Emulated(Host):
         self.clock: dict[Stream, float] = {}
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
+        self.pace = Pace()
 
     def open(self, program: Program, machine: Machine) -> None:
         """Set a clock for each stream."""
@@ -55,6 +58,12 @@ class Emulated(Host):
         self.events.clear()
         for stream in self.clock:
             self.clock[stream] = self.begun
+        self.pace.begin()
+
+    def join(self) -> None:
+        """Warn if the run, and those before it, took much longer than modelled."""
+        if not self.stopped():
+            self.pace.end(max(self.clock.values(), default=self.begun) - self.begun, stacklevel=5)
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, then rest until the modelled end."""
@@ -67,6 +76,7 @@ class Emulated(Host):
             self._sleep_until(end)
             for stream in streams:
                 clock[stream] = end
+            self.pace.run(streams, seconds)
 
         return step
 
@@ -75,6 +85,7 @@ class Emulated(Host):
 
         def step() -> None:
             self.events[event] = self.clock[stream]
+            self.pace.record(stream, event)
 
         return step
 
@@ -83,6 +94,7 @@ class Emulated(Host):
 
         def step() -> None:
             self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))  # 0: ignored, as CUDA does
+            self.pace.wait(stream, event)
 
         return step
 

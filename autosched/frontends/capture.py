@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,16 @@ from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
+from autosched.frontends.reach import is_plain
+from autosched.frontends.reach import told as told_of
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
 from autosched.graph import Graph, Value
 from autosched.grouping import Granularity, check_granularity
+from autosched.logs import LOG
+from autosched.task import Followed
 from autosched.tree import transform
 
 __all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
@@ -45,20 +50,65 @@ class _Output:
 class Captured(Graph):
     """A graph that was captured, and how to run it on what it was captured from.
 
+    It, and its schedules, are called with the arguments of the function. What modules and optimizers hold at that time
+    is given to the run, and new state, such as gradients, is put back. A call that names all inputs, parameters too,
+    is given those and puts nothing back; ``feed`` and ``finish`` do the two steps by themselves. What is no tensor
+    stays as it was captured: learning rates, flags; ``compile`` captures again where it changes.
     ``examples`` are the inputs with which it was captured.
+
+    >>> import autosched as asc
+    >>> model = torch.nn.Linear(3, 2)
+    >>> graph = capture(model, x := torch.ones(4, 3))
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="host")
+    >>> torch.equal(schedule(x)["result"], model(x)), graph.finish(schedule(input=x)).shape
+    (True, torch.Size([4, 2]))
     """
 
     def __init__(self, fn: Callable[..., Any], state: State, examples: Mapping[str, Any]):
         super().__init__(re.sub(r"\W", "", getattr(fn, "__name__", type(fn).__name__)) or "step")
         self.fn, self.state, self.examples = fn, state, examples
+        self.held = frozenset(state.tensors())  # the inputs that modules and optimizers hold
+        self.constants: dict[str, Any] = {}  # arguments that are no tensors, by their paths
         self.returned: Any = None
         self.made: dict[str, tuple[str, ...]] = {}  # outputs that are new state, and their places
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
         self.switched: list[tuple[dict[str, Any], str, Any]] = []  # attributes, and what they are afterwards
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now."""
-        return {**self.state.tensors(), **arguments_of(self.fn, args, kwargs)}
+        """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now.
+
+        Raises GraphError for a number among them that is another than when it was captured.
+        """
+        found: dict[str, Any] = {**self.state.tensors()}
+        for path, leaf in _named_leaves(self.fn, args, kwargs):
+            if isinstance(leaf, torch.Tensor):
+                found[path] = leaf
+            elif is_plain(leaf) and path in self.constants and told_of(leaf) != told_of(self.constants[path]):
+                raise GraphError(
+                    f"{path!r} is {leaf!r}, and was {self.constants[path]!r} when {self.name!r} was captured, where it "
+                    f"stays as it was; capture it again, or use autosched.compile, which does so by itself"
+                )
+        return found
+
+    def completed(
+        self, args: Sequence[Any], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
+        """Return the inputs of a run, with what modules and optimizers hold if none of it is given; and ``finish``.
+
+        Raises GraphError where they hold other tensors than when they were captured.
+        """
+        named = inputs.keys() & self.held
+        if not args and (named or (not self.held and inputs.keys() == set(self.input_names))):
+            return inputs, None  # if some are missing, the run says so
+        found = self.feed(*args, **inputs) if args or inputs.keys() - self.names.keys() else None
+        if found is None:
+            found = {**self.state.tensors(), **inputs}
+        for name in sorted(found.keys() ^ set(self.input_names)):
+            if name in self.held:
+                raise GraphError(f"{name!r}, which was there when {self.name!r} was captured, is gone{_AGAIN}")
+            if name in found and name not in inputs:
+                raise GraphError(f"{name!r} was not there yet when {self.name!r} was captured{_AGAIN}")
+        return found, self.finish
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
         """Put new state where it belongs, and return what the function returns."""
@@ -103,14 +153,22 @@ def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     for name in given.keys() & held.keys():
         raise CaptureError(f"two inputs would be called {name!r}: an argument, and what a module or optimizer holds")
     graph = Captured(fn, state, {**held, **given})
+    graph.constants = {path: leaf for path, leaf in _named_leaves(fn, args, kwargs) if is_plain(leaf)}
     check_tensors(graph.examples)
     check_held(state)
+    begun = time.perf_counter()
     _Builder(graph).build(args, kwargs)
+    LOG.info("captured %r: %d tasks in %.3g s", graph.name, len(graph), time.perf_counter() - begun)
     return graph
 
 
 def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors among a call's arguments, by the names of the parameters."""
+    return {name: leaf for name, leaf in _named_leaves(fn, args, kwargs) if isinstance(leaf, torch.Tensor)}
+
+
+def _named_leaves(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the leaves of a call's arguments, by the names of the parameters."""
     try:
         call = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).bind(*args, **kwargs)
     except ValueError:  # a builtin, of which Python cannot tell
@@ -122,13 +180,15 @@ def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         for name, parameter in call.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 named.update(named.pop(name, {}))
-    found: dict[str, torch.Tensor] = {}
+    found: list[tuple[str, Any]] = []
+    tensors: set[str] = set()
     for path, leaf in leaves(named):
         name = re.sub(r"[\s@]", "_", path)
-        if name in found:
+        if name in tensors:
             raise CaptureError(f"two arguments would be called {name!r}; rename one")
         if isinstance(leaf, torch.Tensor):
-            found[name] = leaf
+            tensors.add(name)
+        found.append((name, leaf))
     return found
 
 
@@ -148,17 +208,25 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+_AGAIN = "; capture it again now that it is so, or use autosched.compile, which does so by itself"
+
+
 class _Builder:
     """Runs the function on fake tensors, and makes what was written down into tasks."""
 
     def __init__(self, graph: Captured):
         self.graph, self.state = graph, graph.state
         self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
+        self.following: list[str] = []  # outputs that require grad
+        self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
         self.around: Surroundings | None = None  # while the function runs
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
+        if torch.is_grad_enabled():
+            given = frozenset(name for name, tensor in self.graph.examples.items() if tensor.requires_grad)
+            self.graph.followed = Followed(given, frozenset(self.following), tuple(self.rewritten))
         nodes = list(traced.graph.nodes)
         check_nodes(nodes)
         updates = Updates(nodes, self._places(nodes))
@@ -227,6 +295,7 @@ class _Builder:
         """See to it that nothing changes that no graph can change."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         looks = looks_of(before)
+        histories = {name: tensor.grad_fn for name, tensor in before.items()}
         try:
             yield
             check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])
@@ -236,6 +305,7 @@ class _Builder:
                     f"keep it in a buffer, return it, or change it outside of the step, as schedulers do"
                 )
             self.graph.switched = around.switched()
+            self.rewritten = [name for name, tensor in before.items() if tensor.grad_fn is not histories[name]]
         finally:
             self.around = None
             around.restore()
@@ -278,4 +348,6 @@ class _Builder:
                 found.append(tensor)
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
         self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
+        tensors = zip(self.left, found, strict=True)
+        self.following = [name for name, item in tensors if isinstance(item, torch.Tensor) and item.requires_grad]
         return found

@@ -10,6 +10,7 @@
     machines    a machine with links and streams as measured
     sanity      which readings cannot be
     kept        what was measured before, in a file
+    emulating   how much slower an emulated machine must be for this CPU
     accuracy    a prediction beside what happened
 
 Nothing is modelled here, and no policy is known: what was not measured is left as it was.
@@ -18,6 +19,7 @@ Nothing is modelled here, and no policy is known: what was not measured is left 
 from __future__ import annotations
 
 from autosched.measuring.accuracy import Accuracy, accuracy
+from autosched.measuring.emulating import keeping_up
 from autosched.measuring.links import Way, measured_links, measured_ways
 from autosched.measuring.machines import measured_machine
 from autosched.measuring.probes import Sharing, sharing
@@ -28,6 +30,7 @@ __all__ = [
     "Sharing",
     "Way",
     "accuracy",
+    "keeping_up",
     "measured_costs",
     "measured_links",
     "measured_machine",

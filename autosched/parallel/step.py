@@ -86,7 +86,8 @@ class Step:
             planned = self._of(batch)
             inputs, held = self._inputs(planned, batch)
             try:
-                outputs = planned.schedule(**inputs)
+                with torch.no_grad():  # gradients are taken inside
+                    outputs = planned.schedule(**inputs)
             except BaseException:
                 self._copies.clear()  # who has updated what is not known
                 raise

@@ -16,7 +16,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from autosched.errors import ScheduleError
+from autosched.costs import Costs
+from autosched.errors import ScheduleError, listed
+from autosched.graph import Graph
+from autosched.machine import Machine
+from autosched.placement import Placement
 from autosched.policies.problem import Problem
 
 __all__ = ["Possible"]
@@ -25,10 +29,24 @@ _Trail = list[tuple[int, int]]  # (group, its set before)
 
 
 class Possible:
-    """Sets of devices (bits of an int), one for each group of tasks; they only ever shrink.
+    """Where each task may still go: constraints, what must share a device, and links. For policies of your own.
 
-    Raises ScheduleError if a task has no device from the beginning.
+    Tasks are numbers, as in ``graph.tasks``, and devices too, as in ``machine.devices``. To place a task takes devices
+    away from others, and is refused where one would be left without any: so settle each task, and each has a device.
+    Raises ScheduleError if a task has none from the beginning.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="a"))
+    >>> possible = Possible.of(graph, asc.Machine.emulated(gpus=1), asc.Costs())
+    >>> possible.devices(0), possible.settle(0, [1, 0]), possible.placement().device
+    ((0, 1), 1, {'a': 'cuda:0'})
     """
+
+    @classmethod
+    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Possible:
+        """Return where the tasks of a graph may go. Raises ScheduleError if one may go nowhere."""
+        return cls(Problem.of(graph, machine, costs))
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -43,7 +61,7 @@ class Possible:
         self._neighbours: list[list[tuple[int, int, int]]] = [
             [] for _ in problem.tasks
         ]  # (task, other task, its group)
-        self._sets = [everywhere] * len(problem.tasks)  # by group
+        self._sets = [everywhere] * len(problem.tasks)  # by group, a bit for each device; they only ever shrink
         self._constrain()
         if self._partial:
             self._link()
@@ -74,6 +92,8 @@ class Possible:
         before = self._sets[group]
         if before == bit:
             return True
+        if not before & bit:
+            return False
         trail = [(group, before)]
         self._sets[group] = bit
         conflict = self._spread([group], trail)
@@ -87,8 +107,30 @@ class Possible:
         return False
 
     def settle(self, task: int, preferred: Iterable[int]) -> int:
-        """Put a task and its group on the first device of ``preferred`` that is possible, and return it."""
-        return next(device for device in preferred if self.choose(task, device))
+        """Put a task and its group on the first device of ``preferred`` that is possible, and return it.
+
+        Raises ScheduleError if none is.
+        """
+        tried = []
+        for device in preferred:
+            if self.choose(task, device):
+                return device
+            tried.append(self.problem.devices[device])
+        raise ScheduleError(
+            f"task {self.problem.tasks[task]!r} can go to none of {listed(tried)}; it can go to "
+            f"{self._names(self._sets[self.problem.group[task]])}"
+        )
+
+    def placement(self, order: Iterable[int] | None = None) -> Placement:
+        """Return the placement, when each task is settled; ``order`` is that of issue, by default that of the graph.
+
+        Raises ScheduleError for a task that could go to several devices still.
+        """
+        tasks = range(len(self.problem.tasks))
+        for task in tasks:
+            if len(self.devices(task)) > 1:
+                raise ScheduleError(f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task")
+        return self.problem.placement([self.devices(task)[0] for task in tasks], tasks if order is None else [*order])
 
     def _constrain(self) -> None:
         """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""

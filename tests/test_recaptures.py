@@ -1,0 +1,134 @@
+"""A function that is captured again and again says so, and why."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosched as asc
+
+HERE = asc.Machine([asc.Device("cpu")])
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def scheduled(lr: Any, **options: Any) -> tuple[Callable[[Tensor], Any], Any]:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=20, **options)
+    run = asc.compile(step_of(model, optimizer), HERE, backend="host")
+
+    def train(x: Tensor) -> None:
+        run(x)
+        rates.step()
+
+    return train, run
+
+
+def test_the_third_capture_warns_of_the_rate_that_changed() -> None:
+    """With OneCycleLR each step was captured anew, a thousand times slower, without a word."""
+    train, run = scheduled(0.1)
+    x = torch.ones(2, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        for _ in range(5):
+            train(x)
+    assert run.cache_info().misses == 5
+    (warning,) = [item for item in caught if "captured for the 3rd time" in str(item.message)]
+    text = str(warning.message)
+    assert "step' is captured" in text
+    assert "lr: 0.0" in text
+    assert "momentum: 0.9" in text
+    assert "lr=torch.tensor(...)" in text
+    assert warning.filename == __file__
+
+
+def test_what_the_warning_advises_needs_no_captures() -> None:
+    train, run = scheduled(torch.tensor(0.1), cycle_momentum=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(6):
+            train(torch.ones(2, 3))
+    assert run.cache_info().misses <= 2
+
+
+FACTORS = {"first": 1.0}
+
+
+def by_global(x: Tensor) -> Tensor:
+    return x * FACTORS["first"]
+
+
+def by_argument(x: Tensor, factor: float = 1.0) -> Tensor:
+    return x * factor
+
+
+def change_global(run: Any, number: int) -> None:
+    FACTORS["first"] = 1.0 + number
+    run(torch.ones(2))
+
+
+def grad_mode(run: Any, number: int) -> None:
+    with torch.set_grad_enabled(number != 2), torch.autocast("cpu", enabled=number == 1):
+        run(torch.ones(2))
+
+
+def eval_mode(run: Any, number: int) -> None:
+    run.fn.p = 0.25 + number / 10
+    run(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "call", "expected"),
+    [
+        (by_argument, lambda run, number: run(torch.ones(2 + number)), "x: shape (3,) -> (4,)"),
+        (by_argument, lambda run, number: run(torch.ones(2), 1.5 + number), "an argument: 2.5 -> 3.5"),
+        (by_argument, lambda run, number: run(torch.ones(2), factor=1.5 + number), "an argument: 2.5 -> 3.5"),
+        (by_global, change_global, "first: 2.0 -> 3.0"),
+        (nn.Dropout(0.0), eval_mode, "p: 0.35 -> 0.45"),
+        (by_argument, grad_mode, "a setting of torch's, such as no_grad or autocast: "),
+    ],
+)
+def test_what_changed_is_named(fn: Any, call: Any, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+    with asc.compile(fn, HERE, backend="host") as run, caplog.at_level(logging.INFO, "autosched"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            call(run, 0)
+            call(run, 1)
+        with pytest.warns(RuntimeWarning) as caught:
+            call(run, 2)
+        assert expected in str(caught[0].message)
+        assert expected in caplog.text
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            call(run, 3)  # told once
+
+
+def test_the_logger_tells_of_captures_and_plans(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "autosched"), asc.compile(by_argument, HERE) as run:
+        run(torch.ones(2))
+        run(torch.ones(2))
+        run(torch.ones(3))
+    told = [record.getMessage() for record in caplog.records if record.name == "autosched"]
+    assert [text.partition(" in ")[0] for text in told if text.startswith("captured")] == [
+        "captured 'by_argument': 1 tasks"
+    ] * 2
+    assert [text.partition(":")[0] for text in told if text.startswith("planned")] == [
+        "planned 'by_argument' on 'cpu' by policy auto"
+    ] * 2
+    assert sum("is captured for the 2nd time: x: shape (2,) -> (3,)" in text for text in told) == 1
