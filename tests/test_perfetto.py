@@ -241,10 +241,51 @@ def test_both_forms_and_files_compressed_or_not_are_read(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(text.encode())[:-9])
     document = json.loads(text)
-    for trace in (text, document, document["traceEvents"], tmp_path / "t.json", tmp_path / "t.json.gz"):
+    paths = (tmp_path / "t.json", tmp_path / "t.json.gz")
+    for trace in (text, document, document["traceEvents"], *paths, *map(str, paths)):
         assert Timeline.from_chrome_trace(trace) == timeline
     with pytest.raises(TimelineError, match=r"broken\.gz"):
         Timeline.from_chrome_trace(tmp_path / "broken.gz")
+
+
+def test_what_a_path_names_is_told_from_a_text(tmp_path):
+    (tmp_path / "itself").write_text(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match=r"the text of .*itself is not JSON"):
+        Timeline.from_chrome_trace(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace(str(tmp_path / "missing.json"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace("x" * 100_000)
+
+
+def slices(*found):
+    """Return slices of instructions: category, name, process, thread, instruction, start."""
+    keys = ("cat", "name", "pid", "tid", "ts")
+    return [
+        {"ph": "X", "dur": 10, "args": {"instruction": i}, **dict(zip(keys, (cat, name, pid, tid, ts), strict=True))}
+        for cat, name, pid, tid, i, ts in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 1, 1, 0, 100)],
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 100)],  # in processes of their own
+        [("run", "a", 1, 1, 0, 0), ("run", "b", 2, 1, 0, 100)],  # of two programs
+        [("copy", "a", 1, 1, 0, 0), ("copy", "a", 2, 1, 0, 0), ("copy", "a", 3, 1, 0, 100)],
+        [("copy", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 0)],
+    ],
+)
+def test_two_traces_in_one_are_refused(found):
+    """A span would come before itself, and a walk along the critical path would never end."""
+    with pytest.raises(TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"):
+        Timeline.from_chrome_trace(slices(*found))
+
+
+def test_a_walk_along_a_span_that_names_a_stream_twice_ends():
+    timeline = Timeline((span(0, (A, A), 0, 1), span(1, (A, A), 1, 2)))
+    assert timeline.critical_path() == timeline.spans
 
 
 JUNK = st.recursive(
