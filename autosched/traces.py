@@ -184,8 +184,8 @@ def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, S
         for piece in pieces[:3]
     )
     raise TimelineError(
-        f"the trace has {len(pieces)} slices of instruction {i} ({found}), where one run of one program has one on each "
-        "stream that it occupies; read traces one by one, and join runs of one program by Timeline.median"
+        f"the trace has {len(pieces)} slices of instruction {i} ({found}), where one run of one program has one on "
+        "each stream that it occupies; read traces one by one, and join runs of one program by Timeline.median"
     )
 
 
