@@ -24,7 +24,7 @@ from autosched.graph import Graph, no_grad
 from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
-from autosched.profile import Notes, annotated, annotation, is_traced, ranged
+from autosched.profile import Notes, Trace, annotation, is_traced, ranged
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
 from autosched.progress import report
 from autosched.recording import Lines, Parts, Replayer, reals
@@ -97,8 +97,8 @@ class Executor:
             if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
                 return self._run_inline(self.inline, inputs)
             return self._run(lambda: self.tape, inputs, self._outputs, deadline)
-        wraps = self._watch if watched else None, self._named if traced else None
-        outputs = self._run(lambda: self._compile(*wraps), inputs, self._outputs, deadline)
+        call = self._watch if watched else None
+        outputs = self._run(lambda: self._compile_named(call, None, deadline), inputs, self._outputs, deadline)
         self.checked = True
         if self.replaying is not None:
             self.replaying.note(inputs)
@@ -108,11 +108,9 @@ class Executor:
         """Run once, and return when what happened."""
         deadline = None if timeout is None else time.perf_counter() + timeout
         notes = Notes(self.program, self.backend, self.memory.results)
-        timed = notes.timed
-        launched = (lambda i, step: self._named(i, timed(i, step))) if is_traced() else timed
         try:
             notes.open()
-            return self._run(lambda: self._compile(launched=launched), inputs, notes.timeline, deadline)
+            return self._run(lambda: self._compile_named(None, notes.timed, deadline), inputs, notes.timeline, deadline)
         finally:
             notes.close()
 
@@ -281,10 +279,16 @@ class Executor:
         task, memory = self.graph.task(instruction.task), self.memory
         return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
 
-    def _named(self, i: int, step: Step) -> Step:
-        instruction = self.program.instructions[i]
-        assert isinstance(instruction, (Run, Copy))
-        return annotated(annotation(i, instruction), step)
+    def _compile_named(self, call: Wrap | None, launched: Wrap | None, deadline: float | None) -> Tape:
+        """Return steps that stand in the trace of a torch.profiler, if one is active."""
+        if not is_traced():
+            return self._compile(call, launched)
+        idle = bool(self.crew.threads) and None not in self.tape.steps and deadline is None
+        trace = Trace(self.program, idle, lambda: self.crew.stopped)
+        tape = self._compile(call, lambda i, step: trace.named(i, launched(i, step) if launched else step))
+        for told in trace.telling(tape.lock):
+            tape.add(None, 0, told)
+        return tape
 
 
 class _Handshakes:

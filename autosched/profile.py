@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,7 @@ from autosched.program import Copy, Program, Run, occupied
 from autosched.timeline import Span, Timeline, what
 from autosched.tree import flatten
 
-__all__ = ["Notes", "annotated", "annotation", "is_traced", "ranged"]
+__all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
 
 
 class Notes:
@@ -85,6 +87,89 @@ def is_traced() -> bool:
     return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
 
 
+class Trace:
+    """Names runs and copies in the trace of a torch.profiler.
+
+    By default that sees the thread that it was started in. If this one is ``idle`` while others work, it tells of them.
+    """
+
+    def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
+        import torch
+
+        self._program = program
+        self._relay = _Relay(stopped) if idle and torch._C._autograd._profiler_enabled() else None
+
+    def named(self, i: int, step: Step) -> Step:
+        """Return a run or a copy under its name."""
+        instruction = self._program.instructions[i]
+        assert isinstance(instruction, (Run, Copy))
+        around = _annotated if self._relay is None else self._relay.around
+        return around(annotation(i, instruction), step)
+
+    def telling(self, lock: Callable[[], threading.Lock]) -> list[Step]:
+        """Return what the calling thread does, if it tells of the others: it waits for ``lock``, which is closed."""
+        return [] if self._relay is None else [self._relay.serving(lock())]
+
+
+class _Relay:
+    """Has the calling thread write the steps of other threads into a trace, for a profiler that sees it alone.
+
+    It is idle while they work. Each of them posts the begin and the end of its steps; what it does inside stays unseen.
+    The times are some microseconds late, and slices of steps that overlap lie on one thread.
+    """
+
+    def __init__(self, stopped: Callable[[], bool]):
+        self._stopped = stopped
+        self._posted: deque[tuple[int, str]] = deque()  # the number of a step, and its name, or "" at its end
+        self._expected = 0  # ends
+        self._lock = threading.Lock()
+
+    def around(self, name: str, step: Step) -> Step:
+        """Return a step that posts when it begins and ends."""
+        number, posted = self._expected, self._posted
+        self._expected += 1
+
+        def relayed() -> None:
+            posted.append((number, name))
+            self._wake()
+            try:
+                step()
+            finally:
+                posted.append((number, ""))
+                self._wake()
+
+        return relayed
+
+    def serving(self, lock: threading.Lock) -> Step:
+        """Return the calling thread's step; the ``lock``, which is closed, is opened by whoever gives the run up."""
+        self._lock = lock
+        return self._serve
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already: the calling thread is about to look
+            self._lock.release()
+
+    def _serve(self) -> None:
+        from torch.profiler import record_function
+
+        slices: dict[int, record_function] = {}
+        ended = 0
+        try:
+            while ended < self._expected and not self._stopped():
+                self._lock.acquire()
+                while self._posted:
+                    number, name = self._posted.popleft()
+                    if name:
+                        slices[number] = record_function(name)
+                        slices[number].__enter__()
+                    else:
+                        slices.pop(number).__exit__(None, None, None)
+                        ended += 1
+        finally:
+            for found in slices.values():
+                found.__exit__(None, None, None)
+
+
 def annotation(i: int, instruction: Run | Copy) -> str:
     """Return the name of a run or a copy in a trace of torch.profiler.
 
@@ -95,7 +180,7 @@ def annotation(i: int, instruction: Run | Copy) -> str:
     return f"autosched::{instruction}#{i}"
 
 
-def annotated(name: str, step: Step) -> Step:
+def _annotated(name: str, step: Step) -> Step:
     """Return a step under a name in a trace of torch.profiler."""
     from torch.profiler import record_function
 

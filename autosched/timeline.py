@@ -116,11 +116,11 @@ class Timeline:
     ) -> Timeline:
         """Read a Chrome trace: of ``viz.perfetto_json``, or of torch.profiler around calls of a schedule.
 
-        ``trace`` is its text, what ``json.loads`` made of that, or a path, also of a ``.json.gz``. ``program`` is the
-        schedule's: with it, spans of torch.profiler lie on the program's streams and have its arrows, and slices of
-        other programs are left out; else they lie on threads. torch.profiler leaves out all threads but the caller's,
-        unless its ``experimental_config`` has ``profile_all_threads``. Several calls give their median. Of a trace that
-        holds a prediction beside what was measured, the latter is read. Raises TimelineError for what is no such trace.
+        ``trace`` is a path, as a string or not, also of a ``.json.gz``; its text; or what ``json.loads`` made of that.
+        ``program`` is the schedule's: with it, spans of torch.profiler lie on the program's streams and have its
+        arrows, and slices of other programs are left out; else they lie on threads. Several calls give their median.
+        Of a trace that holds a prediction beside what was measured, the latter is read. Raises TimelineError for what
+        is no such trace, and for several traces in one.
 
         >>> from autosched.viz import perfetto_json
         >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
@@ -206,7 +206,7 @@ class Timeline:
         last: dict[Stream, int] = {}
         for i, span in enumerate(self.spans):
             for stream in span.streams:
-                if stream in last:
+                if last.get(stream, i) != i:  # a span that names a stream twice is not before itself
                     before.setdefault(i, []).append(last[stream])
                 last[stream] = i
         path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]

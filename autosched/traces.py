@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autosched.allowed import is_number
-from autosched.errors import TimelineError
+from autosched.errors import TimelineError, shown
 from autosched.program import Copy, Program, Run, Stream, occupied
 from autosched.timeline import Span, Timeline, what
 
@@ -69,17 +69,40 @@ def _events(trace: Any) -> list[Mapping[str, Any]]:
 
 def _document(trace: Any) -> Any:
     if isinstance(trace, os.PathLike):
-        data = Path(trace).read_bytes()
-        try:
-            trace = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-        except (EOFError, OSError, ValueError) as error:
-            raise TimelineError(f"{os.fspath(trace)}: {error}") from error
+        return _parsed(_content(Path(trace)), os.fspath(trace))
     if not isinstance(trace, str):
         return trace
+    if _is_file(trace):
+        return _parsed(_content(Path(trace)), trace)
+    return _parsed(trace, "")
+
+
+def _content(path: Path) -> str:
+    data = path.read_bytes()
     try:
-        return json.loads(trace)
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (EOFError, OSError, ValueError) as error:
+        raise TimelineError(f"{path}: {error}") from error
+
+
+def _parsed(text: str, path: str) -> Any:
+    """Return what a text says; ``path`` is the file that it comes from, if any."""
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TimelineError(f"no Chrome trace: its text is not JSON: {error}") from error
+        which = f"the text of {path}" if path else "its text"
+        also = "" if path or text.lstrip()[:1] in ("{", "[") else ", and there is no file of that name"
+        raise TimelineError(f"no Chrome trace: {which} is not JSON{also}: {error}") from error
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text is the path of a file, and not a trace itself."""
+    if text.lstrip()[:1] in ("{", "["):
+        return False
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with characters that no name has
+        return False
 
 
 def _slice(event: Mapping[str, Any]) -> _Slice | None:
@@ -137,12 +160,33 @@ def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Map
 
 
 def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> Span:
-    """Return a span of its slices, one on each stream: a copy leaves before it enters."""
+    """Return a span of its slices, one on each stream: a copy leaves before it enters.
+
+    Raises TimelineError where one run has more of them, as in a file that two traces were put into.
+    """
+    _require_one_run(i, pieces, where)
     streams = sorted((where[piece.thread] for piece in pieces), key=lambda stream: stream.name == "copy-in")
     first, nbytes = pieces[0], pieces[0].args.get("bytes", 0.0)
     start, end = min(piece.start for piece in pieces), min(piece.end for piece in pieces)
     nbytes = nbytes if is_number(nbytes) else 0.0
     return Span("run" if first.category == "run" else "copy", first.name, tuple(streams), start, end, i, nbytes)
+
+
+def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
+    """Raise TimelineError unless an instruction has one slice on each of its streams, at most two for a copy."""
+    kinds = {(piece.category, piece.name) for piece in pieces}
+    streams = {where[piece.thread] for piece in pieces}
+    most = 2 if pieces[0].category == "copy" else 1
+    if len(kinds) == 1 and len(pieces) == len(streams) <= most:
+        return
+    found = ", ".join(
+        f"{piece.category} {shown(piece.name)} on {shown(str(where[piece.thread]))} at {piece.start * 1e6:.6g} us"
+        for piece in pieces[:3]
+    )
+    raise TimelineError(
+        f"the trace has {len(pieces)} slices of instruction {i} ({found}), where one run of one program has one on "
+        "each stream that it occupies; read traces one by one, and join runs of one program by Timeline.median"
+    )
 
 
 def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> list[tuple[int, int]]:

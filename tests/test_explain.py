@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,13 +54,13 @@ def tiny(seconds: float = 6e-6) -> asc.Schedule:
     return asc.schedule(graph, ONE)
 
 
-def host_read(seconds: float = 3e-3, copies: bool = True) -> asc.Schedule:
+def host_read(seconds: float = 3e-3, copies: bool = True, fn: Any = call) -> asc.Schedule:
     """Return one in which backward waits for a number that the host reads, from ``loss``."""
     graph = asc.Graph("host read")
     x = graph.input("x")
     with graph.on("cuda:0"):
         loss = graph.add(call, x, name="loss", seconds=2e-3, nbytes=4)
-    item = graph.add(call, loss, name="item", on="host", seconds=seconds) if copies else loss
+    item = graph.add(fn, loss, name="item", on="host", seconds=seconds) if copies else loss
     with graph.on("cuda:0"):
         graph.output(w=graph.add(call, loss, item, name="backward", seconds=4e-3))
     return asc.schedule(graph, ONE)
@@ -228,13 +229,93 @@ def fork() -> asc.Graph:
     return graph
 
 
+def weights(homes: tuple[str, ...] = (), seconds: float = 2e-4, on: str | None = None) -> asc.Schedule:
+    """Return a forward pass that reads two weights of 16.8 MB, which no task writes, and a small batch."""
+    graph = asc.Graph("weights")
+    value, *given = graph.inputs("x", "w1", "w2")
+    for i, w in enumerate(given):
+        value = graph.add(call, value, w, name=f"layer{i}", seconds={"cpu": 1.0, "cuda:0": seconds, "cuda:1": seconds})
+    graph.output(y=value)
+    costs = asc.Costs(nbytes={"x": 1e4, "w1": 16.8e6, "w2": 16.8e6, "layer0": 1e4})
+    return asc.schedule(graph, TWO, costs=costs, inputs=dict.fromkeys(homes, "cuda:0"), place={"*": on} if on else None)
+
+
+@pytest.mark.parametrize("on", [None, "cuda:0"])
+def test_weights_that_are_only_read_could_stay_where_they_are_used(on: str | None) -> None:
+    found, cured = weights(on=on).explain().advice[-1], weights(("w1", "w2"))
+    assert (found.kind, set(found.values)) == ("keep inputs", {"w1", "w2"})
+    assert found.makespan == pytest.approx(cured.makespan)
+    assert "by inputs={'w2': 'cuda:0', 'w1': 'cuda:0'}, if they are the same tensors in each run" in found.words
+    assert cured.explain().advice == ()  # the batch is another in each run
+
+
+def test_weights_that_would_have_to_travel_to_a_faster_device_could_live_there():
+    """One run alone is faster on the CPU, so no copy of a weight is there to see."""
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    graph.output(y=graph.add(call, x, w, name="y", seconds={"cpu": 1e-3, "cuda:0": 1e-4}))
+    costs = asc.Costs(nbytes={"x": 1e4, "w": 50e6})
+    schedule = asc.schedule(graph, ONE, costs=costs)
+    assert schedule.placement.device == {"y": "cpu"}
+    (found,) = schedule.explain().advice
+    assert found.kind == "keep inputs"
+    assert found.makespan == pytest.approx(asc.schedule(graph, ONE, costs=costs, inputs={"w": "cuda:0"}).makespan)
+
+
+def test_no_advice_sends_more_than_links_allow():
+    """Two weights of 16.8 MB for two tasks stand in line on one link, which has a rate, with streams or without."""
+    for schedule in (weights(), weights(on="cuda:0"), in_line(size=16.8e6)):
+        for advice in schedule.explain().advice:
+            if advice.kind not in ("keep", "keep inputs"):
+                link = schedule.machine.link("cuda:0", "cuda:1" if schedule.graph.name == "in line" else "cpu")
+                assert link is not None
+                assert advice.makespan >= 16.8e6 / link.bytes_per_second
+
+
+def test_copies_by_one_link_are_not_advised_to_go_at_once():
+    graph = asc.Graph()
+    for i, value in enumerate(graph.inputs("a", "b")):
+        graph.output(**{f"y{i}": graph.add(call, value, name=f"y{i}", on="cuda:0", seconds=1e-5)})
+    found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6), inputs={"a": "cpu", "b": "cpu"}).explain()
+    assert [advice.kind for advice in found.advice] == ["keep inputs"]
+
+
+def test_a_split_is_told_of_by_the_best_that_was_tried():
+    """Weights may move with the tasks that read them: then a split costs one small copy, not two of all weights."""
+    found = weights(("w1", "w2")).explain()
+    (note,) = found.notes
+    copy = 1e-5 + 1e4 / 25e9
+    slower = (4e-4 + 2 * copy) / (4e-4 + copy) - 1
+    assert f"(cuda:0 and cuda:1 take {slower:.0%} longer, in the best way that was tried)" in note
+
+
+def test_a_split_that_is_far_slower_is_told_of_in_times():
+    graph = asc.Graph()
+    value = graph.add(call, name="first", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6)
+    for i in range(2):
+        value = graph.add(call, value, name=f"next{i}", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6)
+    graph.output(y=value)
+    (note,) = asc.schedule(graph, TWO).explain().notes
+    assert "(cuda:0 and cuda:1 take 4 times as long, in the best way that was tried)" in note
+
+
+def test_item_is_blamed_where_it_is_called_alone():
+    for fn in (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default, call):
+        (words,) = (advice.words for advice in host_read(fn=fn).explain().advice)
+        assert (".item()" in words, "do without it" in words) == (fn is not call, fn is call)
+
+
+def test_replay_is_named_as_it_is_asked_for():
+    assert "asc.schedule(..., replay=True)" in tiny().explain().advice[0].words
+
+
 def test_copies_for_one_task_by_one_link_gain_nothing_side_by_side():
     graph = asc.Graph()
     values = graph.inputs("a", "b")
     with graph.on("cuda:0"):
         graph.output(y=graph.add(call, *values, name="y", seconds=1e-3))
     found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6)).explain()
-    assert found.advice == ()
+    assert [advice.kind for advice in found.advice] == ["keep inputs"]
     assert found.path_seconds.keys() == {"compute", "copy"}
 
 

@@ -50,6 +50,10 @@ def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: s
         costs = dataclasses.replace(schedule.costs, pageable=schedule.costs.pageable.difference(advice.values))
         same = asc.schedule(graph, schedule.machine, policy=lambda *_: schedule.placement, costs=costs, outputs=wanted)
         return same.makespan
+    if advice.kind == "keep inputs":
+        homes = [dict.fromkeys(advice.values, device) for device in schedule.machine.accelerators]
+        made = [asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=h) for h in homes]
+        return min(again.makespan for again in made)
     if advice.kind.endswith("policy"):
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
     return 0.0

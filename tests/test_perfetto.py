@@ -241,10 +241,51 @@ def test_both_forms_and_files_compressed_or_not_are_read(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(text.encode())[:-9])
     document = json.loads(text)
-    for trace in (text, document, document["traceEvents"], tmp_path / "t.json", tmp_path / "t.json.gz"):
+    paths = (tmp_path / "t.json", tmp_path / "t.json.gz")
+    for trace in (text, document, document["traceEvents"], *paths, *map(str, paths)):
         assert Timeline.from_chrome_trace(trace) == timeline
     with pytest.raises(TimelineError, match=r"broken\.gz"):
         Timeline.from_chrome_trace(tmp_path / "broken.gz")
+
+
+def test_what_a_path_names_is_told_from_a_text(tmp_path):
+    (tmp_path / "itself").write_text(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match=r"the text of .*itself is not JSON"):
+        Timeline.from_chrome_trace(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace(str(tmp_path / "missing.json"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace("x" * 100_000)
+
+
+def slices(*found):
+    """Return slices of instructions: category, name, process, thread, instruction, start."""
+    keys = ("cat", "name", "pid", "tid", "ts")
+    return [
+        {"ph": "X", "dur": 10, "args": {"instruction": i}, **dict(zip(keys, (cat, name, pid, tid, ts), strict=True))}
+        for cat, name, pid, tid, i, ts in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 1, 1, 0, 100)],
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 100)],  # in processes of their own
+        [("run", "a", 1, 1, 0, 0), ("run", "b", 2, 1, 0, 100)],  # of two programs
+        [("copy", "a", 1, 1, 0, 0), ("copy", "a", 2, 1, 0, 0), ("copy", "a", 3, 1, 0, 100)],
+        [("copy", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 0)],
+    ],
+)
+def test_two_traces_in_one_are_refused(found):
+    """A span would come before itself, and a walk along the critical path would never end."""
+    with pytest.raises(TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"):
+        Timeline.from_chrome_trace(slices(*found))
+
+
+def test_a_walk_along_a_span_that_names_a_stream_twice_ends():
+    timeline = Timeline((span(0, (A, A), 0, 1), span(1, (A, A), 1, 2)))
+    assert timeline.critical_path() == timeline.spans
 
 
 JUNK = st.recursive(
@@ -320,6 +361,64 @@ def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(backend
     assert all(found.spans[a].end <= found.spans[b].start for a, b in found.arrows)
     threads = Timeline.from_chrome_trace(tmp_path / "t.json").streams
     assert len(threads) == (2 if backend == "threads" else 1)
+
+
+def two_streams(backend):
+    """Return a schedule of two tasks of 10 ms side by side, and one that needs both."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=x * 2 + x * 3)
+    if backend == "emulated":
+        machine, costs = asc.Machine.emulated(gpus=2), asc.Costs.table({"add": 1e-2, "mul": 1e-2, "mul_1": 1e-2})
+        return asc.schedule(graph, machine, costs=costs, place={"mul": "cuda:0", "mul_1": "cuda:1", "add": "cuda:0"})
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    return asc.schedule(graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend)
+
+
+def profiled(call, tmp_path):
+    """Return the trace of a profiler with its defaults, and the profiler."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profiler:
+        call()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    return profiler
+
+
+@pytest.mark.parametrize("backend", ["threads", "emulated"])
+def test_a_profiler_that_sees_one_thread_is_told_of_the_others(backend, tmp_path):
+    with two_streams(backend) as schedule:
+        schedule(x=torch.ones(3))
+        for call in (schedule, schedule.profile):
+            profiler = profiled(lambda call=call: call(x=torch.ones(3)), tmp_path)
+            seen = {event.key for event in profiler.key_averages()}
+            found = Timeline.from_chrome_trace(str(tmp_path / "t.json"), schedule.program)
+            runs = [span for span in found.spans if span.kind == "run"]
+            assert {"autosched::run add#", "autosched::run mul#"} <= {key.rstrip("0123456789") for key in seen}
+            assert sorted(span.name for span in runs) == ["add", "mul", "mul_1"]
+            assert {span.instruction for span in found.spans} == {
+                span.instruction for span in schedule.simulate().spans
+            }
+
+
+def test_a_profiler_is_told_of_the_first_run_too(tmp_path):
+    with two_streams("threads") as schedule:
+        profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
+    assert len(Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program).spans) == 3
+
+
+def test_a_task_that_fails_under_a_profiler_is_named(tmp_path):
+    def failing(x):
+        raise ValueError("no")
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=graph.add(failing, x * 2 + x * 3, name="failing"))
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    costs = asc.Costs(default_seconds=1)
+    with asc.schedule(graph, machine, policy="heft", costs=costs, backend="threads") as schedule:
+        for _ in range(3):
+            with pytest.raises(asc.TaskError, match=r"'failing'.*ValueError: no"):
+                profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
 
 
 def test_without_a_profiler_no_task_is_annotated(monkeypatch):

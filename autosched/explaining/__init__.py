@@ -9,6 +9,7 @@ causes      what each task and each copy begins behind, and why there
 facts       the critical path, idle times by cause, slack
 choice      why a task runs where and when it does
 transfers   advice: page-locked memory, streams for copies
+homes       advice: inputs that could stay on accelerators
 work        advice: tasks too small for their launch, reads on the host
 places      advice: other placements, more devices, fewer
 report      what ``explain`` returns for a whole schedule, and its words

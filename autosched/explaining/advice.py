@@ -9,10 +9,9 @@ from typing import NamedTuple, TypeVar
 __all__ = ["LEAST", "Advice", "Remedy", "fewest", "worthwhile"]
 
 LEAST = 0.02  # of the makespan, below which no change is worth its trouble
-_DOUBTFUL = 0.1  # the same for what links may be unable to do
 _MOST = 0.9  # of what all of several changes gain, with which the first few are enough
 
-_LAST = ("bound", "fewer bound", "copies at once")
+_LAST = ("bound", "fewer bound", "keep inputs")
 
 T = TypeVar("T")
 
@@ -20,10 +19,10 @@ T = TypeVar("T")
 class Remedy(NamedTuple):
     """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
 
-    ``kind`` is ``pin``, ``keep``, ``launch``, ``host read``, ``copy streams`` or, on one link, ``copies at once``;
-    ``host bound`` for what is bound to a CPU and slow there; ``policy`` for a better placement, or ``bound`` for one
-    that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...`` where that uses
-    more devices, or fewer.
+    ``kind`` is ``pin``, ``keep`` or, of what may differ from run to run, ``keep inputs``; ``launch``, ``host read`` or
+    ``copy streams``; ``host bound`` for what is bound to a CPU and slow there; ``policy`` for a better placement, or
+    ``bound`` for one that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...``
+    where that uses more devices, or fewer.
     """
 
     kind: str
@@ -49,20 +48,16 @@ class Advice:
 def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
     """Return what pays, what gains most first.
 
-    But what spreads otherwise what the user spread comes last, and so does what links may be unable to do.
+    But what spreads otherwise what the user spread comes last, and so does what depends on a condition.
 
     >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
     >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]
     [('pin', 1.0, 0.25)]
     """
     gains = [(makespan - remedy.makespan, remedy) for remedy in remedies]
-    paying = [(gain, remedy) for gain, remedy in gains if gain > _least(remedy) * makespan]
+    paying = [(gain, remedy) for gain, remedy in gains if gain > LEAST * makespan]
     paying.sort(key=lambda pair: (pair[1].kind in _LAST, -pair[0]))
     return tuple(Advice(*remedy, gain, gain / makespan) for gain, remedy in paying)
-
-
-def _least(remedy: Remedy) -> float:
-    return _DOUBTFUL if remedy.kind == "copies at once" else LEAST
 
 
 def fewest(

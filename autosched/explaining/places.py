@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import bisect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import itemgetter
 
 from autosched.errors import ScheduleError
@@ -11,6 +14,7 @@ from autosched.explaining.advice import Remedy
 from autosched.explaining.case import SMALL, Case
 from autosched.explaining.words import count, joined, names, place, share, spelled
 from autosched.graph import Task
+from autosched.placement import Placement, choices, home
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program import Copy
 from autosched.viz.paint import duration
@@ -18,6 +22,7 @@ from autosched.viz.paint import duration
 __all__ = ["Plans", "note", "places"]
 
 _MOST = 20_000  # tasks, up to which there is time for some policies
+_FAR = 3  # times the makespan, from which a percentage is hard to read
 _SAME = 0.05  # of the makespan, by which fewer devices may be slower and are worth a word
 
 
@@ -26,11 +31,13 @@ class Plans:
     """What could be instead: ``kept`` with what the user bound, the best first.
 
     ``freed`` without what is bound to accelerators, ``off_host`` without what is bound to a CPU and slow there.
+    ``split`` is the best of the plans that cut the tasks in two, if they are all on one device.
     """
 
     kept: tuple[Case, ...]
     freed: tuple[Case, ...]
     off_host: tuple[Case, ...]
+    split: Case | None = None
 
     @classmethod
     def of(cls, case: Case) -> Plans:
@@ -39,6 +46,7 @@ class Plans:
             _plans(case, (heft,) if case.bound else (single, heft)),
             _plans(case.freed, (heft,)) if case.bound else (),
             _plans(case.unbound(case.slow_here), (heft,)) if case.slow_here else (),
+            _split(case),
         )
 
 
@@ -60,6 +68,68 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
         except ScheduleError:  # another policy may find a way
             continue
     return tuple(plan for _, plan in sorted(made, key=itemgetter(0)))
+
+
+def _split(case: Case) -> Case | None:
+    """Return the best plan with the first tasks on the device that is used and the others on a second one, if any.
+
+    Policies look for what is fastest, so of plans with more devices than pay they may find poor ones alone. Inputs that
+    live on the first device, and that only the second reads, live on the second.
+    """
+    others = [name for name in case.workers if name not in case.used]
+    if len(case.used) != 1 or not others or len(case.graph) > SMALL:
+        return None
+    made = [_cut(case, others[0], at) for at in _cuts(case)]
+    return min((plan for plan in made if plan is not None), key=lambda plan: plan.makespan, default=None)
+
+
+def _cuts(case: Case) -> list[int]:
+    """Return after how many tasks to cut: a few numbers, such that each side has a third of the work at least.
+
+    A device that only gets a small task says nothing of what it would cost to share the work out.
+    """
+    ends = list(accumulate(case.costs.task_seconds(task, case.machine.device(case.used[0])) for task in _mobile(case)))
+    if not ends or not 0 < ends[-1] < math.inf:
+        return []
+    least, most = ends[-1] * (1 / 3 - 1e-9), ends[-1] * (2 / 3 + 1e-9)
+    sound = [number for number, end in enumerate(ends, 1) if least <= end <= most]
+    step = max(1, -(-len(sound) // case.tries))
+    return sound[::step] or [bisect.bisect_left(ends, ends[-1] / 2) or 1]
+
+
+def _mobile(case: Case) -> list[Task]:
+    """Return the tasks that are on the one device that is used."""
+    return [task for task in case.graph.tasks if case.placement.device[task.name] == case.used[0]]
+
+
+def _cut(case: Case, other: str, at: int) -> Case | None:
+    """Return the case with all but the first few tasks on another device; None if that cannot be."""
+    allowed = choices(case.graph, case.machine)
+    device = dict(case.placement.device)
+    goes: dict[int, bool] = {}  # whether a group of tasks that share a device goes to the other one
+    for number, task in enumerate(_mobile(case)):
+        moves = goes.setdefault(allowed.group[task.index], number >= at)
+        if moves and other in allowed.devices[task.index]:
+            device[task.name] = other
+    homes = _followed(case, device, other)
+    try:
+        plan = replace(case, graph=case.graph.pinned(homes)).placed(Placement(device, case.placement.order))
+        return plan if other in plan.used else None
+    except ScheduleError:
+        return None
+
+
+def _followed(case: Case, device: Mapping[str, str], other: str) -> dict[str, str]:
+    """Return the inputs that live on the device that is used and are needed on the other one alone."""
+    readers: dict[int, set[str]] = {}
+    for task in case.graph.tasks:
+        for use in case.graph.needs(task):
+            readers.setdefault(case.graph.values[use.value].root, set()).add(device[task.name])
+    return {
+        value.name: other
+        for value in case.graph.sources
+        if home(case.graph, case.machine, value) == case.used[0] and readers.get(value.index) == {other}
+    }
 
 
 def places(case: Case, plans: Plans) -> Iterator[Remedy]:
@@ -126,15 +196,23 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
 def note(case: Case, plans: Plans) -> tuple[str, ...]:
     """Say what more devices, or fewer, would not give."""
     more = [plan for plan in plans.kept if len(plan.used) > len(case.used)]
+    more = sorted([*more, *filter(None, [plans.split])], key=lambda plan: plan.makespan)
     fewer = [plan for plan in plans.kept if len(plan.used) < len(case.used)]
     if more and more[0].makespan >= case.makespan > 0:
-        slower = more[0].makespan / case.makespan - 1
         take = "takes" if len(more[0].used) == 1 else "take"
-        longer = f"{take} {share(slower)} longer" if slower > 0.005 else f"{take} as long"
-        return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer})",)
+        longer = f"{take} {_longer(more[0].makespan / case.makespan)}"
+        best = ", in the best way that was tried" if len(more[0].used) > 1 else ""
+        return (f"{_nothing(more[0], case.makespan)} ({joined(more[0].used)} {longer}{best})",)
     if fewer and case.makespan < fewer[0].makespan <= case.makespan * (1 + _SAME):
         return (f"on {_alone(fewer[0])} it takes {duration(fewer[0].makespan)}, hardly longer",)
     return ()
+
+
+def _longer(ratio: float) -> str:
+    """Say how many times as long it takes."""
+    if ratio > _FAR:
+        return f"{ratio:.0f} times as long"
+    return f"{share(ratio - 1)} longer" if ratio > 1.005 else "as long"
 
 
 def _nothing(plan: Case, other: float) -> str:

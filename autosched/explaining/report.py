@@ -14,9 +14,10 @@ from autosched.explaining.advice import Advice, Remedy, worthwhile
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind, all_before, gates
 from autosched.explaining.facts import Idle, Step, critical_path, held_up, idle, path_seconds
+from autosched.explaining.homes import keep
 from autosched.explaining.places import Plans, note, places
 from autosched.explaining.spills import spill_note
-from autosched.explaining.transfers import copy_streams, keep, pageable_note, pin
+from autosched.explaining.transfers import copy_streams, pageable_note, pin
 from autosched.explaining.words import count
 from autosched.explaining.work import host_note, host_reads, launches
 from autosched.explaining.writing import written

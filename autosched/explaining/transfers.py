@@ -1,28 +1,24 @@
-"""Remedies for copies: page-locked memory, values that stay where they are used, more streams."""
+"""Remedies for copies: page-locked memory, more streams."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
-from autosched.errors import ScheduleError
 from autosched.explaining.advice import Remedy, fewest
 from autosched.explaining.case import Case
 from autosched.explaining.causes import Behind
 from autosched.explaining.words import count, names
 from autosched.graph import Use
 from autosched.machine import Link, Machine
-from autosched.placement import home
 from autosched.program import Copy, Program, Stream
 from autosched.simulate import is_pageable, makespan
 from autosched.tables import amount
 from autosched.timeline import Span
 from autosched.viz.paint import duration
 
-__all__ = ["copy_streams", "keep", "pageable_note", "pin"]
+__all__ = ["copy_streams", "pageable_note", "pin"]
 
-_FEW = 4  # devices, up to which it is said what to keep on each
 _PAGEABLE = 0.1  # of the makespan, from which it matters whether memory is page-locked
 _MOST = 4_000  # copies, each of which gets a stream of its own to begin with: lowering takes long for more
 
@@ -77,40 +73,11 @@ def _rates(link: Link | None) -> str:
     return f"at {amount(link.pageable_bytes_per_second, 'B/s')} instead of {amount(link.bytes_per_second, 'B/s')}"
 
 
-def keep(case: Case) -> Iterator[Remedy]:
-    """Say which state of a step, and which constants, to leave on the accelerators that use them."""
-    homes: dict[str, str] = {}
-    for copy in case.program:
-        value = case.graph.value(copy.value) if isinstance(copy, Copy) else None
-        if value is None or value.producer is not None or not isinstance(copy, Copy) or copy.overwrite:
-            continue
-        stays = case.graph.last_version(value.index) > 0 or value.tensor is not None
-        kinds = case.machine.device(copy.source).kind, case.machine.device(copy.destination).kind
-        if stays and kinds[0] == "cpu" != kinds[1] and copy.source == home(case.graph, case.machine, value):
-            homes.setdefault(value.name, copy.destination)
-    if not homes:
-        return
-    size = {name: case.costs.value_nbytes(case.graph.value(name)) for name in homes}
-    largest = sorted(homes, key=lambda name: -size[name])
-
-    def without(moved: Sequence[str]) -> float:
-        try:
-            return case.housed({name: homes[name] for name in moved}).makespan
-        except ScheduleError:  # other tasks need them elsewhere, and no link leads there
-            return math.inf
-
-    kept, found = fewest(largest, case.makespan, without, case.tries)
-    where = list(dict.fromkeys(homes[name] for name in kept))
-    moved = [f"{names([name for name in kept if homes[name] == device])} on {device}" for device in where]
-    them = " and ".join(moved) if len(where) < _FEW else f"{names(kept)} where they are used"
-    travels = "it travels" if len(kept) == 1 else "they travel"
-    total = amount(sum(size[name] for name in kept), "B")
-    words = f"keep {them} ({total}), by inputs=: {travels} from the host in each run"
-    yield Remedy("keep", words, (), tuple(kept), found)
-
-
 def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Remedy]:
-    """Say what copies stand in line for, and what streams of their own would give."""
+    """Say what copies stand in line for, and what a stream for each link would give.
+
+    Copies by one link share its rate, so a stream for each copy is never advised.
+    """
     lines = _lines(case, before)
     if not lines or not case.machine.contention or sum(isinstance(i, Copy) for i in case.program) > _MOST:
         return
@@ -122,12 +89,11 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
     longest = duration(waits[values[0]])
     line = f"{count(len(values), 'copy')} {stand} in line on {stream}, for up to {longest} ({names(values)})"
     by_link = makespan(_by_link(apart.program), apart.seconds)
-    if by_link <= (case.makespan + apart.makespan) / 2:
-        words = f"{line}: a copy stream for each link lets them go at once (by hand, in schedule.code)"
-        yield Remedy("copy streams", words, (), values, by_link)
-    else:
-        words = f"{line}: a copy stream for each, if the link carries them side by side, or smaller copies"
-        yield Remedy("copies at once", words, (), values, apart.makespan)
+    words = (
+        f"{line}: a copy stream for each link lets copies by different links go at once, where these are independent "
+        "(by hand, in schedule.code)"
+    )
+    yield Remedy("copy streams", words, (), values, by_link)
 
 
 def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[str, float]]:

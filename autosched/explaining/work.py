@@ -17,7 +17,7 @@ from autosched.viz.paint import duration
 
 __all__ = ["host_note", "host_reads", "launches"]
 
-_CURE = "keep it on the device (no .item(), float() or .cpu())"
+_READS = ("_local_scalar_dense", "item", "tolist", "numpy", "cpu")  # what .item(), float() and their kin call
 
 
 def launches(case: Case) -> Iterator[Remedy]:
@@ -38,7 +38,8 @@ def launches(case: Case) -> Iterator[Remedy]:
     words = (
         f"{count(len(tasks), 'task')} of about {duration(whole / len(tasks))} ({names(tasks)}, {where}) "
         f"{'costs' if len(tasks) == 1 else 'cost'} more to launch ({duration(launch)}) than to run "
-        f"({duration(whole - launch)}): merge kernels into one (torch.compile), or replay all as a CUDA graph"
+        f"({duration(whole - launch)}): merge kernels into one (torch.compile), or replay all as a CUDA graph, by "
+        "asc.schedule(..., replay=True)"
     )
     yield Remedy("launch", words, tuple(tasks), (), makespan)
 
@@ -83,7 +84,8 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
     middle, last = _readers(case, blamed)
     if middle:
         tasks, makespan = fewest(middle, case.makespan, lambda some: case.timed(_at_once(case, some)))
-        yield _remedy(case, tasks, blamed, _CURE, makespan)
+        cure = f"{_without(tasks)[0]} ({_without(tasks)[1]})"
+        yield _remedy(case, tasks, blamed, cure, makespan)
     if sum(blamed[task.name] for task in last) > LEAST * case.makespan:
         tasks, makespan = fewest(last, case.makespan, lambda some: _later(case, some), case.tries)
         yield _remedy(case, tasks, blamed, "read it after all else", makespan)
@@ -96,8 +98,17 @@ def host_note(case: Case, held_up: Mapping[int, float]) -> tuple[str, ...]:
     saved = case.makespan - case.timed(_at_once(case, middle)) if middle else 0.0
     if not 0 < saved <= LEAST * case.makespan:
         return ()
-    cure = f"to keep it on the device would save {share(saved / case.makespan)}, as predicted"
+    cure = f"to {_without(middle)[0]} would save {share(saved / case.makespan)}, as predicted"
     return (_remedy(case, middle, blamed, cure, case.makespan).words,)
+
+
+def _without(tasks: Sequence[Task]) -> tuple[str, str]:
+    """Return what to do without host tasks, and how: a number that torch reads can stay a tensor."""
+    called = [str(getattr(task.fn, "__name__", "")).partition(".")[0] for task in tasks]
+    if all(name in _READS for name in called):
+        return "keep it on the device", "no .item(), float() or .cpu()"
+    them = "it" if len(tasks) == 1 else "them"
+    return f"do without {them}", "leave out what needs the result, or let it take that of an earlier run"
 
 
 def _readers(case: Case, blamed: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
