@@ -38,7 +38,7 @@ class Virtual(Emulated):
 
     def crew(self, threads: Sequence[str]) -> Team:
         """Run all threads' steps in one, interleaved."""
-        return Interleaver(self.choose)
+        return Interleaver(self.choose, self.prepare)
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to zero."""
