@@ -6,9 +6,8 @@ Joins the modules and adds nothing of its own.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from autosched.explaining import Case, Explanation, TaskExplanation, explain, ex
 from autosched.files import write
 from autosched.fitting import confined
 from autosched.footprint import footprint, memory_over_time
+from autosched.forks import rlock
 from autosched.graph import Graph
 from autosched.learning import learn
 from autosched.lowering import lower
@@ -44,7 +44,7 @@ from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
 
-_MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
+_MAKING = rlock()  # two threads that make the first call of a schedule share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -105,6 +105,9 @@ class Schedule:
         goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
         write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
         devices were told to do is not timed.
+
+        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises ScheduleError where
+        a task calls a schedule that waits for that task to end. In a process that was forked the schedule begins anew.
         """
         return self._executor(inputs, checked_timeout(timeout))
 
@@ -164,6 +167,10 @@ class Schedule:
             self.__dict__["_closed"] = True
             if "_made" in self.__dict__:
                 self._executor.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: no threads, and nothing else that a run has made."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def __enter__(self) -> Schedule:
         return self

@@ -81,14 +81,16 @@ MAY_IMPORT = {
     "workers": ["errors"],
     "straight": ["workers"],
     "crew": ["straight", "workers"],
-    "interleaver": ["workers"],
+    "interleaver": ["crew", "workers"],  # a crew's thread plays the others where there is a deadline
+    "forks": [],
+    "nesting": ["errors", "forks"],
     "progress": ["graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "inline": ["codegen", "workers"],
     "execute": [
         *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
-        *["recording", "replaying", "segments"],
+        *["forks", "nesting", "recording", "replaying", "segments"],
     ],
     "profile": [*DATA, "backends"],  # wraps steps for execute
     # keeping a schedule as text
