@@ -19,16 +19,16 @@ from typing import Any, NoReturn, TypeVar, cast
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
 from autosched.codegen import Code
-from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError, TaskError
+from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError
 from autosched.forks import forks, rlock
 from autosched.graph import Graph, no_grad
 from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
-from autosched.nesting import Calls
+from autosched.nesting import Calls, Turn
 from autosched.profile import Notes, annotated, annotation, is_traced, ranged
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
-from autosched.progress import report
+from autosched.progress import failed, report
 from autosched.recording import Lines, Parts, Replayer, reals
 from autosched.replaying import Replaying
 from autosched.segments import segmented
@@ -72,7 +72,7 @@ class Executor:
         self.nvtx = nvtx
         cut = segmented(program, reals(machine)) if hasattr(backend, "recorder") else None
         backend.open(program if cut is None else cut.everything, machine)
-        self.memory = Memory(program, graph, backend.place)
+        self.memory = Memory(program, graph, backend.place, getattr(backend, "here", None))
         self.calls = [self._call(i) for i in range(len(program))]
         on_cpu = [machine.device(stream.device).kind == "cpu" for stream in program.streams]
         self.code, self.quick = code if all(on_cpu) else None, not any(on_cpu)
@@ -233,7 +233,7 @@ class Executor:
         try:
             if self.close.alive:
                 _calls.enter(self)
-            with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
+            with self.busy if deadline is None else Turn(self.busy, deadline), no_grad():
                 self.caller = threading.get_ident()
                 if not self.close.alive:
                     raise ScheduleError("the schedule is closed; make a new one")
@@ -256,15 +256,7 @@ class Executor:
         instruction, error = self.program.instructions[fault.position], fault.error
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
             raise error
-        what = f"{type(error).__name__}: {_told(str, error)}"
-        if not isinstance(instruction, Run):
-            raise TaskError(f"{instruction} on {instruction.stream} failed: {what}") from error
-        task = self.graph.task(instruction.task)
-        described = ", ".join(_told(_described, item) for item in arguments)
-        raise TaskError(
-            f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
-            f"    arguments: {described or 'none'}\n    added at {task.source}"
-        ) from error
+        raise failed(self.graph, instruction, error, arguments) from error
 
     # ---- compiling
 
@@ -323,6 +315,9 @@ class Executor:
         if not isinstance(instruction, Run):
             return call
         task, memory = self.graph.task(instruction.task), self.memory
+        watched = getattr(self.backend, "watched", None)  # by backends that emulate
+        if watched is not None:
+            call = watched(instruction.stream.device, task.fn, call, lambda: memory.arguments(i))
         return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
 
     def _named(self, i: int, step: Step) -> Step:
@@ -381,37 +376,6 @@ def _is_tensor(item: Any) -> bool:
 
 def _nothing() -> None:
     pass
-
-
-class _Turn:
-    """A lock, to be had before a deadline."""
-
-    def __init__(self, lock: threading.Lock, deadline: float):
-        self.lock, self.deadline = lock, deadline
-
-    def __enter__(self) -> None:
-        left = max(0.0, self.deadline - time.perf_counter())
-        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
-
-
-def _told(tell: Callable[[Any], str], item: Any) -> str:
-    """Return what a user's object says of itself, or that it cannot."""
-    try:
-        return f"{tell(item)}"
-    except Exception as error:
-        return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
-
-
-def _described(item: Any) -> str:
-    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
-    if hasattr(item, "dtype") and hasattr(item, "shape"):
-        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-    text = repr(item)
-    return text if len(text) < 60 else text[:57] + "..."
 
 
 def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:

@@ -7,14 +7,15 @@ going on there. If these waits form a cycle, none of them ends. Knows no program
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
 
-from autosched.errors import ScheduleError
+from autosched.errors import RunTimeoutError, ScheduleError
 from autosched.forks import in_child
 
-__all__ = ["Called", "Calls"]
+__all__ = ["Called", "Calls", "Turn"]
 
 
 class Called(Protocol):
@@ -89,3 +90,18 @@ class Calls:
                 yield stack[0]
             elif called in stack[:-1] and called.is_run_by(thread):
                 yield stack[stack.index(called) + 1]
+
+
+class Turn:
+    """A lock, to be had before a deadline."""
+
+    def __init__(self, lock: threading.Lock, deadline: float):
+        self.lock, self.deadline = lock, deadline
+
+    def __enter__(self) -> None:
+        left = max(0.0, self.deadline - time.perf_counter())
+        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()

@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "interleaver": ["crew", "workers"],  # a crew's thread plays the others where there is a deadline
     "forks": [],
     "nesting": ["errors", "forks"],
-    "progress": ["graph", "program", "workers"],
+    "progress": ["errors", "graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "inline": ["codegen", "workers"],

@@ -44,6 +44,7 @@ class Virtual(Emulated):
         """Set all clocks to zero."""
         self.clock = dict.fromkeys(self.clock, 0.0)
         self.events.clear()
+        self.mixing.forget()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, and move the clocks on."""
