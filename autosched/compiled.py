@@ -6,7 +6,6 @@ Two calls are of one kind if capture would write down the same: see ``frontends.
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -17,6 +16,7 @@ import torch
 
 from autosched.costs import Costs
 from autosched.errors import ScheduleError, shown
+from autosched.forks import rlock
 from autosched.frontends.capture import Captured, arguments_of, captured
 from autosched.frontends.changes import changes, remedy
 from autosched.frontends.granularity import coarse
@@ -125,7 +125,7 @@ class Compiled:
         self.fn, self.make, self.costs, self.maxsize, self.coarsen = fn, make, costs, maxsize, coarsen
         self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
         self._hits = self._misses = 0
-        self._guard = threading.RLock()
+        self._guard = rlock()
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autosched.allowed import device_name, is_device, is_number, is_whole
@@ -19,6 +19,7 @@ class Device:
     ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
     reaches. ``nbytes`` of memory is a hard limit: no schedule holds more there.
     ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
+    ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and so is a copy with other rates.
 
     >>> Device("cuda:1").kind
     'cuda'
@@ -31,6 +32,8 @@ class Device:
     launch_seconds: float = 5e-6
     nbytes: float = math.inf  # of memory
     physical: str | None = None
+    # The machine says in JSON whether its devices are imagined.
+    imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", device_name(self.name))
@@ -97,6 +100,7 @@ def link_line(link: Link) -> str:
 def plain(item: Device | Link) -> dict[str, Any]:
     """Return it as JSON has it, infinity as a string; what it does not say is left out."""
     made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
+    made.pop("imagined", None)
     if made.get("pageable_bytes_per_second", math.inf) is None:
         del made["pageable_bytes_per_second"]  # so that what says nothing of it reads as it ever did
     return made

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -23,6 +22,7 @@ import torch
 
 from autosched.costs import Costs
 from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
+from autosched.forks import rlock
 from autosched.frontends.aot import Traced, run_as_given, split, traced
 from autosched.frontends.estimate import estimate
 from autosched.graph import Graph
@@ -136,7 +136,7 @@ class _Runner:
         self.module, self.phase, self.plan = module, phase, plan
         self._kept: OrderedDict[Hashable, Planned | None] = OrderedDict()
         self._told = False
-        self._guard = threading.RLock()
+        self._guard = rlock()
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         """Do what the graph does. Raises what its operators raise."""

@@ -19,14 +19,16 @@ from typing import Any, NoReturn, TypeVar, cast
 from autosched.backends import Backend, Step
 from autosched.check import Check, Watcher
 from autosched.codegen import Code
-from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError, TaskError
+from autosched.errors import AutoschedError, RunTimeoutError, ScheduleError
+from autosched.forks import forks, rlock
 from autosched.graph import Graph, no_grad
 from autosched.inline import Inline
 from autosched.machine import Machine
 from autosched.memory import Memory
+from autosched.nesting import Calls, Turn
 from autosched.profile import Notes, Trace, annotation, is_traced, ranged
 from autosched.program import Copy, Free, Program, Record, Run, Wait, occupied
-from autosched.progress import report
+from autosched.progress import failed, report
 from autosched.recording import Lines, Parts, Replayer, reals
 from autosched.replaying import Replaying
 from autosched.segments import segmented
@@ -36,6 +38,8 @@ from autosched.workers import Fault, Late, Stretch, Tape, Team
 __all__ = ["Executor"]
 
 _serving: dict[int, Backend] = {}  # until closed; not noted on the backend, which may be any object
+_calls = Calls()
+_beginning = rlock()
 Wrap = Callable[[int, Step], Step]
 Read = TypeVar("Read")
 
@@ -68,18 +72,12 @@ class Executor:
         self.nvtx = nvtx
         cut = segmented(program, reals(machine)) if hasattr(backend, "recorder") else None
         backend.open(program if cut is None else cut.everything, machine)
-        self.memory = Memory(program, graph, backend.place)
+        self.memory = Memory(program, graph, backend.place, getattr(backend, "here", None))
         self.calls = [self._call(i) for i in range(len(program))]
         on_cpu = [machine.device(stream.device).kind == "cpu" for stream in program.streams]
         self.code, self.quick = code if all(on_cpu) else None, not any(on_cpu)
-        self.tape = self._compile()
-        self.check, self.checked = check, False
-        self.watcher = Watcher(graph, check, self.memory.is_entangled)
-        self.crew = backend.crew([thread for thread in self.tape.steps if thread is not None])
-        self.busy = threading.Lock()
-        self.caller = 0  # the thread that holds it, or held it last
-        self.tidy = functools.partial(_tidy, self.crew, backend, self.memory)
-        self.close = weakref.finalize(self, _close, self.crew, backend, self.busy)
+        self.check = check
+        self._begin()
         _serving[id(backend)] = backend
         self.replaying: Replaying | None = None
         if cut is not None and not check:
@@ -87,8 +85,47 @@ class Executor:
             parts = Parts(cut, reals(machine), graph, self.memory, cast("Replayer", backend), self.calls, compiled)
             self.replaying = Replaying(parts, self.tape)
 
+    def _begin(self) -> None:
+        """Make all that belongs to this process: threads, and what they and callers wait for."""
+        self.forks = forks()
+        self.tape = self._compile()
+        self.watcher, self.checked = Watcher(self.graph, self.check, self.memory.is_entangled), False
+        self.crew = self.backend.crew([thread for thread in self.tape.steps if thread is not None])
+        self.busy = threading.Lock()
+        self.caller = 0  # the thread that holds it, or held it last
+        self.tidy = functools.partial(_tidy, self.crew, self.backend, self.memory)
+        self.close = weakref.finalize(self, _close, self.crew, self.backend, self.busy, self.forks)
+
+    def _begin_in_child(self) -> None:
+        """Begin anew in a process that was forked: the parent's threads are not here, and a run may have been on."""
+        with _beginning:
+            if self.forks == forks():
+                return
+            if not self.close.alive:
+                raise ScheduleError("the schedule is closed; make a new one")
+            self.close.detach()
+            self.memory.clear()
+            self.replaying = None  # what was recorded is the parent's
+            self._begin()
+
+    @property
+    def name(self) -> str:
+        """The name of its graph."""
+        return self.graph.name
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identities of its own threads."""
+        return self.crew.threads
+
+    def is_run_by(self, thread: int) -> bool:
+        """Whether a run goes on that this thread called."""
+        return self.caller == thread and self.busy.locked()
+
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
+        if self.forks != forks():
+            self._begin_in_child()
         deadline = None if timeout is None else time.perf_counter() + timeout
         watched, traced = self.check or not self.checked, is_traced()
         if self.replaying is not None and not watched:
@@ -106,6 +143,8 @@ class Executor:
 
     def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> Timeline:
         """Run once, and return when what happened."""
+        if self.forks != forks():
+            self._begin_in_child()
         deadline = None if timeout is None else time.perf_counter() + timeout
         notes = Notes(self.program, self.backend, self.memory.results)
         try:
@@ -189,15 +228,20 @@ class Executor:
     @contextlib.contextmanager
     def _turn(self, deadline: float | None) -> Iterator[None]:
         """Keep other runs away, those too that were given up and go on."""
-        me = threading.get_ident()
-        if self.close.alive and ((me == self.caller and self.busy.locked()) or me in self.crew.threads):
-            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
-        with self.busy if deadline is None else _Turn(self.busy, deadline), no_grad():
-            self.caller = me
-            if not self.close.alive:
-                raise ScheduleError("the schedule is closed; make a new one")
-            self._raise(self.crew.settle(deadline), "begin in time, as a run that was given up goes on")
-            yield
+        try:
+            if self.close.alive:
+                _calls.enter(self)
+            with self.busy if deadline is None else Turn(self.busy, deadline), no_grad():
+                self.caller = threading.get_ident()
+                if not self.close.alive:
+                    raise ScheduleError("the schedule is closed; make a new one")
+                try:
+                    self._raise(self.crew.settle(deadline), "begin in time, as a run that was given up goes on")
+                    yield
+                finally:
+                    self.caller = 0
+        finally:
+            _calls.leave(self)
 
     def _raise(self, end: Fault | Late | None, do: str) -> None:
         """Raise what a run, or the wait for the last one, ended with, unless all is well."""
@@ -210,15 +254,7 @@ class Executor:
         instruction, error = self.program.instructions[fault.position], fault.error
         if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
             raise error
-        what = f"{type(error).__name__}: {_told(str, error)}"
-        if not isinstance(instruction, Run):
-            raise TaskError(f"{instruction} on {instruction.stream} failed: {what}") from error
-        task = self.graph.task(instruction.task)
-        described = ", ".join(_told(_described, item) for item in arguments)
-        raise TaskError(
-            f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
-            f"    arguments: {described or 'none'}\n    added at {task.source}"
-        ) from error
+        raise failed(self.graph, instruction, error, arguments) from error
 
     # ---- compiling
 
@@ -277,6 +313,9 @@ class Executor:
         if not isinstance(instruction, Run):
             return call
         task, memory = self.graph.task(instruction.task), self.memory
+        watched = getattr(self.backend, "watched", None)  # by backends that emulate
+        if watched is not None:
+            call = watched(instruction.stream.device, task.fn, call, lambda: memory.arguments(i))
         return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
 
     def _compile_named(self, call: Wrap | None, launched: Wrap | None, deadline: float | None) -> Tape:
@@ -343,37 +382,6 @@ def _nothing() -> None:
     pass
 
 
-class _Turn:
-    """A lock, to be had before a deadline."""
-
-    def __init__(self, lock: threading.Lock, deadline: float):
-        self.lock, self.deadline = lock, deadline
-
-    def __enter__(self) -> None:
-        left = max(0.0, self.deadline - time.perf_counter())
-        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
-
-
-def _told(tell: Callable[[Any], str], item: Any) -> str:
-    """Return what a user's object says of itself, or that it cannot."""
-    try:
-        return f"{tell(item)}"
-    except Exception as error:
-        return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
-
-
-def _described(item: Any) -> str:
-    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
-    if hasattr(item, "dtype") and hasattr(item, "shape"):
-        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-    text = repr(item)
-    return text if len(text) < 60 else text[:57] + "..."
-
-
 def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:
     """Let go of a run's tensors, when devices have finished what was issued."""
     if crew.stopped:
@@ -382,8 +390,10 @@ def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:
     memory.clear()
 
 
-def _close(crew: Team, backend: Backend, busy: threading.Lock) -> None:
+def _close(crew: Team, backend: Backend, busy: threading.Lock, process: int) -> None:
     """End the threads; a call in another thread gets a moment to leave torch before the interpreter may go."""
+    if process != forks():  # they are the parent's
+        return
     crew.close()
     if busy.acquire(timeout=1.0):
         busy.release()

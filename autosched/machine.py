@@ -38,6 +38,8 @@ class Machine:
 
     With ``contention`` (the default) copies occupy copy streams: those that leave a device run one after another,
     and so do those that enter it. Without, copies take time but occupy nothing: the literature's model.
+    ``imagined`` machines are emulated. By default a machine is imagined if one of its devices is, so that a machine
+    made of the devices of ``Machine.emulated``, or of copies of them, is emulated too.
 
     >>> machine = Machine.emulated(gpus=2, link="pcie4")
     >>> machine.names
@@ -52,15 +54,26 @@ class Machine:
     imagined: bool = False
 
     def __init__(
-        self, devices: Iterable[Device], links: Iterable[Link] = (), *, contention: bool = True, imagined: bool = False
+        self,
+        devices: Iterable[Device],
+        links: Iterable[Link] = (),
+        *,
+        contention: bool = True,
+        imagined: bool | None = None,
     ):
         for field, items in (("devices", devices), ("links", links)):
             if not isinstance(items, Iterable):
                 raise MachineError(f"{field} of a machine must be a list, got {items!r}")
             object.__setattr__(self, field, tuple(items))
         object.__setattr__(self, "contention", contention)
+        if imagined is None:
+            imagined = any(getattr(device, "imagined", False) for device in self.devices)
         object.__setattr__(self, "imagined", imagined)
         self._check()
+        if any(device.imagined != imagined for device in self.devices):
+            marked = tuple(replace(device, imagined=imagined) for device in self.devices)
+            object.__setattr__(self, "devices", marked)
+            self.__dict__.pop("_by_name", None)  # which the check above has filled
 
     # ---- making one
 
@@ -115,6 +128,7 @@ class Machine:
         *,
         bytes_per_second: float | None = None,
         latency: float | None = None,
+        nbytes: float = math.inf,
         contention: bool = True,
         cpu_streams: int = 1,
     ) -> Machine:
@@ -122,13 +136,14 @@ class Machine:
 
         Where the real work of a task takes longer here than on the GPU, so does the task: see ``slower``.
         ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
-        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. Raises MachineError for unknown
-        names.
+        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. ``nbytes`` is the memory of each GPU;
+        host memory has no limit. Raises MachineError for unknown names.
         """
         _check_count(gpus)
         names = [f"cuda:{i}" for i in range(gpus)]
         links = _links(names, link or "pcie4", bytes_per_second, latency)
-        devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(_GPU, name=name) for name in names)]
+        gpu = replace(_GPU, nbytes=nbytes)
+        devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(gpu, name=name) for name in names)]
         return cls(devices, links, contention=contention, imagined=True)
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:

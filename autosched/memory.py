@@ -27,8 +27,15 @@ _Call = tuple[int, Callable[..., Any], int, int, int, int]  # see autosched.work
 class Memory:
     """The slots of a program, and what its instructions do to them."""
 
-    def __init__(self, program: Program, graph: Graph, place: Callable[[str], Any]):
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        place: Callable[[str], Any],
+        here: Callable[[str, Any], Any] | None = None,
+    ):
         self.program, self.graph, self.place = program, graph, place
+        self.here = here or (lambda device, usual: place(device) or usual)  # what a task gets for ``Here``
         self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
@@ -155,9 +162,8 @@ class Memory:
         data, fn, args, kwargs = self.data, task.fn, task.args, task.kwargs
         assert fn is not None
         if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
-            device = self._device(i)
             args, kwargs = transform(
-                lambda leaf: (device or leaf.usual) if isinstance(leaf, Here) else leaf, (args, kwargs)
+                lambda leaf: self._here(i, leaf) if isinstance(leaf, Here) else leaf, (args, kwargs)
             )
         whole = all(_is_whole(fn, arg) for arg in args) and all(_is_fixed(fn, item) for item in kwargs.values())
         if args and whole:
@@ -187,16 +193,16 @@ class Memory:
         if isinstance(arg, Value):
             return self.reads[i][[use.value for use in task.reads].index(arg.index)]
         if isinstance(arg, Here):
-            arg = self._device(i) or arg.usual
+            arg = self._here(i, arg)
         self.data.append(arg)
         self._blank.append(arg)
         return len(self.data) - 1
 
-    def _device(self, i: int) -> Any:
-        """Return what ``.device`` tensors that a run makes have, or None where it does not matter."""
+    def _here(self, i: int, leaf: Here) -> Any:
+        """Return what a run gets for ``Here``."""
         run = self.program.instructions[i]
         assert isinstance(run, Run)
-        return self.place(run.stream.device)
+        return self.here(run.stream.device, leaf.usual)
 
     def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
         """Return a copy as a step."""

@@ -1,17 +1,19 @@
-"""Progress: where each thread of a run stands, and who waits for whom, in words.
+"""Progress in words: where each thread of a run is, who waits for whom, and what failed.
 
 Sees places in a program. How the threads got there, and whether they will get further, it does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from autosched.errors import TaskError
 from autosched.graph import Graph
 from autosched.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
 from autosched.workers import Place
 
-__all__ = ["report"]
+__all__ = ["failed", "report"]
 
 
 def report(program: Program, graph: Graph, places: Mapping[str | None, Place | None]) -> str:
@@ -56,3 +58,32 @@ def _recorder(program: Program, event: int) -> str:
 
 def _name(instruction: Instruction) -> str:
     return repr(instruction.task) if isinstance(instruction, Run) else f"'{instruction}'"
+
+
+def failed(graph: Graph, instruction: Instruction, error: Exception, arguments: Sequence[Any]) -> TaskError:
+    """Return the error that names the task, its arguments and the user's line, or the copy that failed."""
+    what = f"{type(error).__name__}: {_told(str, error)}"
+    if not isinstance(instruction, Run):
+        return TaskError(f"{instruction} on {instruction.stream} failed: {what}")
+    task = graph.task(instruction.task)
+    described = ", ".join(_told(_described, item) for item in arguments)
+    return TaskError(
+        f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
+        f"    arguments: {described or 'none'}\n    added at {task.source}"
+    )
+
+
+def _told(tell: Callable[[Any], str], item: Any) -> str:
+    """Return what a user's object says of itself, or that it cannot."""
+    try:
+        return f"{tell(item)}"
+    except Exception as error:
+        return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def _described(item: Any) -> str:
+    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
+    if hasattr(item, "dtype") and hasattr(item, "shape"):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    text = repr(item)
+    return text if len(text) < 60 else text[:57] + "..."

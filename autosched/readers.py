@@ -114,7 +114,8 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
 def plain(item: Any) -> Any:
     """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
     if dataclasses.is_dataclass(item):
-        fields = {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        said = [field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)]
+        fields = {name: plain(getattr(item, name)) for name in said}
         return {name: part for name, part in fields.items() if part or name not in _NEWER}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from autosched.explaining import Case, Explanation, TaskExplanation, explain, ex
 from autosched.files import write
 from autosched.fitting import confined
 from autosched.footprint import footprint, memory_over_time
+from autosched.forks import rlock
 from autosched.graph import Graph
 from autosched.learning import learn
 from autosched.lowering import lower
@@ -45,7 +45,7 @@ from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
 
-_MAKING = threading.RLock()  # two threads that make the first call of a schedule share one executor
+_MAKING = rlock()  # two threads that make the first call of a schedule share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
@@ -110,6 +110,9 @@ class Schedule:
         write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
         devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
         GradientError in ``backward()``, so that no gradient is lost unseen.
+
+        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises ScheduleError where
+        a task calls a schedule that waits for that task to end. In a process that was forked the schedule begins anew.
         """
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
@@ -190,6 +193,10 @@ class Schedule:
             self.__dict__["_closed"] = True
             if "_made" in self.__dict__:
                 self._executor.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: no threads, and nothing else that a run has made."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def __enter__(self) -> Schedule:
         return self

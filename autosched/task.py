@@ -62,9 +62,12 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Stands among the arguments of a task for the device on which it runs; ``usual`` counts where nothing says that.
+    """Stands among the arguments of a task for the device on which it runs.
 
-    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed.
+    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed: a task on a GPU that makes some
+    without ``device=`` has them on the CPU, where they do not mix with its arguments. A function of yours gets a
+    ``torch.device``; with a tensor among its arguments, ``device=x.device`` does as well. ``usual``, such as ``"cpu"``,
+    is what it gets in a serial run.
 
     >>> import autosched as asc, torch
     >>> graph = asc.Graph()

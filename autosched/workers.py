@@ -102,8 +102,13 @@ class Tape:
 class Team(Protocol):
     """What runs tapes. Deadlines are moments of ``time.perf_counter``."""
 
-    stopped: bool
-    threads: frozenset[int]  # the identities of its own
+    @property
+    def stopped(self) -> bool:
+        """Whether the run was given up."""
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identities of its own threads."""
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for threads that an earlier run let go, then be ready; to be called before each run."""

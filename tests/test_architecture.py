@@ -82,14 +82,16 @@ MAY_IMPORT = {
     "workers": ["errors"],
     "straight": ["workers"],
     "crew": ["straight", "workers"],
-    "interleaver": ["workers"],
-    "progress": ["graph", "program", "workers"],
+    "interleaver": ["crew", "workers"],  # a crew's thread plays the others where there is a deadline
+    "forks": [],
+    "nesting": ["errors", "forks"],
+    "progress": ["errors", "graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
     "memory": [*DATA, "backends", "layout", "standing"],
     "inline": ["codegen", "workers"],
     "execute": [
         *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
-        *["recording", "replaying", "segments"],
+        *["forks", "nesting", "recording", "replaying", "segments"],
     ],
     "profile": [*DATA, "backends"],  # wraps steps for execute
     "gradients": ["effects", "errors", "graph", "tree"],  # knows autograd, and nothing of how tasks are run

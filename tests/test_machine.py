@@ -1,7 +1,10 @@
 """Machines: the ready-made ones, copies, JSON there and back, and every error message."""
 
+import copy
+import dataclasses
 import json
 import math
+import pickle
 import re
 
 import pytest
@@ -84,6 +87,51 @@ def test_no_accelerator_no_gpus(monkeypatch):
     assert Machine.local().names == ("cpu",)
     with refused("this machine has no accelerator, so gpus=2 cannot be; Machine.emulated(gpus=2) can"):
         Machine.local(gpus=2)
+
+
+def test_the_memory_of_emulated_gpus_can_be_said():
+    machine = Machine.emulated(gpus=2, nbytes=24e9)
+    assert [device.nbytes for device in machine.devices] == [math.inf, 24e9, 24e9]
+    assert Machine.emulated(gpus=1).device("cuda:0").nbytes == math.inf
+    with pytest.raises(MachineError, match=r"nbytes of Device.*must be a number above 0"):
+        Machine.emulated(gpus=1, nbytes=-1)
+
+
+def variants(machine):
+    smaller = [dataclasses.replace(device, nbytes=1e9) for device in machine.devices]
+    yield copy.copy(machine)
+    yield copy.deepcopy(machine)
+    yield pickle.loads(pickle.dumps(machine))
+    yield Machine.from_json(machine.to_json())
+    yield machine.slower(2)
+    yield dataclasses.replace(machine, contention=False)
+    yield dataclasses.replace(machine, devices=smaller)
+    yield dataclasses.replace(machine, devices=[Device("cpu"), Device("cuda:0")])
+    yield Machine(machine.devices, machine.links)
+    yield Machine(smaller, machine.links)
+    yield Machine(smaller[:1])
+    yield Machine([Device("cpu"), smaller[1]], machine.links)
+    yield Machine(pickle.loads(pickle.dumps(smaller)), machine.links)
+    yield Machine(Machine.from_json(machine.to_json()).devices, machine.links)
+
+
+def test_a_copied_or_changed_machine_stays_imagined():
+    for machine in variants(Machine.emulated(gpus=1)):
+        assert machine.imagined
+        assert all(machine.device(device.name).imagined for device in machine.devices)
+        assert all(device.imagined for device in machine.devices)
+
+
+def test_a_machine_that_is_said_to_be_real_is():
+    emulated = Machine.emulated(gpus=1)
+    for machine in (
+        Machine(emulated.devices, emulated.links, imagined=False),
+        dataclasses.replace(emulated, imagined=False),
+        Machine([Device("cuda:0")]),
+    ):
+        assert not machine.imagined
+        assert not any(device.imagined for device in machine.devices)
+    assert Device("cuda:0") == dataclasses.replace(Device("cuda:0"), imagined=True)
 
 
 def test_a_slower_machine_keeps_all_ratios():

@@ -18,6 +18,7 @@ import torch
 
 from autosched.backends import Step
 from autosched.backends.host import Host
+from autosched.backends.mixing import Mixing
 from autosched.backends.pace import Pace
 from autosched.layout import extents
 from autosched.machine import Machine
@@ -42,18 +43,32 @@ class Emulated(Host):
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
         self.pace = Pace()
+        self.mixing = Mixing()
+        self.mixes = False
 
     def open(self, program: Program, machine: Machine) -> None:
         """Set a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
+        self.mixes = any(device.kind != "cpu" for device in machine.devices)
 
     def thread(self, stream: Stream) -> str | None:
         """Give each stream a thread."""
         return None if self.serial else str(stream)
 
+    def here(self, device: str, usual: Any) -> Any:
+        """Return what stands for ``Here`` on a device: the CPU, as far as torch knows."""
+        if not isinstance(usual, (str, torch.device)) or torch.device(usual).type != "cpu":
+            return usual
+        return self.mixing.told(device, torch.device(usual))
+
+    def watched(self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]) -> Step:
+        """Return the call of a task that raises, as torch does on GPUs, where it mixes tensors of several devices."""
+        return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
+
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to now."""
         super().begin(stopped)
+        self.mixing.forget()
         self.stopped = stopped
         self.events.clear()
         for stream in self.clock:

@@ -21,7 +21,9 @@ from autosched.workers import Team
 
 __all__ = ["ALIGNMENT", "Host", "copy_in_host_memory"]
 
-ALIGNMENT = 64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
+ALIGNMENT = (
+    64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
+)
 
 
 class Host:

@@ -38,12 +38,13 @@ class Virtual(Emulated):
 
     def crew(self, threads: Sequence[str]) -> Team:
         """Run all threads' steps in one, interleaved."""
-        return Interleaver(self.choose)
+        return Interleaver(self.choose, self.prepare)
 
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Set all clocks to zero."""
         self.clock = dict.fromkeys(self.clock, 0.0)
         self.events.clear()
+        self.mixing.forget()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, and move the clocks on."""

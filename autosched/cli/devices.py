@@ -35,7 +35,10 @@ def _devices(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         deliver(machine.to_json() + "\n", arguments.write)
     if arguments.json:
-        print(json_text({"here": here, "machine": asdict(machine)}))
+        shown = asdict(machine)
+        for device in shown["devices"]:
+            del device["imagined"]  # the machine says it
+        print(json_text({"here": here, "machine": shown}))
         return 0
     print(f"torch {here['torch']}: {here['threads']} CPU threads, {len(here['accelerators'])} accelerators")
     for device in here["accelerators"]:

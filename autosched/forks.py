@@ -1,0 +1,51 @@
+"""Forks: notice that this is a child process, and free its locks.
+
+Of a parent's threads, a child of ``os.fork`` has only the one that forked. Locks that the others held at that moment
+stay locked in the child, and nobody releases them. Knows no schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["forks", "in_child", "rlock"]
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_to_call: list[Callable[[], None]] = []
+_forks = [0]
+
+
+def forks() -> int:
+    """Return how many forks lie between this process and the first: threads of another number are gone."""
+    return _forks[0]
+
+
+def rlock() -> Any:
+    """Return a ``threading.RLock`` that is free in a child process, unless the thread that forked holds it."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def in_child(call: Callable[[], None]) -> None:
+    """Have a function called in every child process, right after the fork."""
+    _to_call.append(call)
+
+
+def _forked() -> None:
+    _forks[0] += 1
+    for lock in list(_locks):
+        if not lock._is_owned():
+            with contextlib.suppress(AttributeError):  # private to Python, which has it since 3.9
+                lock._at_fork_reinit()
+    for call in _to_call:
+        call()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

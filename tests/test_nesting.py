@@ -1,0 +1,130 @@
+"""Tasks that call schedules: fine, unless these wait for each other; then an error names them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import autosched as asc
+
+GENEROUS = 30  # seconds until a test that hangs fails
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+COSTS = asc.Costs(default_seconds=0)
+
+
+_made = []
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    while _made:
+        _made.pop().close()
+
+
+def calling(name, fn, backend="emulated"):
+    """Return a schedule of one task."""
+    graph = asc.Graph(name)
+    graph.output(y=graph.add(fn, graph.input("x"), on="cuda:0"))
+    _made.append(asc.schedule(graph, TWO_GPUS, costs=COSTS, backend=backend))
+    return _made[-1]
+
+
+def ended(call):
+    """Call in another thread; return the error that comes, or what is returned."""
+    found = []
+
+    def run():
+        try:
+            found.append(call())
+        except asc.AutoschedError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(GENEROUS)
+    assert not thread.is_alive(), "it hangs"
+    return found[0]
+
+
+@pytest.mark.parametrize("timeout", [None, GENEROUS])
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_schedules_that_call_each_other_are_named(backend, timeout):
+    made = {}
+    made["a"] = calling("a", lambda x: made["b"](x=x + 1)["y"] if float(x) < 9 else x + 1, backend)
+    made["b"] = calling("b", lambda x: made["a"](x=x + 1, timeout=timeout)["y"], backend)
+    for _ in range(2):
+        error = ended(lambda: made["a"](x=torch.zeros(1), timeout=timeout))
+        assert isinstance(error, asc.ScheduleError)
+        assert str(error) == (
+            "a task of schedule 'b' calls schedule 'a', and a task of 'a' calls 'b': each would wait for the other for "
+            "ever; call one of them after the other has ended"
+        )
+        assert made["a"](x=torch.full((1,), 9.0))["y"].item() == 10
+
+
+def test_three_schedules_in_a_cycle_are_named():
+    made = {}
+    made["a"] = calling("a", lambda x: made["b"](x=x)["y"])
+    made["b"] = calling("b", lambda x: made["c"](x=x)["y"], "host")
+    made["c"] = calling("c", lambda x: made["a"](x=x)["y"], "virtual")
+    error = ended(lambda: made["a"](x=torch.zeros(1)))
+    assert "a task of schedule 'c' calls schedule 'a', and a task of 'a' calls 'b', and a task of 'b'" in str(error)
+
+
+def test_calls_of_two_threads_that_would_wait_for_each_other_do_not_hang():
+    """Neither schedule calls itself, and both have begun when their tasks call the other."""
+    both, made = threading.Barrier(2), {}
+
+    def task(other):
+        def call(x):
+            both.wait(GENEROUS)
+            return made[other](x=x)["y"]
+
+        return call
+
+    made["a"], made["b"] = calling("a", task("b")), calling("b", task("a"))
+    found = []
+
+    def run(name):
+        try:
+            made[name](x=torch.zeros(1))
+        except (asc.AutoschedError, threading.BrokenBarrierError) as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2)
+        both.abort()  # who was let in after the other had failed waits here
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert not any(thread.is_alive() for thread in threads)
+    assert any("each would wait for the other for ever" in str(error) for error in found)
+
+
+def test_a_schedule_may_call_others_and_one_of_them_twice():
+    inner = calling("inner", lambda x: x + 1)
+    middle = calling("middle", lambda x: inner(x=inner(x=x)["y"])["y"])
+    outer = calling("outer", lambda x: middle(x=inner(x=x)["y"])["y"])
+    for _ in range(3):
+        assert ended(lambda: outer(x=torch.zeros(1))["y"].item()) == 3
+
+
+def test_threads_may_call_schedules_that_call_one_schedule():
+    inner = calling("inner", lambda x: x + 1)
+    outers = [calling(f"outer{i}", lambda x: inner(x=x)["y"]) for i in range(3)]
+    results = []
+
+    def run(outer, number):
+        results.extend(outer(x=torch.full((1,), float(number)))["y"].item() for _ in range(20))
+
+    threads = [threading.Thread(target=run, args=(outer, i), daemon=True) for i, outer in enumerate(outers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GENEROUS)
+    assert sorted(results) == [1.0] * 20 + [2.0] * 20 + [3.0] * 20
