@@ -20,11 +20,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.exclusive import capturing
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
+from autosched.frontends.seeds import seeds_written_down, settled
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
@@ -98,6 +100,11 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     """Do as ``capture``, with a task for each operator, those of marked functions too."""
+    with capturing():
+        return _captured(fn, args, kwargs)
+
+
+def _captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     state = State.of(fn, [*args, *kwargs.values()])
     given, held = arguments_of(fn, args, kwargs), state.tensors()
     for name in given.keys() & held.keys():
@@ -159,11 +166,13 @@ class _Builder:
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
+        random = settled(traced.graph)
         nodes = list(traced.graph.nodes)
         check_nodes(nodes)
         updates = Updates(nodes, self._places(nodes))
         where = origins(nodes, defined(self.graph.fn), updates.owner)
-        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), updates.on_host)
+        on_host = updates.on_host | random
+        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), on_host)
         names = iter(self.graph.examples)
         for node in nodes:
             if node.op == "placeholder":
@@ -217,7 +226,7 @@ class _Builder:
 
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
-                with drawing_nothing(), written_down(self.state.modules, self._refuse):
+                with drawing_nothing(), seeds_written_down(), written_down(self.state.modules, self._refuse):
                     return make_fx(step, tracing_mode="fake")(list(examples.values()))
             except Exception as error:
                 raise CaptureError(told(self.graph.fn, error)) from error
