@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import re
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.caches import Made, emptied_caches_of
+from autosched.frontends.calls import Call, calls_noted, warn_of
+from autosched.frontends.drawn import Drawn
+from autosched.frontends.exclusive import capturing
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
@@ -28,6 +33,7 @@ from autosched.frontends.origins import origins, written_down
 from autosched.frontends.reach import is_plain
 from autosched.frontends.reach import told as told_of
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
+from autosched.frontends.seeds import seeds_written_down, settled
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
@@ -35,7 +41,7 @@ from autosched.graph import Graph, Value
 from autosched.grouping import Granularity, check_granularity
 from autosched.logs import LOG
 from autosched.task import Followed
-from autosched.tree import transform
+from autosched.tree import flatten, transform
 
 __all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
 
@@ -148,6 +154,11 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     """Do as ``capture``, with a task for each operator, those of marked functions too."""
+    with capturing():
+        return _captured(fn, args, kwargs)
+
+
+def _captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     state = State.of(fn, [*args, *kwargs.values()])
     given, held = arguments_of(fn, args, kwargs), state.tensors()
     for name in given.keys() & held.keys():
@@ -221,23 +232,28 @@ class _Builder:
         self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
         self.around: Surroundings | None = None  # while the function runs
+        self.generators: set[int] = set()  # those that are there before
+        self.calls: list[Call] = []  # of the host, which a graph does not do
+        self.met: torch.Tensor | None = None  # the last tensor from outside
 
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
         if torch.is_grad_enabled():
             given = frozenset(name for name, tensor in self.graph.examples.items() if tensor.requires_grad)
             self.graph.followed = Followed(given, frozenset(self.following), tuple(self.rewritten))
+        random = settled(traced.graph)
         nodes = list(traced.graph.nodes)
         check_nodes(nodes)
         updates = Updates(nodes, self._places(nodes))
         where = origins(nodes, defined(self.graph.fn), updates.owner)
-        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), updates.on_host)
+        on_host = updates.on_host | random
+        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), on_host)
         names = iter(self.graph.examples)
         for node in nodes:
             if node.op == "placeholder":
                 operators.values[node] = self._input(next(names))
             elif node.op == "get_attr":
-                operators.values[node] = self.graph.constant(getattr(traced, node.target))
+                operators.values[node] = self._constant(getattr(traced, node.target), node)
             elif node.op == "call_function":
                 self._add(operators, node)
             elif node.op == "output":
@@ -246,6 +262,20 @@ class _Builder:
         self.graph.made = {name: place for name, place in self.left.items() if place}
         for bond in updates.bonds():
             self.graph.together(*[operators.values[node] for node in bond])
+        warn_of(self.calls, self.graph.name)
+
+    def _constant(self, item: Any, node: torch.fx.Node) -> Value:
+        """Add what the step holds itself; a generator has to be there before, for its state goes on from run to run."""
+        known = item is torch.default_generator or id(item) in self.generators
+        if isinstance(item, torch.Generator) and not known:
+            custom = next(iter(node.users)).meta.get("custom") or {}
+            file, line = custom.get("where", ("", 0))
+            raise CaptureError(
+                "the step draws from a torch.Generator that it makes itself, and in a graph its state would go on from "
+                "call to call; use torch.manual_seed in torch.random.fork_rng(), or pass a generator as an argument"
+                + (f"\n    at {file}:{line}" if file else "")
+            )
+        return self.graph.constant(item)
 
     def _add(self, operators: Operators, node: torch.fx.Node) -> None:
         try:
@@ -283,19 +313,48 @@ class _Builder:
                 result = self.graph.fn(*given[0], **given[1])
                 return self._left(result, before, acting)
 
-        with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
+        made = Made()
+        try:
+            with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
+                traced = self._tried(step, made)
+        except BaseException as error:
+            while error is not None:  # frames hold tensors too, and shall not be taken for what the step left
+                traceback.clear_frames(error.__traceback__)
+                error = error.__cause__
+            made.removed()
+            raise
+        if places := made.removed(leaf for node in traced.graph.nodes for leaf in flatten(node.meta.get("val"))):
+            left = CaptureError(
+                f"a tensor of the step is left in {places[0]}, which a graph would not do; keep it in a buffer of a "
+                f"module, return it, or put it there outside of the step"
+            )
+            raise CaptureError(told(self.graph.fn, left))
+        return traced
+
+    def _tried(self, step: Callable[..., Any], made: Made) -> torch.fx.GraphModule:
+        """Trace a step; again, if it found in a cache what was computed before."""
+        examples = list(self.graph.examples.values())
+        while True:
+            self.met = None
             try:
-                with drawing_nothing(), written_down(self.state.modules, self._refuse):
-                    return make_fx(step, tracing_mode="fake")(list(examples.values()))
+                with (
+                    calls_noted() as self.calls,
+                    drawing_nothing(),
+                    seeds_written_down(),
+                    written_down(self.state.modules, self._refuse, made.note),
+                ):
+                    return make_fx(step, tracing_mode="fake")(examples)
             except Exception as error:
-                raise CaptureError(told(self.graph.fn, error)) from error
+                if self.met is None or not emptied_caches_of(self.met):
+                    raise CaptureError(told(self.graph.fn, error)) from error
 
     @contextlib.contextmanager
     def _watching(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
         """See to it that nothing changes that no graph can change."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
-        looks = looks_of(before)
         histories = {name: tensor.grad_fn for name, tensor in before.items()}
+        looks, drawn = looks_of(before), Drawn(around.found)
+        self.generators = {id(item) for item in around.found if isinstance(item, torch.Generator)}
         try:
             yield
             check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])
@@ -304,9 +363,16 @@ class _Builder:
                     f"{change} after the step, and what can change is tensors in modules and optimizers, and switches; "
                     f"keep it in a buffer, return it, or change it outside of the step, as schedulers do"
                 )
+            if (moved := drawn.moved()) is not None:
+                name = around.name_of(moved) or "a thing that the step reaches"
+                raise CaptureError(
+                    f"{name}, a {type(moved).__name__}, is not as it was after the step: what the step takes from it, "
+                    f"or changes in it, a graph would do only once; do it outside, and pass what it gives as a tensor"
+                )
             self.graph.switched = around.switched()
             self.rewritten = [name for name, tensor in before.items() if tensor.grad_fn is not histories[name]]
         finally:
+            drawn.restore()
             self.around = None
             around.restore()
 
@@ -314,6 +380,7 @@ class _Builder:
         """Raise CaptureError for a tensor that is real, and has a name."""
         if self.around is None:
             return
+        self.met = tensor
         name = self.around.name_of(tensor)
         if id(tensor) in self.state.names:
             known = self.state.names[id(tensor)]

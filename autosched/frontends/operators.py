@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autosched.effects import effects_of, function_name
+from autosched.frontends.seeds import SPELLED
 from autosched.frontends.spelling import spelled
 from autosched.graph import HOST, Graph, Value
 from autosched.task import Here, Origin
@@ -71,6 +72,8 @@ class Operators:
             facts["after"], self.impure = tuple(self.impure), [label]
         if _label(node) in _ASK_FOR_GRAD_MODE:
             facts["by"] = _as_if_recording(node.target)
+        elif node.target in SPELLED:
+            facts["by"] = SPELLED[node.target]
         else:
             facts["by"] = spelled(node.target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
         return self.graph.record(node.target, args, kwargs, name=label, origin=origin, **facts)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.overrides import TorchFunctionMode
 
 from autosched.effects import function_name
+from autosched.frontends.exclusive import is_capturing
 from autosched.frontends.older import backward_noted, generators_traced
 from autosched.marked import CAPTURE
 from autosched.task import Origin
@@ -30,10 +31,15 @@ __all__ = ["origins", "written_down"]
 
 
 @contextlib.contextmanager
-def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch.Tensor], None]) -> Iterator[None]:
+def written_down(
+    modules: Mapping[str, torch.nn.Module],
+    refuse: Callable[[torch.Tensor], None],
+    note: Callable[[Any], None],
+) -> Iterator[None]:
     """Let ``make_fx`` write down the origins of what it traces; ``modules`` are roots by name, one may be nameless.
 
-    ``refuse`` is called for each tensor with data that torch is given meanwhile, and may raise.
+    ``refuse`` is called for each tensor with data that torch is given meanwhile, and may raise; ``note`` is called with
+    what torch returns.
     """
     paths = {
         id(part): ".".join(filter(None, (key, path)))
@@ -44,6 +50,8 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
     count = itertools.count(1)
 
     def enter(facts: dict[str, Any]) -> None:
+        if not is_capturing():  # a module or an optimizer that another thread calls
+            return
         inside.append(contextlib.ExitStack())
         inside[-1].enter_context(annotate(facts))
 
@@ -55,7 +63,8 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
             yield
 
     def leave(*_: Any) -> None:
-        inside.pop().close()
+        if is_capturing():
+            inside.pop().close()
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
@@ -76,7 +85,7 @@ def written_down(modules: Mapping[str, torch.nn.Module], refuse: Callable[[torch
             stack.callback(handle.remove)
         stack.enter_context(_calling(around))
         try:
-            with _Lines(refuse):
+            with _Lines(refuse, note):
                 yield
         finally:
             while inside:  # an error left some open
@@ -122,9 +131,9 @@ def origins(
 class _Lines(TorchFunctionMode):
     """Says of each call of torch on which line of the user's it stands."""
 
-    def __init__(self, refuse: Callable[[torch.Tensor], None]):
+    def __init__(self, refuse: Callable[[torch.Tensor], None], note: Callable[[Any], None]):
         super().__init__()
-        self.refuse = refuse
+        self.refuse, self.note = refuse, note
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for item in flatten((args, kwargs)):
@@ -138,7 +147,9 @@ class _Lines(TorchFunctionMode):
         while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
         with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
-            return fn(*args, **(kwargs or {}))
+            result = fn(*args, **(kwargs or {}))
+        self.note(result)
+        return result
 
 
 def _is_ours(module: str) -> bool:

@@ -12,22 +12,27 @@ import functools
 import os
 import sys
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from itertools import chain
 from operator import is_
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
+from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 
 from autosched.frontends.state import hooks_of
 
-__all__ = ["Reach", "is_plain", "told"]
+__all__ = ["Reach", "is_installed", "is_plain", "told"]
 
+_MOST_BYTES = 65_536  # of an array, likewise
 _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _CALLED_UNNAMED = frozenset("forward backward setup_context".split())  # by torch; Python calls __add__ and its like
@@ -63,6 +68,7 @@ class Reach:
             self.attributes: list[tuple[Any, str]] = []  # of functions, cells and objects with slots
             self.entries: list[tuple[Mapping[str, Any], str]] = []  # the others there do not count
             self.objects: list[Any] = []  # whose classes count
+            self.values: list[Callable[[], Any]] = []  # of what Python shows by no names
             self._seen: dict[int, tuple[int, Any]] = {}
             self._read: set[int] = set()  # classes
             self._walk()
@@ -75,6 +81,8 @@ class Reach:
         entries = [item.get(name, _ABSENT) for item, name in self.entries]
         attributes = [getattr(item, name, _ABSENT) for item, name in self.attributes]
         classes = list(map(type, self.objects))
+        readers = self.values
+        values = [read() for read in readers]
         kept = [item for _, item in self._seen.values()]
 
         def check(_kept: Any = kept) -> bool:
@@ -85,6 +93,7 @@ class Reach:
                     and all(map(is_, [item.get(name, _ABSENT) for item, name in self.entries], entries))
                     and all(map(is_, [getattr(item, name, _ABSENT) for item, name in self.attributes], attributes))
                     and all(map(is_, map(type, self.objects), classes))
+                    and [read() for read in readers] == values
                 )
             except ValueError:  # what a cell held is gone
                 return False
@@ -96,7 +105,7 @@ class Reach:
         return [item for _, item in self._seen.values()]
 
     def _walk(self) -> None:
-        pending = self.roots[::-1]
+        pending = [*self.roots, *self._operators()][::-1]
         while pending:
             item = pending.pop()
             if is_plain(item):
@@ -109,6 +118,11 @@ class Reach:
                 self._seen[id(item)] = len(self._seen), item  # kept, so that no id is used again
                 pending += list(self._inside(item))[::-1]
 
+    def _operators(self) -> list[Any]:
+        """Return the custom operators whose names code mentions: ``torch.ops.mine.scale``."""
+        known = [(name.split("::"), item) for name, item in list(OPDEFS.items())]
+        return [item for names, item in known if self.mentioned.issuperset(names)]
+
     def _inside(self, item: Any) -> Iterable[Any]:
         """Note what an item is; return what can be read through it."""
         match item:
@@ -116,6 +130,16 @@ class Reach:
                 return [*self._container(item), *(self._object(item) if not _is_known(type(item).__module__) else ())]
             case functools.partial() | functools.partialmethod():
                 return [item.func, item.args, item.keywords]
+            case CustomOpDef() | torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
+                return _of_operator(item)
+            case ContextVar():
+                self.key.append(id(item))
+                self.values.append(lambda: told(found) if is_plain(found := item.get(None)) else id(found))
+                return [item.get(None)]
+            case bytearray() | array() | numpy.ndarray() if _nbytes(item) <= _MOST_BYTES:
+                self.key += [type(item), _data(item)]
+                self.values.append(lambda: _data(item))
+                return ()
             case staticmethod() | classmethod() | functools.cached_property() | property():
                 return [getattr(item, name, None) for name in ("__func__", "func", "fget", "fset")]
             case weakref.ref():
@@ -138,9 +162,9 @@ class Reach:
                     id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor
                 )  # its looks are State's
                 return hooks_of(item)
-            case type() if not _is_installed(item.__module__):
+            case type() if not is_installed(item.__module__):
                 return [*self._classes(item), *self._classes(type(item))]
-            case ModuleType() if not _is_installed(item.__name__):
+            case ModuleType() if not is_installed(item.__name__):
                 self.key.append(id(item))
                 self.containers.append(vars(item).keys())
                 return self._mentioned(vars(item))
@@ -189,7 +213,7 @@ class Reach:
         for base in kind.__mro__:
             if not _is_known(base.__module__) and id(base) not in self._read:
                 self._read.add(id(base))
-                if not _is_installed(base.__module__):
+                if not is_installed(base.__module__):
                     self.containers.append(vars(base).keys())
                 for name, item in list(vars(base).items()):
                     if name in self.mentioned or _is_called_unnamed(name, item):
@@ -209,7 +233,9 @@ class Reach:
         self.attributes += [(fn, "__code__"), (fn, "__defaults__"), (fn, "__kwdefaults__")]
         yield fn.__defaults__
         yield fn.__kwdefaults__
-        if _is_installed(fn.__module__):
+        if {"environ", "getenv"}.intersection((*names, *mentioned)):
+            yield os.environ._data  # type: ignore[attr-defined]
+        if is_installed(fn.__module__):
             return
         self.containers.append(fn.__dict__.keys())
         yield from self._mentioned(fn.__dict__)
@@ -220,6 +246,27 @@ class Reach:
         package = fn.__globals__.get("__package__")
         for name in imports:
             yield sys.modules.get(name) or sys.modules.get(f"{package}.{name}" if name else f"{package}")
+
+
+def _of_operator(item: Any) -> list[Any]:
+    """Return the functions of a custom operator, which is given as what defines it or as what calls it."""
+    if isinstance(item, torch._ops.OpOverload):
+        item = OPDEFS.get(item._schema.name)
+    elif isinstance(item, torch._ops.OpOverloadPacket):
+        item = OPDEFS.get(item._qualified_op_name)
+    names = "_init_fn _backend_fns _abstract_fn _setup_context_fn _backward_fn _torch_dispatch_fns"
+    return [getattr(item, name, None) for name in names.split()]
+
+
+def _nbytes(item: Any) -> int:
+    return getattr(item, "nbytes", None) or len(item) * getattr(item, "itemsize", 1)
+
+
+def _data(item: Any) -> Hashable:
+    """Return what an array of numbers holds."""
+    if isinstance(item, numpy.ndarray):
+        return item.shape, str(item.dtype), item.tobytes()
+    return bytes(item)
 
 
 def is_plain(item: Any) -> bool:
@@ -264,6 +311,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 def _is_called_unnamed(name: str, item: Any) -> bool:
     """Whether Python or torch calls a class's function without its name. Those that dataclasses make do not count."""
+    item = getattr(item, "__func__", item)  # of a static method
     if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
         return False
     return name in _CALLED_UNNAMED or (name[:2] == name[-2:] == "__" and name not in _CALLED_ELSEWHERE)
@@ -284,7 +332,7 @@ def _is_library(name: str) -> bool:
 
 
 @functools.cache
-def _is_installed(module: Any) -> bool:
+def is_installed(module: Any) -> bool:
     """Whether a module is of any library: its globals stay as they are."""
     if _is_known(module):
         return True

@@ -103,12 +103,6 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
     for node in nodes:
         if node.op != "call_function":
             continue
-        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if drawn and node.meta.get("autograd_backward"):
-            raise CaptureError(
-                f"{node.target} draws random numbers in backward, as torch.utils.checkpoint does to have those of "
-                f"forward again, and a graph goes on to new ones; leave checkpointing out where there is dropout"
-            )
         for item in flatten(node.meta.get("val")):
             if isinstance(item, torch.Tensor) and (item.is_nested or item.layout is not torch.strided):
                 file, line = (node.meta.get("custom") or {}).get("where", ("", 0))
@@ -118,23 +112,17 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
                 )
 
 
-_UNLIKELY = 0x5EED_0F_A_C0DE  # a seed that a step would not set: what sets the one that is there would go unseen
-
-
 @contextlib.contextmanager
 def drawing_nothing() -> Iterator[None]:
-    """Raise CaptureError where generators of random numbers are moved meanwhile, by Python or a seed; put them back."""
+    """Raise CaptureError where Python's and NumPy's random numbers are drawn or seeded meanwhile; put them back."""
     numbers = sys.modules.get("numpy.random")
     moved = []
-    before = random.getstate(), torch.get_rng_state(), repr(numbers.get_state(legacy=False)) if numbers else ""
+    before = random.getstate(), repr(numbers.get_state(legacy=False)) if numbers else ""
     old = numbers.get_state() if numbers else None
-    torch.default_generator.manual_seed(_UNLIKELY)
-    seeded = torch.get_rng_state()
     try:
         yield
         moved += ["Python's random"] if random.getstate() != before[0] else []
-        moved += ["torch's seed"] if not torch.equal(torch.get_rng_state(), seeded) else []
-        moved += ["NumPy's random"] if numbers and repr(numbers.get_state(legacy=False)) != before[2] else []
+        moved += ["NumPy's random"] if numbers and repr(numbers.get_state(legacy=False)) != before[1] else []
         if moved:
             raise CaptureError(
                 f"the step draws from, or sets, {moved[0]}, which a graph would do only once; "
@@ -142,6 +130,5 @@ def drawing_nothing() -> Iterator[None]:
             )
     finally:
         random.setstate(before[0])
-        torch.set_rng_state(before[1])
         if numbers:
             numbers.set_state(old)

@@ -33,7 +33,7 @@ class Surroundings:
 
     def __init__(self, roots: Iterable[Any], modules: Mapping[str, torch.nn.Module]):
         reach = Reach(roots, written=True)
-        found = reach.found()
+        self.found = found = reach.found()
         self._paths: dict[int, str] = {}
         for key, module in modules.items():
             for path, part in module.named_modules():

@@ -1,0 +1,87 @@
+"""Calls: what a step asks of the computer or tells people: the time, files, print. A graph does none of that.
+
+Such a call is made once, when the step is captured, and its user is warned. Knows the functions that people use, and
+not those that write to what is open already. Knows no graph.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from autosched.frontends.exclusive import is_capturing
+from autosched.frontends.reach import is_installed
+
+__all__ = ["Call", "calls_noted", "warn_of"]
+
+_TIMES = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns sleep"
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    *((builtins, name) for name in ("print", "input", "open")),
+    *((time, name) for name in _TIMES.split()),
+    *((os, name) for name in ("urandom", "write", "system")),
+    (logging.Logger, "handle"),
+)
+_WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
+
+
+class Call(NamedTuple):
+    """A call of a function of Python's, and the line of the user's that led to it."""
+
+    name: str
+    file: str
+    line: int
+
+
+@contextlib.contextmanager
+def calls_noted() -> Iterator[list[Call]]:
+    """Note such calls that the user's code makes in this capture, and make them."""
+    found: list[Call] = []
+    own = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
+    for home, name, fn in own:
+        setattr(home, name, _noting(fn, found))
+    try:
+        yield found
+    finally:
+        for home, name, fn in own:
+            setattr(home, name, fn)
+
+
+def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_capturing() and (where := _user()) is not None:
+            name = fn.__qualname__ if fn.__module__ in ("builtins", "_io", "io") else f"{fn.__module__}.{fn.__qualname__}"
+            found.append(Call(name, *where))
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _user() -> tuple[str, int] | None:
+    """Return the line that led to a call through Python's own library alone, if it is the user's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:
+        frame = frame.f_back
+    library = is_installed(frame.f_globals.get("__name__"))
+    return None if library else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn_of(calls: Iterable[Call], step: str) -> None:
+    """Warn of each line that makes such a call."""
+    for (file, line), name in {(call.file, call.line): call.name for call in reversed([*calls])}.items():
+        warnings.warn_explicit(
+            f"{name} is called when {step!r} is captured, and not when its graph runs; do it outside of the step, and "
+            f"pass what it gives as a tensor",
+            RuntimeWarning,
+            file,
+            line,
+            registry=_WARNED,
+        )

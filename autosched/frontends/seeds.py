@@ -1,0 +1,124 @@
+"""Seeds: what a step does to torch's generator of random numbers, as operators of the graph.
+
+``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and what is made of these, such as ``fork_rng``, reach the
+generator through one variable of ``torch.random``. For the time of a capture it holds a stand-in, which calls
+operators that ``make_fx`` writes down. Knows the generator of the CPU alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from autosched.effects import effects_of
+from autosched.errors import CaptureError
+from autosched.frontends.exclusive import is_capturing
+
+__all__ = ["SPELLED", "seeds_written_down", "settled"]
+
+_DEFAULT = torch.default_generator
+_STATE_BYTES = _DEFAULT.get_state().numel()
+_LIBRARY = torch.library.Library("autosched", "DEF")
+for _schema in ("get_rng_state() -> Tensor", "set_rng_state(Tensor state) -> ()", "manual_seed(int seed) -> ()"):
+    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
+_OPS = torch.ops.autosched
+_GET = _OPS.get_rng_state.default
+_SET = _OPS.set_rng_state.default
+_SEED = _OPS.manual_seed.default
+SPELLED: dict[Any, Callable[..., Any]] = {
+    _GET: torch.get_rng_state,
+    _SET: torch.set_rng_state,
+    _SEED: torch.manual_seed,
+}
+
+
+@torch.library.register_fake("autosched::get_rng_state")
+def _get() -> torch.Tensor:
+    return torch.empty(_STATE_BYTES, dtype=torch.uint8)
+
+
+@torch.library.register_fake("autosched::set_rng_state")
+def _set(state: torch.Tensor) -> None:
+    return
+
+
+@torch.library.register_fake("autosched::manual_seed")
+def _seed(seed: int) -> None:
+    return
+
+
+class _StandIn:
+    """Answers for torch's generator: in the thread that captures by operators, in others by the generator."""
+
+    def get_state(self) -> torch.Tensor:
+        return _GET() if is_capturing() else _DEFAULT.get_state()
+
+    def set_state(self, state: torch.Tensor) -> torch.Generator:
+        if not is_capturing():
+            return _DEFAULT.set_state(state)
+        _SET(state)
+        return _DEFAULT
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        if not is_capturing():
+            return _DEFAULT.manual_seed(seed)
+        _SEED(int(seed) - 2**64 if seed >= 2**63 else int(seed))
+        return _DEFAULT
+
+    def seed(self) -> int:
+        if is_capturing():
+            raise CaptureError("torch.seed() is another seed in each call, and a graph would ask once; set a number")
+        return _DEFAULT.seed()
+
+    def initial_seed(self) -> int:
+        if is_capturing():
+            raise CaptureError("torch.initial_seed() is asked, which a graph would do once; pass the seed")
+        return _DEFAULT.initial_seed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_DEFAULT, name)
+
+
+@contextlib.contextmanager
+def seeds_written_down() -> Iterator[None]:
+    """Let what is done to torch's generator be traced, not done."""
+    torch.random.default_generator = _StandIn()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = _DEFAULT
+
+
+def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Leave out what changes nothing, and return the nodes whose order and device matter to seeds: they draw or seed.
+
+    Raises CaptureError where there are accelerators: their generators are not followed.
+    """
+    states = [node for node in graph.nodes if node.target in SPELLED]
+    draws = [node for node in graph.nodes if node not in states and _draws(node)]
+    if not draws and not any(_sets_anew(node) for node in states):
+        for node in reversed(states):  # activation checkpoints without dropout
+            if not node.users:
+                graph.erase_node(node)
+        states = [node for node in states if node.users]
+    if states and torch.accelerator.is_available():
+        file, line = (states[0].meta.get("custom") or {}).get("where", ("", 0))
+        where = f"\n    at {file}:{line}" if file else ""
+        raise CaptureError(
+            f"the step calls torch.{SPELLED[states[0].target].__name__}, which also concerns the generators of "
+            f"accelerators, and only that of the CPU is followed; do it outside of the step{where}"
+        )
+    return {*states, *draws} if states else set()
+
+
+def _sets_anew(node: torch.fx.Node) -> bool:
+    """Whether a node gives the generator a state that it did not have before."""
+    before = node.args[0] if node.args else None
+    return node.target is _SEED or (node.target is _SET and getattr(before, "target", None) is not _GET)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and effects_of(node.target, node.args, node.kwargs).random  # type: ignore[arg-type]
