@@ -22,6 +22,7 @@ __all__ = [
     "ScheduleError",
     "TaskError",
     "TimelineError",
+    "UnknownMethodError",
     "UsageError",
     "listed",
     "shown",
@@ -42,6 +43,10 @@ class ChartError(AutoschedError, ValueError):
 
 class GraphError(AutoschedError, ValueError):
     """A graph was built or used wrongly: an unknown name, a value of another graph, a missing input."""
+
+
+class UnknownMethodError(GraphError, AttributeError):
+    """A value is asked for a method that tensors do not have; to ``hasattr`` it is a missing attribute."""
 
 
 class MachineError(AutoschedError, ValueError):

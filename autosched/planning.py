@@ -22,6 +22,7 @@ from autosched.costs import Costs
 from autosched.errors import MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.fitting import confined, fitted, is_limited
 from autosched.graph import Graph
+from autosched.hosting import put_on_host
 from autosched.machine import Machine
 from autosched.placement import Placement
 from autosched.policies import POLICIES, TIMED, Policy, Progress, candidates, m_etf, m_sct, single
@@ -62,6 +63,7 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted; one name is for all. Default:
       inputs live on the host, outputs stay where they are made.
+    * Functions that read no tensor, as far as ``examples`` tell, run on the host unless ``on=`` or ``place`` says where.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
     * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
@@ -84,6 +86,8 @@ def schedule(
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _told(progress) as report:
         pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+        if isinstance(policy, str):  # a function places as it likes
+            put_on_host(pinned, examples)
         wanted = dict.fromkeys(graph.outputs, outputs) if isinstance(outputs, str) else outputs or {}
         _check_inputs(pinned, machine)
         costs = _costs(costs, pinned, machine, examples)

@@ -20,6 +20,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.faithful import as_eagerly
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
@@ -211,7 +212,7 @@ class _Builder:
                 lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf, (list(args), dict(kwargs))
             )
             before = dict(zip(examples, fakes, strict=True))
-            with self.state.acting_on(before) as acting, self._watching(before, given):
+            with self.state.acting_on(before) as acting, self._watching(before, given), as_eagerly():
                 result = self.graph.fn(*given[0], **given[1])
                 return self._left(result, before, acting)
 
