@@ -182,10 +182,17 @@ def _strides(item: Any) -> list[Any]:
 def _versions(item: Any) -> list[Any]:
     """Return the version counters of tensors, and the bytes of what has none: arrays, and tensors of inference mode."""
     return [
-        leaf._version if hasattr(leaf, "untyped_storage") and not leaf.is_inference() else _copied(leaf)
+        _version(leaf) if hasattr(leaf, "untyped_storage") else _copied(leaf)
         for leaf in flatten(item)
         if hasattr(leaf, "untyped_storage") or hasattr(leaf, "tobytes")
     ]
+
+
+def _version(tensor: Any) -> Any:
+    """Return what changes when a tensor is written: of one without elements, which may be in two places, the shape."""
+    if tensor.is_inference():
+        return _copied(tensor)
+    return tensor._version if next(extents(tensor), None) is not None else tuple(tensor.shape)
 
 
 def _bytes(item: Any) -> list[Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "ScheduleError",
     "TaskError",
     "TimelineError",
+    "UnknownMethodError",
     "UsageError",
     "listed",
     "shown",
@@ -47,6 +48,10 @@ class GradientError(AutoschedError, RuntimeError):
 
 class GraphError(AutoschedError, ValueError):
     """A graph was built or used wrongly: an unknown name, a value of another graph, a missing input."""
+
+
+class UnknownMethodError(GraphError, AttributeError):
+    """A value is asked for a method that tensors do not have; to ``hasattr`` it is a missing attribute."""
 
 
 class MachineError(AutoschedError, ValueError):

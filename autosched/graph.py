@@ -580,6 +580,8 @@ class Graph:
                 raise _no_argument(label, value, reads)
         names = self._result_names(label, outputs)
         check_costs(label, seconds, nbytes)
+        if next(flatten(names), None) is None:  # no result that could share memory, or be another look at it
+            view, aliases, parts = False, None, ()
         device = None if view else check_device(on) if on is not None else self._device
         state, random = self._state(fn, leaves, composite, random, device)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]

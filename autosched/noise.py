@@ -44,7 +44,7 @@ def noisy_makespans(
     [1.0, 1.2]
     """
     checked_noise(noise)
-    seconds = np.array(durations(program, graph, machine, costs))
+    seconds = np.array(durations(program, graph, machine, costs), float)
     names = [task.name for task in graph.tasks], [value.name for value in graph.values]
     tasks, values = ({name: i for i, name in enumerate(some)} for some in names)
     drawn = np.zeros(len(program), int)  # the number among tasks, and behind them values; 0 for what takes no time

@@ -23,6 +23,7 @@ from autosched.costs import Costs
 from autosched.errors import GraphError, MachineError, MemoryLimitError, ScheduleError, listed
 from autosched.fitting import confined, fitted, is_limited
 from autosched.graph import Graph, by_pattern
+from autosched.hosting import put_on_host
 from autosched.logs import LOG
 from autosched.machine import Machine
 from autosched.placement import Placement
@@ -64,6 +65,7 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names or patterns of them,
       ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
+    * Functions that read no tensor, as far as ``examples`` tell, run on the host unless ``on=`` or ``place`` says where.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
     * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
@@ -87,6 +89,8 @@ def schedule(
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _told(progress) as report:
         pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+        if isinstance(policy, str):  # a function places as it likes
+            put_on_host(pinned, examples)
         wanted = _wanted(graph, outputs)
         _check_inputs(pinned, machine)
         costs = _costs(costs, pinned, machine, examples)

@@ -6,11 +6,13 @@ does not import torch (the ``__torch_function__`` protocol needs no import).
 
 from __future__ import annotations
 
+import difflib
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autosched.errors import GraphError
+from autosched.errors import GraphError, UnknownMethodError
 
 if TYPE_CHECKING:
     from autosched.graph import Graph
@@ -119,7 +121,7 @@ class Value:
         return graph.record(fn, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        if name in _UNKNOWN:
+        if name in _UNKNOWN or _is_property(name):
             raise GraphError(
                 f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
                 f"as one task: graph.add(fn, {self.name})"
@@ -133,9 +135,10 @@ class Value:
             raise AttributeError(f"Value has no attribute {name!r}")
         if name in _ATTRIBUTES:
             return self.graph.record(Attribute(name), (self,), {})
+        _check_method(self.name, name)
         return _Recorder(self, name)
 
-    def to(self, *args: Any, **kwargs: Any) -> Value:
+    def to(self, /, *args: Any, **kwargs: Any) -> Value:
         """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
         if len(args) == 1 and not kwargs and isinstance(args[0], str):
             return _recorded(self, On(args[0]), (self,), on=args[0], aliases=self)
@@ -223,7 +226,7 @@ class Method:
     def __init__(self, name: str):
         self.__name__ = name
 
-    def __call__(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         return getattr(value, self.__name__)(*args, **kwargs)
 
@@ -262,8 +265,32 @@ class _Recorder:
     def __repr__(self) -> str:
         return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
+
+
+def _tensor_class() -> Any:
+    """Return ``torch.Tensor``; None where torch is not in use, and values are no tensors."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _is_property(name: str) -> bool:
+    """Whether tensors have an attribute of this name that is no method and has no task."""
+    known = getattr(_tensor_class(), name, None)
+    return known is not None and name not in _ATTRIBUTES and not callable(known)
+
+
+def _check_method(value: str, name: str) -> None:
+    """Raise GraphError for a method that tensors do not have, with those of a similar name."""
+    tensor = _tensor_class()
+    if tensor is None or hasattr(tensor, name):
+        return
+    close = difflib.get_close_matches(name, [known for known in dir(tensor) if not known.startswith("_")])
+    meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
+    raise UnknownMethodError(
+        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is no tensor, add a "
+        f"function: graph.add(lambda item: item.{name}(...), {value})"
+    )
 
 
 def _first_value(tree: Any) -> Value:

@@ -325,3 +325,17 @@ def test_what_a_table_calls_written_stands_where_the_schema_has_it(name: str) ->
     names = _ALSO_WRITES[name][0].split()
     parameters = [argument.name for argument in getattr(aten, name).default._schema.arguments]
     assert parameters.index(names[-1]) == len(names) - 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_one_empty_tensor_may_be_two_inputs(shape):
+    """It has one version counter, and nothing that could be written."""
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x[:1].add_(1)
+    torch.sub(x, y, out=x)
+    graph.output(x=x)
+    empty = torch.empty(shape)
+    for check in (False, True, "bytes"):
+        with asc.schedule(graph, asc.Machine.emulated(gpus=1), check=check, backend="host") as schedule:
+            assert schedule(x=empty, y=empty)["x"].shape == shape

@@ -838,3 +838,38 @@ def test_inputs_that_nothing_uses_may_share_memory():
         for _ in range(2):
             schedule(x=both, unused=both)
     assert both.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (1, 4)])
+def test_an_expanded_input_is_written_as_torch_writes_it(backend, shape):
+    """What torch writes in one place is written; what it refuses to write is refused, wherever it is."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    x.zero_()
+    graph.output(y=x)
+    base = torch.ones((*shape[:-1], 1))
+    with placed(graph, zero="cuda:0", backend=backend) as schedule:
+        for _ in range(2):
+            base.fill_(1)
+            assert schedule(x=base.expand(shape))["y"].tolist() == torch.zeros(shape).tolist()
+            assert not base.any()
+    graph = asc.Graph()
+    x = graph.input("x")
+    x.add_(1)
+    with placed(graph, add="cuda:0", backend=backend) as schedule:
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            graph.run_serial(x=base.expand(shape))
+        with pytest.raises(asc.AutoschedError, match=r"'add' on cuda:0 failed.*more than one element"):
+            schedule(x=base.expand(shape))
+
+
+@pytest.mark.parametrize("look", [torch.conj, torch._neg_view])
+def test_what_is_read_conjugated_or_negated_is_so_in_a_copy(look):
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(conj=graph.add(torch.is_conj, x, name="conj"), neg=graph.add(torch.is_neg, x, name="neg"), x=x)
+    given = look(torch.tensor([1 + 2j, 3j]))
+    with placed(graph, conj="cuda:0", neg="cuda:0") as schedule:
+        for _ in range(2):
+            assert schedule(x=given) == {"conj": given.is_conj(), "neg": given.is_neg(), "x": given}

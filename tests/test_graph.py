@@ -4,6 +4,7 @@ import functools
 import inspect
 import operator
 import re
+import sys
 from collections import namedtuple
 
 import numpy
@@ -936,3 +937,75 @@ def test_who_draws_from_generators_of_their_own_need_not_wait_for_each_other() -
     assert first == {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
     merged = asc.merge(graph, {"a": "pair", "b": "pair"})
     assert [d.task for d in merged.task("c").dependencies] == []
+
+
+KEYWORDS = ["value", "self", "name", "fn", "func", "function", "graph", "args", "kwargs", "item", "of", "options", "on"]
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+def test_methods_take_keywords_of_any_name(word):
+    """They are handed on to the tensor's method, whatever parameters ours have."""
+    graph = Graph()
+    x, flag = graph.inputs("x", "flag")
+    made = x.masked_fill(flag, **{word: 0.0})
+    assert graph.task("masked_fill").kwargs == {word: 0.0}
+    assert graph.task("masked_fill").args == (x, flag)
+    if word == "value":
+        graph.output(y=made)
+        given = {"x": torch.ones(2), "flag": torch.tensor([True, False])}
+        assert graph.run_serial(**given)["y"].tolist() == [0, 1]
+        with asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="host") as schedule:
+            for _ in range(2):
+                assert schedule(**given)["y"].tolist() == [0, 1]
+
+
+def test_methods_in_place_take_keywords_of_any_name():
+    graph = Graph()
+    x = graph.input("x")
+    x.addcmul_(x, x, value=2.0)
+    graph.output(x=x)
+    assert graph.run_serial(x=torch.ones(2))["x"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("outputs", [0, (), {}, []])
+@pytest.mark.parametrize("policy", ["auto", "round_robin", "heft"])
+def test_a_view_without_results_is_no_view(outputs, policy):
+    graph = Graph()
+    x = graph.input("x")
+    x.add_(1)
+    graph.add(torch.unbind, x, outputs=outputs)
+    graph.add(identity, x, aliases=x, outputs=outputs)
+    x[:1].add_(1)
+    graph.output(y=torch.where(x > 0, x, x))
+    task = graph.task("unbind")
+    assert (task.view, task.part, dependencies(graph, "unbind")) == (False, None, [("add", "data")])
+    with asc.schedule(graph, asc.Machine.emulated(gpus=2), policy=policy, place={"unbind": "cuda:1", "add": "cpu"}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("rellu", "did you mean 'relu' or .*? For what is no tensor"),
+        ("masked_fil", "did you mean 'masked_fill'"),
+        ("xyzzy_plugh", "that name; for what is no tensor, add a function: graph.add"),
+    ],
+)
+def test_a_method_that_tensors_do_not_have_is_refused_at_once(name, hint):
+    x = Graph().input("x")
+    with pytest.raises(GraphError, match=f"value 'x' has no method '{name}', for tensors have none of .*{hint}"):
+        getattr(x, name)
+    assert not hasattr(x, name)
+
+
+@pytest.mark.parametrize("name", ["is_sparse", "is_quantized", "output_nr"])
+def test_what_tensors_know_of_themselves_is_no_method(name):
+    with pytest.raises(GraphError, match=f"value 'x' has no {name} before it runs"):
+        getattr(Graph().input("x"), name)
+
+
+def test_without_torch_a_method_may_have_any_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    graph = Graph()
+    graph.output(y=graph.input("x").title())
+    assert graph.run_serial(x="a word") == {"y": "A Word"}

@@ -17,6 +17,7 @@ from autosched.errors import MachineError, ScheduleError
 from autosched.graph import Graph, Value
 from autosched.machine import Device, Link, Machine
 from autosched.placement import Placement, check, choices, home
+from autosched.planning import schedule
 from autosched.policies import POLICIES, heft, round_robin, single, single_on
 from autosched.policies.possible import Possible
 from autosched.policies.problem import Problem
@@ -567,3 +568,31 @@ def test_a_policy_is_told_where_a_task_can_still_go():
         possible.placement()
     assert possible.settle(1, [2]) == 2
     assert possible.placement([0, 1]).device == {"a": "cuda:0", "b": "cuda:1"}
+BIG = 10**30  # above what 64 bits hold
+
+
+@pytest.mark.parametrize("tasks", [5, 400])
+@pytest.mark.parametrize(
+    ("device", "link", "costs"),
+    [
+        ({}, {"bytes_per_second": BIG}, {}),
+        ({}, {"bytes_per_second": BIG, "pageable_bytes_per_second": BIG}, {}),
+        ({}, {"bytes_per_second": 1, "latency": BIG}, {}),
+        ({"flops_per_second": BIG, "bytes_per_second": BIG, "launch_seconds": BIG, "nbytes": BIG}, {}, {}),
+        ({}, {}, {"seconds": BIG}),
+        ({}, {}, {"seconds": {"cpu": BIG, "cuda:0": 1}}),
+        ({}, {}, {"nbytes": BIG}),
+    ],
+)
+@pytest.mark.parametrize("policy", ["auto", "portfolio"])
+def test_numbers_may_be_whole_and_as_large_as_floats(tasks, device, link, costs, policy):
+    graph = Graph()
+    values = [graph.input("x")]
+    for i in range(tasks):
+        values.append(graph.add(abs, values[i // 2], **{"seconds": 1e-3, "nbytes": 1000} | costs))
+    graph.output(values[-1])
+    devices = [Device("cpu"), Device("cuda:0", **device)]
+    machine = Machine(devices, [Link("cpu", "cuda:0", **{"bytes_per_second": 1000} | link)])
+    made = schedule(graph, machine, policy=policy)
+    assert made.makespan > 0
+    assert made.gap >= 0

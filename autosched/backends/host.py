@@ -130,15 +130,44 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
             f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as {tuple(old.shape)}"
         )
     if hasattr(old, "copy_"):
-        return old.copy_(new, non_blocking=True) if put is None else put(old, new)
+        over, source = _once(old, new)
+        if put is None:
+            over.copy_(source, non_blocking=True)
+        else:
+            put(over, source)
+        return old
     old[...] = new
     return old
+
+
+def _once(old: Any, new: Any) -> tuple[Any, Any]:
+    """Return of two tensors that are expanded alike each element once, as torch writes none that are there twice."""
+    if "strided" not in str(old.layout) or "strided" not in str(new.layout):
+        return old, new
+    strides = zip(old.shape, old.stride(), new.stride(), strict=True)
+    expanded = [n > 1 and own == other == 0 for n, own, other in strides]
+    for dim in (dim for dim, is_expanded in enumerate(expanded) if is_expanded):
+        old, new = old.narrow(dim, 0, 1), new.narrow(dim, 0, 1)
+    return old, new
 
 
 def _copied(leaf: Any) -> Any:
     if not hasattr(leaf, "data_ptr"):
         return copying.deepcopy(leaf)
-    return as_parameter(_with_its_strides(leaf.detach()), leaf)
+    return as_parameter(as_it_is(_with_its_strides, leaf.detach()), leaf)
+
+
+def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
+    """Return a copy of a tensor that is to be read conjugated or negated if the original is.
+
+    ``copied`` copies what is neither. ``clone`` would apply it; then ``view_as_real`` takes the copy only.
+    """
+    if tensor.is_conj():
+        return as_it_is(copied, tensor.conj()).conj()
+    if tensor.is_neg():
+        negated = sys.modules["torch"]._neg_view
+        return negated(as_it_is(copied, negated(tensor)))
+    return copied(tensor)
 
 
 def _with_its_strides(leaf: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from autosched.backends.host import as_parameter, overwritten
+from autosched.backends.host import as_it_is, as_parameter, overwritten
 from autosched.backends.pinned import PIECE, Pinned
 from autosched.tree import transform
 
@@ -59,13 +59,15 @@ class Way:
     def _copied(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return copying.deepcopy(leaf)
-        tensor = leaf.detach()
-        plain = tensor.device == self.source and _is_plain(tensor)
-        if plain:
-            return as_parameter(self._fresh(tensor), leaf)
+        return as_parameter(as_it_is(self._alike, leaf.detach()), leaf)
+
+    def _alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy, plain or not."""
+        if tensor.device == self.source and _is_plain(tensor):
+            return self._fresh(tensor)
         copy = tensor.to(self.target, non_blocking=True, copy=True)
         self._meet()
-        return as_parameter(copy, leaf)
+        return copy
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy in memory of its own."""

@@ -29,7 +29,7 @@ def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Arr
     """Return the seconds of tasks, infinite, too, where what a task reads and makes does not fit in a device."""
     if not _short(graph, machine, costs):
         return seconds
-    limits = np.array([device.nbytes for device in machine.devices])
+    limits = np.array([device.nbytes for device in machine.devices], float)
     held = _living(graph, machine, costs)
     homes = {value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources}
     seconds = seconds.copy()
@@ -111,8 +111,8 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
 
 def _spent(work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float) -> float:
     """Return the seconds of the busier of two, compute streams and copy stream, if the excess is shared out well."""
-    nbytes = np.array([item.nbytes for item in through])
-    again = np.array([seconds[item.maker] for item in through]) / nbytes
+    nbytes = np.array([item.nbytes for item in through], float)
+    again = np.array([seconds[item.maker] for item in through], float) / nbytes
     each = _WEIGHTS * again  # for a byte
     if fetching < math.inf:
         each = np.minimum(each, (1 - _WEIGHTS) * fetching)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autosched.codegen.functions import Functions
+from autosched.codegen.names import identifier
 from autosched.codegen.origins import torch_path
 from autosched.codegen.pieces import Piece, joined, quoted
 from autosched.task import Here, Task
@@ -69,8 +70,8 @@ class _Writer:
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Piece]:
         """Write what stands between the brackets of a call."""
         named = {key: self.item(item, key) for key, item in kwargs.items()}
-        plain = [piece.behind(f"{key}=") for key, piece in named.items() if key.isidentifier()]
-        rest = [piece.behind(f"{quoted(key)}: ") for key, piece in named.items() if not key.isidentifier()]
+        plain = [piece.behind(f"{key}=") for key, piece in named.items() if identifier(key) == key]
+        rest = [piece.behind(f"{quoted(key)}: ") for key, piece in named.items() if identifier(key) != key]
         return [*map(self.item, args), *plain, *([joined("**", "{}", rest)] if rest else [])]
 
     def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:

@@ -26,6 +26,7 @@ from autosched.frontends.caches import Made, emptied_caches_of
 from autosched.frontends.calls import Call, calls_noted, warn_of
 from autosched.frontends.drawn import Drawn
 from autosched.frontends.exclusive import capturing
+from autosched.frontends.faithful import as_eagerly
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
@@ -309,7 +310,7 @@ class _Builder:
                 lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf, (list(args), dict(kwargs))
             )
             before = dict(zip(examples, fakes, strict=True))
-            with self.state.acting_on(before) as acting, self._watching(before, given):
+            with self.state.acting_on(before) as acting, self._watching(before, given), as_eagerly():
                 result = self.graph.fn(*given[0], **given[1])
                 return self._left(result, before, acting)
 

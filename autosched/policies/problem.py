@@ -65,6 +65,8 @@ class Path(NamedTuple):
         out, into = (source.kind != "cpu", destination.kind != "cpu")
         if link is not None and pageable and into and not out:
             rate = link.pageable_bytes_per_second or rate
+        # Floats, whatever the user gave: NumPy makes objects of whole numbers above 2**63, which no kernel takes.
+        latency, rate = float(latency), float(rate)
         return cls(latency, rate, machine.contention and (out or not into), machine.contention and (into or not out))
 
     def seconds(self, nbytes: float) -> float:

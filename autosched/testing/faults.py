@@ -62,22 +62,22 @@ def _task(graph: Graph, task: str | int) -> Task:
     return graph.tasks[task]
 
 
-def _raise(fn: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
+def _raise(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("injected")
 
 
-def _delay(fn: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
+def _delay(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
     time.sleep(seconds)
     return fn(*args, **kwargs)
 
 
-def _out_of_memory(fn: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
+def _out_of_memory(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
     import torch
 
     raise torch.OutOfMemoryError("injected")
 
 
-def _shape(fn: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
+def _shape(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
     result = fn(*args, **kwargs)
     if not any(hasattr(leaf, "new_zeros") for leaf in flatten(result)):
         raise TypeError(f"a {type(result).__name__} has no shape that could be wrong")
@@ -88,7 +88,7 @@ def _longer(leaf: Any) -> Any:
     return leaf.new_zeros([size + 1 for size in leaf.shape]) if hasattr(leaf, "new_zeros") else leaf
 
 
-def _count(fn: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Any:
+def _count(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:
     result = fn(*args, **kwargs)
     return dict(list(result.items())[:-1]) if isinstance(result, dict) else list(result)[:-1]
 

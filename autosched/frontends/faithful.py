@@ -1,0 +1,105 @@
+"""Faithful: what torch does otherwise while a step is traced than it does eagerly, done as it is eagerly.
+
+Some of torch's functions ask whether anything watches their operators, and then choose others, whose results have
+other last bits. Those that are known stand here: they are called so that they choose as they do eagerly, or, where
+they look at data to choose, are refused. ``tests/test_op_db.py`` finds them. Knows no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autosched.effects import function_name
+from autosched.errors import CaptureError
+from autosched.tree import flatten
+
+__all__ = ["as_eagerly"]
+
+# These need singular values or eigenvalues alone. Vectors, which their backward needs, are computed with them where
+# autograd records, and whenever somebody watches.
+_VALUES_ALONE = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
+_WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
+_COMPUTE_VECTORS = 2  # where both operators have that argument
+
+_MATMUL = frozenset("matmul __matmul__".split())
+_REFLECTED = frozenset(("__rmatmul__",))
+_BATCHED = 3  # dimensions
+
+# Their backward looks at data: which elements are zero, or which a mask selects. By name, the argument whose gradient
+# does so; and from how many elements on.
+_LOOKING_BACKWARD = {"prod": 0, "cumprod": 0, "masked_fill": 2, "masked_fill_": 2}
+
+
+@contextlib.contextmanager
+def as_eagerly() -> Iterator[None]:
+    """Let functions choose as they do eagerly. Raises CaptureError in backward of those that cannot."""
+    with _Functions():
+        yield
+
+
+class _Functions(TorchFunctionMode):
+    """Sees calls of torch's functions."""
+
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(getattr(fn, "__name__", "")).removeprefix("linalg_")
+        if name in _VALUES_ALONE:
+            with _Values():
+                return fn(*args, **kwargs)
+        if name in _MATMUL | _REFLECTED and len(args) == 2 and not kwargs:
+            pair = args[::-1] if name in _REFLECTED else args
+            if _is_folded_if_watched(*pair):
+                return torch.bmm(pair[0], pair[1].expand(len(pair[0]), -1, -1))
+        result = fn(*args, **kwargs)
+        if name in _LOOKING_BACKWARD:
+            _refuse_backward(function_name(fn), _looked_at(name, args, kwargs), result)
+        return result
+
+
+class _Values(TorchDispatchMode):  # type: ignore[misc]
+    """Asks for no vectors where autograd does not record."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _WITH_VECTORS and not (torch.is_grad_enabled() and args[0].requires_grad):
+            named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+            named |= kwargs or {}
+            named[func._schema.arguments[_COMPUTE_VECTORS].name] = False
+            return func(**named)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_folded_if_watched(one: Any, other: Any) -> bool:
+    """Whether these would become a single matrix product, where eagerly there is one for each item of a batch."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or other.requires_grad:
+        return False
+    return one.dim() == other.dim() == _BATCHED and len(other) == 1 and len(one) > 1 and one.is_contiguous()
+
+
+def _looked_at(name: str, args: Any, kwargs: Any) -> Any:
+    place = _LOOKING_BACKWARD[name]
+    return args[place] if len(args) > place else kwargs.get("value" if place else "input")
+
+
+def _refuse_backward(name: str, argument: Any, result: Any) -> None:
+    """Let the backward of a call raise, if it is for this argument."""
+    if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
+        return
+    for leaf in flatten(result):
+        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+            leaf.grad_fn.register_prehook(_refusing(name))
+
+
+def _refusing(name: str) -> Callable[[Any], None]:
+    def refuse(gradients: Any) -> None:
+        raise CaptureError(
+            f"the backward of {name} looks at data to choose how it computes, and a graph has none; write it as a "
+            f"torch.autograd.Function, or compute this gradient outside of the step"
+        )
+
+    return refuse
