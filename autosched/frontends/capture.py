@@ -20,6 +20,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.fakes import Fakes
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
@@ -218,7 +219,8 @@ class _Builder:
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
                 with drawing_nothing(), written_down(self.state.modules, self._refuse):
-                    return make_fx(step, tracing_mode="fake")(list(examples.values()))
+                    fakes = Fakes()
+                    return make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples.values()])
             except Exception as error:
                 raise CaptureError(told(self.graph.fn, error)) from error
 

@@ -31,7 +31,7 @@ _ADVICE = (
     (("grad_scaler.py",), "GradScaler looks whether gradients are finite; use bfloat16, which needs none"),
     (("swa_utils.py",), "AveragedModel counts in a tensor and looks at it; update it outside of the step"),
     (("clip_grad.py",), "leave out error_if_nonfinite"),
-    (("data-dependent", "got SymInt", "SymFloat", "FakeTensor.__format__"),
+    (("data-dependent", "DataDependentOutput", "got SymInt", "SymFloat", "FakeTensor.__format__"),
      "Python asks what a tensor holds, and a graph has no data: keep it in tensors (torch.where, index_select), return "
      "it, or do this outside of the step"),
     ((".numpy() is not supported",), "NumPy sees no graph: use torch's functions, or do this outside of the step"),
