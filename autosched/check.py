@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from autosched.effects import RESHAPE, effects_of
+from autosched.effects import MOVE, RESHAPE, effects_of
 from autosched.errors import HazardError, listed
 from autosched.graph import Graph, Task, Value
 from autosched.layout import Extent, extents, first_meeting, overlaps_itself
@@ -67,7 +67,7 @@ class Watcher:
         written = [self.graph.values[use.value] for use in task.writes]
         if any(other.root == root and other.part.overlaps(part) for other in written):
             known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
-            return _strides if self.graph.in_parts(value) and known not in RESHAPE else _nothing
+            return _strides if self.graph.in_parts(value) and known not in RESHAPE | MOVE else _nothing
         if self.graph.touched(task, value) is not None:  # a view, which others may write meanwhile
             return _nothing
         if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):

@@ -61,6 +61,7 @@ _DRAW_TO_DROP = frozenset(  # only where dropout_p is above 0, though their sche
 )
 RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
+COUNTS_IN_MEMORY = frozenset("as_strided as_strided_copy as_strided_scatter".split())  # whatever tensor has it
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
 _PLAIN = frozenset({NoneType, bool, int, float, complex, str, bytes, type, ModuleType})  # from which nothing is reached
 _MOST_ITEMS = 1000  # of what holds modules; longer ones are data

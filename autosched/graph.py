@@ -219,7 +219,7 @@ class Graph:
             part=part,
             **facts,
         )
-        if known.name in effects.RESHAPE:
+        if known.name in effects.RESHAPE | effects.MOVE:
             for member in self.members(written[0].index):  # one of them may be the very same tensor
                 self.values[member].part = self._looks.anew(self.values[member].part)
         if not returns_written:

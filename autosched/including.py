@@ -149,7 +149,7 @@ def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
     written = values[task.writes[0].value]
     if name in MOVE:
         graph._check_moves(name, written)
-    if name in RESHAPE:
+    if name in RESHAPE | MOVE:
         for member in graph.members(written.index):
             graph.values[member].part = graph._looks.anew(graph.values[member].part)
 

@@ -6,12 +6,14 @@ event: when a step may be called is for others to see to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from operator import itemgetter, setitem
 from typing import Any
 
 from autosched.backends import Step, Transfer
+from autosched.effects import COUNTS_IN_MEMORY, function_name
 from autosched.errors import GraphError, HazardError
 from autosched.graph import Graph, Here, Task, Value
 from autosched.layout import Extent, are_apart, extents, first_meeting, overlaps_itself
@@ -50,6 +52,7 @@ class Memory:
         self._in_parts = {name for name in self.written if graph.in_parts(graph.value(name).index)}
         self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
+        self._counted = _counted(program, graph)
         self._untied = self._in_parts | self.written & copied  # whose tensors are told apart, or become so
         placed = [(name, place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
@@ -110,6 +113,26 @@ class Memory:
                 raise HazardError(
                     f"{name!r} lies on itself in memory, strides {_strides(extent.tensor)}, and parts of it are "
                     f"written in place; pass a clone"
+                )
+
+    def check_copy(self, i: int, copy: Copy) -> None:
+        """Raise HazardError for what ``as_strided`` would see other numbers around where it is copied to."""
+        value = self.graph.value(copy.value)
+        absolute = self._counted.get((value.root, copy.destination))
+        for leaf in flatten(self.data[self.reads[i][0]]) if absolute is not None else ():
+            if not hasattr(leaf, "storage_offset") or not leaf.numel():
+                continue
+            if absolute and leaf.storage_offset():
+                raise HazardError(
+                    f"{copy.value!r} begins at element {leaf.storage_offset()} of its memory, from which as_strided "
+                    f"counts, and its copy on {copy.destination} has a memory of its own; pass a clone, leave "
+                    f"storage_offset out, or let the task run on {copy.source}"
+                )
+            if _has_gaps(leaf):
+                raise HazardError(
+                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided may look, and its "
+                    f"copy on {copy.destination} has other numbers there; pass a clone, or let the task run on "
+                    f"{copy.source}"
                 )
 
     def is_entangled(self, value: int) -> bool:
@@ -212,7 +235,11 @@ class Memory:
         def step() -> None:
             data[target] = transfer(data[source], data[target] if copy.overwrite else None)
 
-        return step
+        def checked() -> None:
+            self.check_copy(i, copy)
+            step()
+
+        return checked if (self.graph.value(copy.value).root, copy.destination) in self._counted else step
 
     def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
         """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
@@ -306,6 +333,28 @@ def _is_fixed(fn: Any, tree: Any) -> bool:
         items = tree.values() if isinstance(tree, dict) else tree
         return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(_is_fixed(fn, item) for item in items)
     return not isinstance(tree, Value)
+
+
+def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
+    """Return the values (by root) in whose memory on a device ``as_strided`` counts: whether from its beginning."""
+    found: dict[tuple[int, str], bool] = {}
+    for instruction in program:
+        task = graph.task(instruction.task) if isinstance(instruction, Run) else None
+        if task is None or task.fn is None or function_name(task.fn) not in COUNTS_IN_MEMORY:
+            continue
+        if task.reads and not task.writes:
+            last = 4 if "scatter" in function_name(task.fn) else 3
+            offset = task.args[last] if len(task.args) > last else task.kwargs.get("storage_offset")
+            key = graph.values[task.reads[0].value].root, instruction.stream.device
+            found[key] = found.get(key, False) or offset is not None
+    return found
+
+
+def _has_gaps(tensor: Any) -> bool:
+    """Whether there is memory between a tensor's elements that is not its own."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    own = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return bool(span > own)
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:

@@ -181,6 +181,8 @@ class Looks:
             _narrowed(bounds, base.dimension(-from_end), last, base.dimension(-from_end))
         tail = (new, 0) if keys else (base.tail[0], base.tail[1] + number - len(lead))
         lead += () if keys else base.lead[number:]
+        if any(low >= high for low, high, _ in bounds.values()):
+            bounds = dict(base.bounds)  # it is empty, and whoever reads it still reads the shape of its base
         return Part(tuple(sorted(bounds.items())), new, tuple(lead), tail)
 
     def _along(self, base: Part, number: int, key: Any) -> Part:

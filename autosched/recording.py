@@ -311,6 +311,7 @@ class Recording:
 
         def step() -> None:
             _check_alike(data[source], into, name)
+            parts.memory.check_copy(part, instruction)
             transfer(data[source], into)
 
         return step

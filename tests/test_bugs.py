@@ -780,3 +780,56 @@ def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> No
     found = insert_events(instructions, Hazards.of(after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})]))
     assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
     assert found[-1] == Free(owner, "x", 0)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_as_strided_counted_in_the_memory_of_a_copy(made: bool) -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    if made:
+        x = graph.add(lambda x: (x + 0)[8:18], x, name="part", on="cpu")
+    graph.output(y=graph.add(torch.as_strided_copy, x, (2,), (1,), 8, on="cuda:0"))
+    whole = torch.arange(20.0)
+    with pytest.raises(asc.HazardError, match="begins at element 8 of its memory, from which as_strided counts"):
+        run(graph, x=whole if made else whole[8:18])
+
+
+def test_as_strided_counts_in_the_memory_of_a_copy_as_in_what_was_copied() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        x.add_(1)
+        graph.output(y=x.as_strided((2,), (1,), 8) + 0, z=x[3:].as_strided((2,), (2,)) + 0)
+    with pytest.raises(asc.HazardError, match=r"'x' has gaps in memory, strides \(2,\), where as_strided may look"):
+        run(graph, x=torch.arange(20.0)[::2])
+    found = run(graph, x=torch.arange(20.0)[8:18].clone())
+    assert (found["y"].tolist(), found["z"].tolist()) == ([17.0, 18.0], [12.0, 14.0])
+
+
+def test_what_was_read_of_an_empty_part_did_not_wait_for_another_shape() -> None:
+    graph = asc.Graph()
+    rows = graph.input("x")[:2]
+    nothing = rows[3:]
+    rows.t_()
+    graph.output(nothing=graph.add(torch.clone, nothing), rows=rows.clone())
+    assert (graph.task("getitem_1").index, "anti") in graph.task("t").dependencies
+    asc.testing.check(graph, examples={"x": torch.randn(4, 6)})
+
+
+def test_an_empty_part_that_gets_another_shape_is_read_in_that_shape() -> None:
+    graph = asc.Graph()
+    nothing = graph.input("x")[2:2]
+    nothing.t_()
+    graph.output(nothing=nothing.clone())
+    assert graph.task("t").index in [d.task for d in graph.task("clone").dependencies]
+    asc.testing.check(graph, examples={"x": torch.randn(4, 6)})
+
+
+def test_views_of_what_got_other_strides_in_place_are_no_hazard() -> None:
+    graph = asc.Graph()
+    y = graph.input("x") + 0
+    y.as_strided_((3, 2), (1, 3))
+    graph.output(row=y[0].clone())
+    asc.testing.check(graph, examples={"x": torch.randn(2, 3)})
+    with asc.schedule(graph, MACHINE, check=True) as schedule:
+        assert schedule(x=torch.arange(6.0).reshape(2, 3))["row"].tolist() == [0.0, 3.0]

@@ -27,6 +27,7 @@ from autosched.frontends.calls import Call, calls_noted, warn_of
 from autosched.frontends.drawn import Drawn
 from autosched.frontends.exclusive import capturing
 from autosched.frontends.faithful import as_eagerly
+from autosched.frontends.fakes import Fakes
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
@@ -344,7 +345,8 @@ class _Builder:
                     seeds_written_down(),
                     written_down(self.state.modules, self._refuse, made.note),
                 ):
-                    return make_fx(step, tracing_mode="fake")(examples)
+                    fakes = Fakes()
+                    return make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples])
             except Exception as error:
                 if self.met is None or not emptied_caches_of(self.met):
                     raise CaptureError(told(self.graph.fn, error)) from error

@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from autosched.costs import Costs, Work
+from autosched.frontends.fakes import Fakes
 from autosched.graph import Graph, Task, Value, called_with
 from autosched.tree import flatten, transform
 
@@ -69,7 +70,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     given = graph.bind(examples)
     work: dict[str, Work] = {}
     unknown: dict[str, str] = {}
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), FakeTensorMode():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False):
         data: dict[int, Any] = {}
         for index, example in given.items():
             with contextlib.suppress(Exception):  # its readers will say that it is unknown

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from autosched.effects import effects_of, function_name
+from autosched.effects import COUNTS_IN_MEMORY, effects_of, function_name
 from autosched.frontends.seeds import SPELLED
 from autosched.frontends.spelling import spelled
 from autosched.graph import HOST, Graph, Value
@@ -76,6 +77,8 @@ class Operators:
             facts["by"] = SPELLED[node.target]
         else:
             facts["by"] = spelled(node.target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
+        if _raw_label(node) in COUNTS_IN_MEMORY:
+            facts["by"] = _laid_out_alike(facts["by"], node)
         return self.graph.record(node.target, args, kwargs, name=label, origin=origin, **facts)
 
     def _shared(self, node: torch.fx.Node) -> Value | None:
@@ -101,7 +104,6 @@ _SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
-
 
 # Backward of batch norms is given the running statistics, which it reads in evaluation only: (their places, where it
 # stands whether this is training). Else backward would have to come before the next batch's forward, which writes them.
@@ -129,6 +131,43 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
             return op(*args, **kwargs)
 
     return call
+
+
+def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
+    """Return an operator that refuses a tensor that does not lie in memory as the one did that was captured."""
+    fake, absolute = _fake(node.args[0]), _offset(node) is not None  # type: ignore[arg-type]
+    was, offset = tuple(fake.stride()), fake.storage_offset()
+    strides = _that_matter(fake)
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, FakeTensor):
+            return op(tensor, *args, **kwargs)
+        if _that_matter(tensor) != strides:
+            raise ValueError(
+                f"as_strided counts in memory, and its argument has strides {tuple(tensor.stride())}; it had "
+                f"{was} when this was captured; call contiguous() before, or leave as_strided out"
+            )
+        if absolute and tensor.storage_offset() != offset:
+            raise ValueError(
+                f"as_strided counts from the beginning of memory, and its argument begins at element "
+                f"{tensor.storage_offset()}; it began at {offset} when this was captured; leave storage_offset out, "
+                f"or pass clones instead of slices"
+            )
+        return op(tensor, *args, **kwargs)
+
+    call.__name__ = _raw_label(node)
+    return call
+
+
+def _that_matter(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Return sizes and strides of the dimensions in which there is a step to take."""
+    return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+def _offset(node: torch.fx.Node) -> Any:
+    """Return the offset in memory that a node gives to ``as_strided``; None for that of its argument."""
+    given = {**dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)), **node.kwargs}  # type: ignore[union-attr]
+    return given.get("storage_offset")
 
 
 def _same(named: torch.device, usual: torch.device) -> bool:
@@ -169,4 +208,8 @@ def _named(val: Any, label: str) -> Any:
 
 
 def _label(node: torch.fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0].strip("_")
+    return _raw_label(node).strip("_")
+
+
+def _raw_label(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
