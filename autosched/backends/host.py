@@ -21,7 +21,9 @@ from autosched.workers import Team
 
 __all__ = ["ALIGNMENT", "Host", "copy_in_host_memory"]
 
-ALIGNMENT = 64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
+ALIGNMENT = (
+    64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
+)
 
 
 class Host:
@@ -185,7 +187,7 @@ def _aligned(leaf: Any, beyond: int) -> Any:
 
 def _span(leaf: Any) -> int:
     """Return how many elements lie between a tensor's first and its last, both included."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return 1 + sum((int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:

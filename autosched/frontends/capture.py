@@ -24,6 +24,7 @@ from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
+from autosched.frontends.quiet import quiet
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
@@ -217,7 +218,7 @@ class _Builder:
 
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
-                with drawing_nothing(), written_down(self.state.modules, self._refuse):
+                with quiet(), drawing_nothing(), written_down(self.state.modules, self._refuse):
                     return make_fx(step, tracing_mode="fake")(list(examples.values()))
             except Exception as error:
                 raise CaptureError(told(self.graph.fn, error)) from error

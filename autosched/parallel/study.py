@@ -212,7 +212,7 @@ class _Study:
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
-        """Return the bytes that go with each tensor of the model: itself, its gradient, and what the optimizer holds."""
+        """Return the bytes that go with each tensor of the model: itself, its gradient, what optimizers hold."""
         moments = self._moments(one)
         held = {name: float(one.examples[name].nbytes) for name in one.state.tensors() if name in one.examples}
         return held | {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
