@@ -1,6 +1,7 @@
 """Model parallelism: a model whose parts live on several devices, for what does not fit on one.
 
-One batch goes through one stage after another, so one device works at a time; ``pipeline`` lets them work at once.
+One batch goes through one stage after another; what needs nothing of other stages, such as a second tower, does not
+wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Forward:
             cuts = balanced(template.graph, costs, self.machine, self.devices, held)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
-        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine)
+        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine, branching=True)
         graph, values, given = Graph("model parallel"), {}, batch_homes(template, batch)
         for name, home in pieces.homes.items():
             device = given.get(name) if name in template.batch else cuts.devices[home]

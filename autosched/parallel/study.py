@@ -266,7 +266,8 @@ class _Study:
         return _costs(self._rewritten(self._pass(size), cuts, order)[1])
 
     def _merged(self, first: _Staged, more: _Staged, costs: Costs, apart: bool) -> tuple[Pieces, Pieces]:
-        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
+        how = {"apart": apart, "branching": self.planner.order == SERIAL}
+        return pieces_of(*first, costs, self.machine, **how), pieces_of(*more, costs, self.machine, **how)
 
     def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
         """Capture micro-batches of a size."""
