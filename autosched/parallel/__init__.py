@@ -13,8 +13,9 @@ each device updates its own copy of what it holds.
     grid       replicas times stages times micro-batches        -> Graph
     step       what a user calls
 
-``clip`` scales gradients before an update. ``orders`` says who does which piece when; ``buckets``, ``reduce`` and ``compress`` how gradients are summed; ``norms``,
-``levels`` and ``lockstep`` what replicas exchange in the middle of a pass, for batch norms over all of them.
+``clip`` scales gradients before an update. ``orders`` says who does which piece when; ``buckets``, ``reduce`` and
+``compress`` how gradients are summed; ``norms``, ``levels`` and ``lockstep`` what replicas exchange in the middle of a
+pass, for batch norms over all of them.
 """
 
 from autosched.parallel.compress import Half, Int8, TopK
