@@ -608,7 +608,7 @@ def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
 def test_an_optimizer_is_captured_once_unless_it_mixes_stages(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
     updates: list[int] = []
     capture = planning.update_of
-    monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[-1])) or capture(*args))
+    monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args))
     model = chain(3)
     optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
     machine = asc.Machine.emulated(gpus=3)
