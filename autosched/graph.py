@@ -82,7 +82,7 @@ class Graph:
 
     # ---- building
 
-    def input(self, name: str, nbytes: int | None = None) -> Value:
+    def input(self, name: str, *, nbytes: int | None = None) -> Value:
         """Declare one input, to be given by name when the graph runs; ``nbytes`` is its size, where you know.
 
         Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or

@@ -89,19 +89,45 @@ def choices(graph: Graph, machine: Machine) -> Choices:
     for one, other in _pairs(graph):
         a, b = sorted((find(one), find(other)))
         parent[b] = a
-    pinned: dict[int, tuple[str, str]] = {}
+    pinned: dict[int, tuple[str, str, int]] = {}
     for index, device, why in _pins(graph, machine):
         machine.device(device)
-        before = pinned.setdefault(find(index), (device, why))
+        before = pinned.setdefault(find(index), (device, why, index))
         if before[0] != device:
             bonds = [bond for task in graph.tasks if find(task.index) == find(index) for bond in graph.bonds(task)]
             kept = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
             raise ScheduleError(
                 f"these must share a device and cannot: {before[1]} {before[0]!r}, but {why} {device!r}"
                 + (f"; {kept} are kept together" if bonds else "")
+                + _writers_between(graph, before[2], index)
             )
     group = [find(i) for i in range(len(graph.tasks))]
     return Choices([(pinned[g][0],) if g in pinned else machine.names for g in group], group)
+
+
+def _writers_between(graph: Graph, first: int, last: int) -> str:
+    """Say which tasks write in place and so tie two tasks (indices) together, each to the next."""
+    tied: dict[int, list[int]] = {}
+    for one, other in _pairs(graph):
+        tied.setdefault(one, []).append(other)
+        tied.setdefault(other, []).append(one)
+    reached: dict[int, int] = {first: first}
+    for index in (queue := [first]):
+        for other in tied.get(index, ()):
+            if other not in reached:
+                reached[other] = index
+                queue.append(other)
+    path = [last]
+    while path[-1] != first and path[-1] in reached:
+        path.append(reached[path[-1]])
+    writers = [graph.tasks[index] for index in reversed(path) if graph.tasks[index].writes]
+    if not writers:
+        return ""
+    told = ", ".join(f"{task.name!r} at {task.source}" for task in writers[:_MOST_TOLD])
+    return f". What writes memory of tasks before it ties them: {told}; write out of place to leave them apart"
+
+
+_MOST_TOLD = 3
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:

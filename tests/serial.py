@@ -49,7 +49,13 @@ def momentum(parameters: Any) -> optim.Optimizer:
 
 
 def train(
-    model: nn.Module, loss_fn: Loss, optimizer: optim.Optimizer, batch: Sequence[Any], rows: Rows, averages: bool = True
+    model: nn.Module,
+    loss_fn: Loss,
+    optimizer: optim.Optimizer,
+    batch: Sequence[Any],
+    rows: Rows,
+    averages: bool = True,
+    before_step: Callable[[nn.Module], object] = lambda model: None,
 ) -> Tensor:
     """Train by one step: each replica its micro-batches; then gradients are summed in the order of replicas.
 
@@ -70,6 +76,7 @@ def train(
         sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, own, strict=True)] if sums else own
     for parameter, gradient in zip(model.parameters(), sums, strict=True):
         parameter.grad = gradient
+    before_step(model)
     optimizer.step()
     optimizer.zero_grad()
     return sum(losses[1:], start=losses[0])
@@ -105,6 +112,7 @@ def assert_trains_as_serially(
     loss_fn: Loss = functional.cross_entropy,
     between: Callable[[nn.Module, optim.Optimizer], object] = lambda model, optimizer: None,
     averages: bool = True,
+    before_step: Callable[[nn.Module], object] = lambda model: None,
 ) -> None:
     """Train a model by steps and its twin serially; after each step all is the same, and then ``between`` is done."""
     twin = copy.deepcopy(model)
@@ -114,7 +122,7 @@ def assert_trains_as_serially(
             torch.manual_seed(number)
             found = step(*batch)
             torch.manual_seed(number)
-            expected = train(twin, loss_fn, other, batch, rows(rows_of(batch)), averages)
+            expected = train(twin, loss_fn, other, batch, rows(rows_of(batch)), averages, before_step)
             assert_equal(found, expected, f"loss of step {number}")
             assert_equal(dict(model.state_dict()), dict(twin.state_dict()), f"model after step {number}")
             assert_equal(optimizer.state_dict()["state"], other.state_dict()["state"], f"optimizer after step {number}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -224,6 +226,136 @@ def test_what_is_frozen_between_steps_stays_from_then_on() -> None:
         model[0].requires_grad_(False)
 
     assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6), between=freeze)
+
+
+def norm(model: nn.Module, limit: float = 0.05) -> Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), limit)
+
+
+def value(model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+class Mixed(nn.Module):
+    """Parameters of two dtypes, in turn, and some that lie in memory in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)]
+        self.parts = nn.ModuleList([*parts, nn.Linear(8, 4, dtype=torch.float64)])
+        for part in parts:
+            part.weight.data = part.weight.data.t().contiguous().t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x.to(part.weight.dtype)).tanh()
+        return x
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (functools.partial(data_parallel, buckets=(100,)), among(2)),
+        (functools.partial(data_parallel, 3, accumulate=2, reduction="cpu"), among(3, 2)),
+        (functools.partial(data_parallel, 1), among(1)),
+        (functools.partial(pipeline, 2, schedule="gpipe"), among(1, 2)),
+        (functools.partial(pipeline, 4, schedule="1f1b", replicas=2, reduction="sum"), among(2, 2)),
+    ],
+)
+def test_gradients_are_clipped_as_torch_clips_them(make: Any, rows: Callable[[int], Rows], mixed: bool) -> None:
+    """All in one norm, over replicas and stages."""
+    model = Mixed() if mixed else small()
+    assert_trains_as_serially(make(clip_grad_norm=0.05), rows, model, vectors(12, 12), before_step=norm)
+
+
+def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
+    model, (batch,) = small(), vectors(6)
+    twin = copy.deepcopy(model)
+    with data_parallel(1, clip_grad_norm=1e9)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        assert step.grad_norm is None
+        step(*batch)
+    functional.cross_entropy(twin(batch[0]), batch[1]).backward()
+    assert step.grad_norm is not None
+    assert torch.equal(step.grad_norm, norm(twin, 1e9))
+
+
+def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
+    for make in (data_parallel, functools.partial(pipeline, schedule="gpipe", chunks=1)):
+        rows = among(2) if make is data_parallel else among(1)
+        assert_trains_as_serially(make(before_step=value), rows, small(), vectors(6, 6), before_step=value)
+    both = data_parallel(clip_grad_norm=0.05, before_step=value)
+    assert_trains_as_serially(
+        both, among(2), small(), vectors(6), before_step=lambda model: (norm(model), value(model))
+    )
+    whole = data_parallel(buckets=(100,), before_step=norm)  # of one stage all gradients may be seen
+    assert_trains_as_serially(whole, among(2), small(), vectors(6), before_step=norm)
+
+
+def test_what_before_step_reads_may_change_between_steps() -> None:
+    limit = {"limit": 0.05}
+    change = functools.partial(lambda known, model: norm(model, known["limit"]), limit)
+    assert_trains_as_serially(
+        data_parallel(before_step=change), among(2), small(), vectors(6, 6), before_step=change,
+        between=lambda model, optimizer: limit.update(limit=0.01),
+    )  # fmt: skip
+
+
+def test_what_cannot_be_done_before_a_step_is_refused() -> None:
+    def noise(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter))
+
+    cases = [
+        (
+            pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
+            "before_step changes gradients by each other, and stage 1 has",
+        ),
+        (data_parallel(before_step=noise), "before_step, draws random numbers: replicas would draw different ones"),
+        (data_parallel(clip_grad_norm=-1), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
+        (data_parallel(clip_grad_norm="1"), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
+    ]
+    for make, message in cases:
+        model = small()
+        with (
+            pytest.raises(asc.ScheduleError, match=message),
+            make(model, functional.cross_entropy, momentum(model.parameters())) as step,
+        ):
+            step(*next(vectors(6)))
+
+
+def test_options_that_are_none_are_refused_at_once() -> None:
+    model, parallel = small(), asc.parallel
+    trained = model, functional.cross_entropy, momentum(model.parameters())
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: parallel.data_parallel(*trained, PAIR, policy="heft"), "policy=: data_parallel decides itself where"),
+        (lambda: parallel.data_parallel(*trained, PAIR, place={"*": "cpu"}), "place=: data_parallel decides itself"),
+        (lambda: parallel.data_parallel(*trained, PAIR, accumulate=0), "accumulate: a batch can be cut into 1 or more"),
+        (lambda: parallel.data_parallel(*trained, PAIR, buckets=()), "sizes of buckets must be one or more numbers"),
+        (
+            lambda: parallel.data_parallel(model, trained[1], None, PAIR),
+            "optimizer of data_parallel must be a t",
+        ),
+        (lambda: parallel.data_parallel(model, None, trained[2], PAIR), "loss_fn of data_parallel must be a f"),
+        (
+            lambda: parallel.pipeline(len, *trained[1:], PAIR),
+            "model of pipeline must be a torch.nn.Module, got <",
+        ),
+        (lambda: parallel.pipeline(*trained, PAIR, chunks=2.5), "chunks: a batch can be cut into 1 or more parts"),
+        (
+            lambda: parallel.pipeline(*trained, PAIR, polcy="x"),
+            "unexpected option polcy=: pipeline has none",
+        ),
+        (lambda: parallel.model_parallel(model, PAIR, chunks=4), "chunks=: model_parallel has none; pipeline has"),
+        (
+            lambda: parallel.model_parallel(model, PAIR, averages=True),
+            "averages=: it is for training steps, with",
+        ),
+    ]
+    for make, message in cases:
+        with pytest.raises(asc.ScheduleError, match=re.escape(message)):
+            make()
 
 
 def test_tied_weights_are_one() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import autosched as asc
 from autosched.costs import Work
 from autosched.errors import GraphError
 from autosched.frontends.estimate import estimate
@@ -268,6 +269,21 @@ def test_wrong_examples_are_named():
 
 
 # ---- nothing outside is touched
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [(torch.matmul, [(2, 3), (4, 5)]), (torch.add, [(2,), (3,)]), (lambda a, b: torch.cat([a, b]), [(2, 2), (2, 3)])],
+)
+def test_examples_of_sizes_that_do_not_fit_are_named(fn, shapes, caplog):
+    graph = asc.Graph()
+    graph.output(y=fn(graph.input("a"), graph.input("b")))
+    examples = dict(zip("ab", map(torch.randn, shapes), strict=True))
+    message = rf"task '\w+', added at .*test_estimate.py:\d+, cannot run on .*; 'a' is \({shapes[0][0]},.*'b' is \("
+    with pytest.raises(asc.GraphError, match=message) as caught:
+        asc.schedule(graph, asc.Machine.emulated(gpus=1), examples=examples)
+    assert "\n" not in str(caught.value)
+    assert not caplog.records  # torch would log a traceback of twenty lines
 
 
 def test_examples_and_constants_are_not_written():

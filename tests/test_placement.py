@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,3 +133,14 @@ def test_a_program_that_takes_a_task_from_the_host_is_refused() -> None:
     wrong = asc.schedule(anywhere, machine, policy=single_on("cuda:0")).program
     with pytest.raises(asc.ProgramError, match="task 'read' must run on cpu"):
         asc.verify(wrong, on_host(), machine)
+
+
+def test_what_ties_tasks_together_is_named():
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        made = graph.add(torch.neg, graph.input("x"), name="made")
+        graph.output(view=made.t())
+    with graph.on("cuda:1"):
+        graph.add(torch.Tensor.mul_, made, 2, name="clip", writes=made, outputs=())
+    with pytest.raises(asc.ScheduleError, match=r"ties them: 'clip' at .*test_placement.py:\d+; write out of place"):
+        asc.schedule(graph, asc.Machine.emulated(gpus=2))

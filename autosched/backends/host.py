@@ -216,7 +216,7 @@ def _aligned(leaf: Any, beyond: int) -> Any:
 
 def _span(leaf: Any) -> int:
     """Return how many elements lie between a tensor's first and its last, both included."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return 1 + sum((int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:

@@ -32,6 +32,7 @@ from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
+from autosched.frontends.quiet import quiet
 from autosched.frontends.reach import is_plain
 from autosched.frontends.reach import told as told_of
 from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
@@ -340,6 +341,7 @@ class _Builder:
             self.met = None
             try:
                 with (
+                    quiet(),
                     calls_noted() as self.calls,
                     drawing_nothing(),
                     seeds_written_down(),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from autosched.costs import Costs, Work
+from autosched.errors import GraphError
 from autosched.frontends.fakes import Fakes
+from autosched.frontends.quiet import quiet
 from autosched.graph import Graph, Task, Value, called_with
 from autosched.tree import flatten, transform
 
@@ -58,7 +61,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     """Return the work of each task and the bytes of each value, for inputs like ``examples``.
 
     Examples may be on any device, also ``"meta"``, which holds no data; they are not changed, and no random number is
-    drawn. Raises GraphError for missing or unknown examples.
+    drawn. Raises GraphError for missing or unknown examples, and for those whose sizes do not fit.
 
     >>> import torch, autosched as asc
     >>> graph = asc.Graph()
@@ -70,7 +73,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     given = graph.bind(examples)
     work: dict[str, Work] = {}
     unknown: dict[str, str] = {}
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False), quiet():
         data: dict[int, Any] = {}
         for index, example in given.items():
             with contextlib.suppress(Exception):  # its readers will say that it is unknown
@@ -95,9 +98,34 @@ def _learn(task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dic
     try:
         results, work[task.name] = _run(task, data)
     except Exception as error:
+        if _is_misfit(task, error):
+            raise GraphError(_misfit(task, data, error)) from error
         unknown[task.name] = _reason(error)
     else:
         data.update(results)
+
+
+def _is_misfit(task: Task, error: Exception) -> bool:
+    """Whether one of torch's own functions says that the sizes of its arguments do not fit."""
+    own = task.fn is not None and _is_torch(task.fn)
+    return own and type(error) is RuntimeError and bool(_SIZES.search(str(error)))
+
+
+_SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
+
+
+def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
+    """Return what to say of a task that cannot run on the examples."""
+    graph = next(leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value))
+    sizes = [
+        f"{graph.values[use.value].name!r} is {tuple(data[use.value].shape)}"
+        for use in task.reads
+        if isinstance(data.get(use.value), torch.Tensor)
+    ]
+    return (
+        f"task {task.name!r}, added at {task.source}, cannot run on these examples: "
+        f"{str(error).splitlines()[0].rstrip('.')}; {', '.join(sizes)}"
+    )
 
 
 class _UnknownError(Exception):

@@ -8,12 +8,14 @@ each device updates its own copy of what it holds.
     rewrite    the same in other words: for zero bubbles, to compute again what is not kept
     stages     where a model is cut                             -> Cuts
     pieces     operators become tasks, with what they cost      -> Pieces
+    branches   parts of stages that need not wait for others
     updates    what the optimizer does with which gradients     -> Update
     grid       replicas times stages times micro-batches        -> Graph
     step       what a user calls
 
-``orders`` says who does which piece when; ``buckets``, ``reduce`` and ``compress`` how gradients are summed; ``norms``,
-``levels`` and ``lockstep`` what replicas exchange in the middle of a pass, for batch norms over all of them.
+``clip`` scales gradients before an update. ``orders`` says who does which piece when; ``buckets``, ``reduce`` and
+``compress`` how gradients are summed; ``norms``, ``levels`` and ``lockstep`` what replicas exchange in the middle of a
+pass, for batch norms over all of them.
 """
 
 from autosched.parallel.compress import Half, Int8, TopK

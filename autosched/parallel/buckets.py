@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from autosched import ScheduleError
 
-__all__ = ["SIZES", "buckets"]
+__all__ = ["SIZES", "buckets", "check_sizes"]
 
 SIZES = (2**20, 25 * 2**20)  # bytes: DistributedDataParallel's
 
@@ -29,7 +29,7 @@ def buckets(
     >>> buckets(tensors, sizes=(1000, 5000))
     (('fc.bias', 'fc.weight'), ('conv.weight',))
     """
-    _check(sizes)
+    check_sizes(sizes)
     made: list[list[str]] = []
     closed: dict[Hashable, int] = {}  # by dtype, how many
     open_: dict[Hashable, tuple[list[str], int]] = {}  # by dtype, and how many bytes it has
@@ -46,7 +46,8 @@ def buckets(
     return tuple(map(tuple, made))
 
 
-def _check(sizes: Sequence[float]) -> None:
+def check_sizes(sizes: Sequence[float]) -> None:
+    """Raise ScheduleError unless these are sizes of buckets."""
     numbers = not isinstance(sizes, str) and isinstance(sizes, Sequence) and len(sizes) > 0
     if not numbers or not all(isinstance(size, (int, float)) and size >= 0 for size in sizes):
         raise ScheduleError(f"sizes of buckets must be one or more numbers of bytes, 0 or more, got {sizes!r}")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from autosched import Costs, Machine, ScheduleError
-from autosched.parallel.buckets import SIZES, buckets
+from autosched.parallel.buckets import SIZES, buckets, check_sizes
 from autosched.parallel.compress import Compression
 from autosched.parallel.grid import Grid
 from autosched.parallel.pieces import pieces_of
@@ -21,13 +21,13 @@ from autosched.parallel.planning import (
     Sums,
     Trained,
     batch_homes,
+    check_count,
     check_strategy,
     devices_of,
     shares,
-    torch_device,
 )
 from autosched.parallel.step import Planned, Step
-from autosched.parallel.template import Loss, Template, accumulating
+from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]
@@ -45,6 +45,8 @@ def data_parallel(
     compression: Compression | None = None,
     accumulate: int = 1,
     batch_norm: Literal["replica", "synchronised"] = "replica",
+    clip_grad_norm: float | None = None,
+    before_step: BeforeStep | None = None,
     averages: bool = True,
     **options: Any,
 ) -> Step:
@@ -52,9 +54,9 @@ def data_parallel(
 
     Each device trains its own copy of the model on its share of the rows, gradients are summed, and each device updates
     its copy. The model and the optimizer are the user's own, on the first device, and so is ``state_dict``; copies
-    follow whatever is changed between steps. What a step leaves is what the shares leave one after another, gradients
-    added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another, and so does
-    ``"exchange"`` on several nodes.
+    follow whatever is changed between steps. What a step leaves is what the shares, ``batch[start:end]``, leave one
+    after another, gradients added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in
+    another, and so does ``"exchange"`` on several nodes.
 
     * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without any.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the host; ``"ring"``;
@@ -63,7 +65,10 @@ def data_parallel(
     * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"`` tries several.
     * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
-    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``schedule``.
+    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does; ``step.grad_norm`` is what it was.
+    * ``before_step``: a function of the model that changes gradients otherwise, before the optimizer's step.
+    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums.
+    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``, ``replay`` of ``schedule``.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running statistics are the
     model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by those of all replicas' rows, as one
@@ -76,15 +81,18 @@ def data_parallel(
     >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
     tensor(True)
     """
+    name, trio = "data_parallel", (model, loss_fn, optimizer)
+    check_count("accumulate", accumulate)
+    check_sizes(SIZES if buckets == "auto" else buckets)
     machine = Machine.local() if machine is None else machine
     if batch_norm not in _BATCH_NORMS:
         raise ScheduleError(f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}")
     chosen = devices_of(machine, devices)
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
+    trained = Trained.of(name, trio, machine, chosen[0], averages, options, clip_grad_norm, before_step)
     synchronised = batch_norm == "synchronised" and len(chosen) > 1
     strategy = check_strategy(reduction)
     system = _DataParallel(trained, chosen, strategy, buckets, compression, accumulate, synchronised)
-    return Step(model, loss_fn, optimizer, machine, system.plan, trained.place)
+    return Step(model, loss_fn, optimizer, machine, system.plan, trained.place, before_step)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
+from typing import Any
 
 import torch
 
 from autosched import Graph, Machine, Value
+from autosched.parallel.clip import coefficient, norms, norms_of_flat, order_of_norms, scale_, scaled
 from autosched.parallel.compress import Compression, exchange
 from autosched.parallel.lockstep import Pass, include
 from autosched.parallel.orders import Order
@@ -51,6 +53,7 @@ class Grid:
     homes: Mapping[str, str] = field(default_factory=dict)  # of what of the batch does not live on the host
     reduction: str = "sum"
     compression: Compression | None = None
+    clip: float | None = None  # the largest norm of all gradients
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class _Builder:
         self._outputs()
         several = len(self.grid.devices) > 1
         totals = [self._totals(number, bucket) for number, bucket in enumerate(self.grid.buckets) if several]
+        if self.grid.clip is not None and self.grid.buckets:
+            self._clip(totals, self.grid.clip)
         for update in self.grid.updates:
             self._update(update, totals)
         self._hand_on()
@@ -111,7 +116,7 @@ class _Builder:
 
     def _input(self, name: str, device: str | None, nbytes: int) -> Value:
         with self.graph.on(device) if device is not None else contextlib.nullcontext():
-            return self.graph.input(name, nbytes)
+            return self.graph.input(name, nbytes=nbytes)
 
     def _whole(self, name: str) -> int:
         """Return the bytes of an input that is a part of the batch: those of all micro-batches."""
@@ -255,6 +260,59 @@ class _Builder:
             )  # fmt: skip
         found = dict(zip(active, totals, strict=True))
         return [found.get(replica, totals[0]) for replica in range(len(grid.devices))]
+
+    # ---- clipping
+
+    def _clip(self, totals: list[list[Value]], limit: float) -> None:
+        """Scale sums of gradients, in ``totals`` where there are several replicas, to no more than a norm.
+
+        The first replica says by how much, so that all do the same.
+        """
+        parts = [self._norms(number, totals) for number in range(len(self.grid.buckets))]
+        device = self.grid.devices[0][0]
+        by, norm = self.graph.add(
+            coefficient, parts, self._places_of_norms(), limit, name="clip", on=device,
+            outputs=("clip.by", "clip.norm"),
+            seconds=memory_seconds(self.grid.machine, device, 4 * sum(map(len, self._names())), 6), nbytes=4,
+        )  # fmt: skip
+        self.graph.output(grad_norm=norm)
+        for number, bucket in enumerate(self.grid.buckets):
+            nbytes = bucket.numel * bucket.dtype.itemsize
+            for replica, stages in enumerate(self.grid.devices):
+                how: dict[str, Any] = {
+                    "name": f"{self._prefix(replica)}b{number}.clip", "on": stages[bucket.stage],
+                    "seconds": memory_seconds(self.grid.machine, stages[bucket.stage], 2 * nbytes),
+                }  # fmt: skip
+                if totals:
+                    totals[number][replica] = self.graph.add(scaled, totals[number][replica], by, nbytes=nbytes, **how)
+                else:
+                    own = [self.gradients[replica][name] for name in bucket.parameters]
+                    self.graph.add(scale_, own, by, writes=own, outputs=(), **how)
+
+    def _norms(self, number: int, totals: Sequence[Sequence[Value]]) -> Value:
+        """Return the norms of the gradients of a bucket, of the first replica."""
+        bucket, device = self.grid.buckets[number], self.grid.devices[0][self.grid.buckets[number].stage]
+        how: dict[str, Any] = {
+            "name": f"b{number}.norms", "on": device, "nbytes": bucket.dtype.itemsize * len(bucket.parameters),
+            "seconds": memory_seconds(self.grid.machine, device, bucket.numel * bucket.dtype.itemsize, 2),
+        }  # fmt: skip
+        if not totals:
+            own = [self.gradients[0][name] for name in bucket.parameters]
+            of_own: Value = self.graph.add(norms, own, **how)
+            return of_own
+        layouts = [(tuple(tensor.shape), tensor.stride()) for tensor in bucket.parameters.values()]
+        of_flat: Value = self.graph.add(norms_of_flat, totals[number][0], layouts, **how)
+        return of_flat
+
+    def _names(self) -> list[list[str]]:
+        return [list(bucket.parameters) for bucket in self.grid.buckets]
+
+    def _places_of_norms(self) -> list[tuple[int, int]]:
+        """Return where norms are, by bucket and index there, in the order in which torch takes their norm."""
+        place = {name: (part, i) for part, names in enumerate(self._names()) for i, name in enumerate(names)}
+        known = {name: tensor for bucket in self.grid.buckets for name, tensor in bucket.parameters.items()}
+        held = next(iter(self.grid.first.values())).template.state.parameters
+        return [place[name] for name in order_of_norms({name: known[name] for name in held if name in known})]
 
     # ---- order
 

@@ -1,6 +1,7 @@
 """Model parallelism: a model whose parts live on several devices, for what does not fit on one.
 
-One batch goes through one stage after another, so one device works at a time; ``pipeline`` lets them work at once.
+One batch goes through one stage after another; what needs nothing of other stages, such as a second tower, does not
+wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from autosched.parallel.planning import (
     Sums,
     Trained,
     batch_homes,
+    check_options,
     cut,
     devices_of,
     gather,
@@ -76,8 +78,9 @@ def model_parallel(
 
     ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or the devices of modules
     by patterns of their names, ``{"layer1": "cuda:0", "layer2.*": "cuda:1"}``, which mean what is inside too: the first
-    that fits counts, and what none fits goes with what runs before it. ``options`` are those of ``schedule``, and
-    ``averages`` of ``pipeline``. Raises ScheduleError for a split that cannot be.
+    that fits counts, and what none fits goes with what runs before it. ``options`` are as of ``data_parallel``, and for
+    a training step ``averages``, ``clip_grad_norm`` and ``before_step`` of ``pipeline``. Raises ScheduleError for a
+    split that cannot be.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> run = model_parallel(model, Machine.emulated(gpus=2), split={"0": "cuda:0", "2": "cuda:1"}, backend="host")
@@ -92,9 +95,13 @@ def model_parallel(
     if (loss_fn is None) != (optimizer is None):
         raise ScheduleError("a training step needs both loss_fn= and optimizer=; without both, it is forward alone")
     if loss_fn is None or optimizer is None:
+        check_options("model_parallel", options)
         return Forward(model, machine, chosen, split, options)
-    averages = options.pop("averages", True)
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
+    how = {name: options.pop(name) for name in ("averages", "clip_grad_norm", "before_step") if name in options}
+    trained = Trained.of(
+        "model_parallel", (model, loss_fn, optimizer), machine, chosen[0], how.get("averages", True), options,
+        how.get("clip_grad_norm"), how.get("before_step"),
+    )  # fmt: skip
     return Pipeline(Planner(trained, chosen, split, 1, SERIAL, False, 1, Sums("sum", ())))
 
 
@@ -168,7 +175,7 @@ class Forward:
             cuts = balanced(template.graph, costs, self.machine, self.devices, held)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
-        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine)
+        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine, branching=True)
         graph, values, given = Graph("model parallel"), {}, batch_homes(template, batch)
         for name, home in pieces.homes.items():
             device = given.get(name) if name in template.batch else cuts.devices[home]

@@ -8,11 +8,12 @@ Pieces of several stages have the stage's number: ``F0``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
+from autosched.parallel.branches import branches
 from autosched.parallel.levels import Level, level_of, levels_of
 from autosched.parallel.norms import EXCHANGES
 from autosched.parallel.template import Template, maker_of
@@ -83,13 +84,17 @@ def pieces_of(
     *,
     apart: bool = False,
     buckets: Sequence[Iterable[str]] = (),
+    branching: bool = False,
 ) -> Pieces:
     """Merge a template's tasks into pieces; ``stage`` is the stage of each task, by name.
 
-    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients of each are there.
+    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients of each are there;
+    if ``branching``, stages are cut where some of their tasks need not wait for another one.
     """
     graph = template.graph
     label = _labels(template, stage, apart, buckets)
+    if branching:
+        label = _branched(graph, label, costs, machine)
     several = len({piece.stage for piece in label.values()}) > 1
     merged = merge(graph, {name: _name(piece, several, len(buckets) > 1) for name, piece in label.items()})
     found = {
@@ -101,7 +106,7 @@ def pieces_of(
 
 
 def _name(piece: Piece, several: bool, buckets: bool) -> str:
-    part = f".{piece.part}" if buckets and piece.kind not in "FR" else ""
+    part = f".{piece.part}" if piece.part or (buckets and piece.kind not in "FR") else ""
     level = f"-{piece.level}" if piece.level else ""
     return f"{piece.kind}{piece.stage if several else ''}{part}{level}"
 
@@ -129,6 +134,15 @@ def _labels(
         cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind not in "FR" else 0
         found[task.name] = Piece(stage[task.name], kind, cut, level[task.index])
     return found
+
+
+def _branched(graph: Graph, label: Mapping[str, Piece], costs: Costs, machine: Machine) -> dict[str, Piece]:
+    """Return pieces of which some are cut into parts."""
+    device = machine.device((machine.accelerators or machine.names)[0])
+    backward = {task.index for task in graph.tasks if _is_backward(task)}
+    seconds = {name: costs.task_seconds(graph.task(name), device) for name in label}
+    part = branches(graph, {name: piece.stage for name, piece in label.items()}, backward, seconds)
+    return {name: piece if piece.kind == "R" else replace(piece, part=part[name]) for name, piece in label.items()}
 
 
 def _drawn(graph: Graph) -> set[int]:

@@ -11,14 +11,20 @@ from typing import Any, Literal
 import torch
 
 from autosched import Machine, ScheduleError
-from autosched.parallel.buckets import SIZES
+from autosched.parallel.buckets import SIZES, check_sizes
 from autosched.parallel.curve import Curve
 from autosched.parallel.orders import ORDERS
-from autosched.parallel.planning import Sums, Trained, check_strategy, devices_of, torch_device
+from autosched.parallel.planning import (
+    Sums,
+    Trained,
+    check_count,
+    check_strategy,
+    devices_of,
+)
 from autosched.parallel.stages import Cuts
 from autosched.parallel.step import Step
 from autosched.parallel.study import Planner, Split
-from autosched.parallel.template import Loss
+from autosched.parallel.template import BeforeStep, Loss
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -37,6 +43,8 @@ def pipeline(
     replicas: int = 1,
     reduction: str = "auto",
     buckets: Sequence[float] = SIZES,
+    clip_grad_norm: float | None = None,
+    before_step: BeforeStep | None = None,
     averages: bool = True,
     **options: Any,
 ) -> Pipeline:
@@ -54,7 +62,9 @@ def pipeline(
     * ``checkpoint``: compute forward again in backward instead of keeping what it made: less memory, a third more time.
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are summed as in
       ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
-    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``schedule``.
+    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does; ``step.grad_norm`` is what it was.
+    * ``before_step``: a function of the model that changes gradients otherwise, before the optimizer's step.
+    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``data_parallel``.
 
     Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for words that are none of these.
 
@@ -64,11 +74,14 @@ def pipeline(
     >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
     tensor(True)
     """
+    check_count("chunks", 1 if chunks == "auto" else chunks)
+    check_sizes(buckets)
     machine = Machine.local() if machine is None else machine
     if schedule != "auto" and schedule not in ORDERS:
         raise ScheduleError(f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}")
     chosen = devices_of(machine, devices)
-    trained = Trained(model, loss_fn, optimizer, machine, averages, options, torch_device(machine, chosen[0]))
+    trio = model, loss_fn, optimizer
+    trained = Trained.of("pipeline", trio, machine, chosen[0], averages, options, clip_grad_norm, before_step)
     if not isinstance(replicas, int) or replicas < 1 or len(chosen) % replicas:
         raise ScheduleError(f"{len(chosen)} devices cannot be shared by replicas={replicas!r}, each with as many")
     sums = Sums(check_strategy(reduction), tuple(buckets))
@@ -81,8 +94,9 @@ class Pipeline(Step):
     def __init__(self, planner: Planner):
         trained = planner.trained
         super().__init__(
-            trained.model, trained.loss_fn, trained.optimizer, trained.machine, planner.plan, trained.place
-        )
+            trained.model, trained.loss_fn, trained.optimizer, trained.machine, planner.plan, trained.place,
+            trained.before_step,
+        )  # fmt: skip
         self._planner = planner
 
     def cuts(self, *batch: Any) -> Cuts:

@@ -15,18 +15,22 @@ import torch
 
 import autosched as asc
 from autosched import Machine, MachineError, Schedule, ScheduleError, in_order
+from autosched.parallel.clip import check_clip
 from autosched.parallel.grid import Built, Grid, build
 from autosched.parallel.norms import Synchronised, check_norms
 from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.rewrite import drawn_ahead
-from autosched.parallel.template import Loss, Template, pass_of, update_of
-from autosched.parallel.updates import Bucket, Update, updates_of
+from autosched.parallel.template import BeforeStep, Loss, Template, hook_of, pass_of, update_of
+from autosched.parallel.updates import Bucket, Update, check_apart, updates_of
 
 __all__ = [
     "Sums",
     "Trained",
     "batch_homes",
+    "check_count",
+    "check_options",
     "check_strategy",
+    "check_trained",
     "cut",
     "devices_of",
     "gather",
@@ -55,6 +59,44 @@ _MANY = 16  # replicas, behind which what grows with their number is not worth a
 _FOR_MANY = ("tree", "exchange")  # ... whole tensors that come to one device
 
 
+def check_trained(name: str, model: Any, loss_fn: Any, optimizer: Any, options: Mapping[str, Any]) -> None:
+    """Raise ScheduleError unless these can be trained, and are options of a system of this name."""
+    for what, item, fits, kind in (
+        ("model", model, isinstance(model, torch.nn.Module), "a torch.nn.Module"),
+        ("loss_fn", loss_fn, callable(loss_fn), "a function of what the model returns and of a target"),
+        ("optimizer", optimizer, isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer"),
+    ):
+        if not fits:
+            raise ScheduleError(f"{what} of {name} must be {kind}, got {item!r}")
+    check_options(name, options)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ScheduleError for what is no option of ``schedule`` that a system of this name leaves to the user."""
+    for option in options:
+        if option in _DECIDED:
+            why = f"{name} decides itself where tasks run and in which order"
+        elif option in ("chunks", "checkpoint", "replicas", "schedule"):
+            why = f"{name} has none; pipeline has"
+        elif option in ("averages", "clip_grad_norm", "before_step"):
+            why = "it is for training steps, with loss_fn= and optimizer="
+        elif option not in _OPTIONS:
+            why = f"{name} has none of this name"
+        else:
+            continue
+        raise ScheduleError(f"unexpected option {option}=: {why}. Of schedule it takes {', '.join(_OPTIONS)}")
+
+
+_OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay")
+_DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")  # the last two are for policies that search
+
+
+def check_count(what: str, count: Any) -> None:
+    """Raise ScheduleError unless a batch can be cut into so many parts."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ScheduleError(f"{what}: a batch can be cut into 1 or more parts, got {count!r}")
+
+
 def check_strategy(name: str) -> str:
     """Return a strategy to sum, or "auto". Raises ScheduleError for another word."""
     if name != "auto" and name not in STRATEGIES:
@@ -73,6 +115,18 @@ class Trained:
     averages: bool
     options: Mapping[str, Any]
     place: str | None = None  # the torch device where the model is captured, if that is a real accelerator
+    clip: float | None = None  # the largest norm of all gradients
+    before_step: BeforeStep | None = None  # what else is done to gradients
+
+    @classmethod
+    def of(
+        cls, name: str, trio: tuple[Any, Any, Any], machine: Machine, first: str, averages: bool,
+        options: Mapping[str, Any], clip_grad_norm: float | None, before_step: BeforeStep | None,
+    ) -> Trained:  # fmt: skip
+        """Return what is trained by a system of this name: model, loss and optimizer. Raises ScheduleError."""
+        check_trained(name, *trio, options)
+        place = torch_device(machine, first)
+        return cls(*trio, machine, averages, options, place, check_clip(clip_grad_norm), before_step)
 
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
@@ -102,7 +156,15 @@ class Trained:
 
     def _updates(self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool) -> list[Update]:
         parameters = {name: tensor for n in numbers for name, tensor in buckets[n].parameters.items()}
-        template = update_of(self.model, self.loss_fn, self.optimizer, parameters)
+        if self.before_step is not None and len({buckets[n].stage for n in numbers}) > 1:
+            stages = {name: buckets[n].stage for n in numbers for name in buckets[n].parameters}
+            check_apart(hook_of(self.model, parameters, self.before_step).graph, stages)
+        template = update_of(self.model, self.loss_fn, self.optimizer, parameters, self.before_step)
+        if any(task.random for task in template.graph.tasks) and (flat or len(buckets) > 1):
+            raise ScheduleError(
+                "the optimizer, or before_step, draws random numbers: replicas would draw different ones, and stages "
+                "in another order than the whole model; train on one device"
+            )
         return updates_of(template, buckets, numbers, self.machine, flat)
 
     def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
@@ -120,13 +182,13 @@ class Trained:
 
     def scheduled(self, grid: Grid) -> tuple[Schedule, Built]:
         """Return a step's schedule."""
-        built = build(grid)
+        built = build(replace(grid, clip=self.clip))
         self._check_memory(built)
         return asc.schedule(built.graph, self.machine, policy=in_order(built.sequences), **self.options), built
 
     def _check_memory(self, built: Built) -> None:
         """Raise ScheduleError if devices cannot hold what this step leaves there: the next step would say so."""
-        held = dict.fromkeys(self.machine.names, 0.0) | built.made
+        held = {**dict.fromkeys(self.machine.names, 0.0), **built.made}
         for value in built.graph.sources:
             if value.home in held:
                 held[value.home] += value.nbytes or 0

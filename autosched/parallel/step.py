@@ -19,7 +19,7 @@ import torch
 from autosched import Machine, Schedule, ScheduleError, Watch
 from autosched.parallel.grid import Built
 from autosched.parallel.planning import gather, leaves, settle, torch_device
-from autosched.parallel.template import Loss, Template
+from autosched.parallel.template import BeforeStep, Loss, Template
 
 __all__ = ["KEPT", "Planned", "Step", "look", "rows_of"]
 
@@ -67,15 +67,18 @@ class Step:
         machine: Machine,
         plan: Callable[[Sequence[Any], int], Planned],
         place: str | None,
+        before_step: BeforeStep | None = None,
     ):
         self.model, self.loss_fn, self.optimizer, self.machine = model, loss_fn, optimizer, machine
         self._plan, self._place = plan, place  # the torch device where the model is captured, if that is a real one
+        self._before_step = before_step
         self._known: dict[Hashable, Planned] = {}
         self._watch: Watch | None = None
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._guard = threading.RLock()
+        self.grad_norm: torch.Tensor | None = None  # of the last step, before it was clipped; None where it is not
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -92,6 +95,7 @@ class Step:
                 self._copies.clear()  # who has updated what is not known
                 raise
             self._leave(planned, outputs, held)
+            self.grad_norm = outputs.get("grad_norm")
             loss: torch.Tensor = outputs["loss"]
             return loss
 
@@ -160,7 +164,8 @@ class Step:
     def _kind(self, batch: Sequence[Any]) -> Hashable:
         """Return what calls have in common that one schedule serves."""
         if self._watch is None or not self._watch.holds():
-            self._watch = Watch(self.model, self.loss_fn)
+            hooks = () if self._before_step is None else (self._before_step,)
+            self._watch = Watch(self.model, self.loss_fn, *hooks)
         parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())  # what is planned keeps them
         return tuple(look(leaf) for leaf in leaves(batch)), self._watch.key, parameters, *self._optimizing()
 

@@ -212,7 +212,7 @@ class _Study:
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
-        """Return the bytes that go with each tensor of the model: itself, its gradient, and what the optimizer holds."""
+        """Return the bytes that go with each tensor of the model: itself, its gradient, what optimizers hold."""
         moments = self._moments(one)
         held = {name: float(one.examples[name].nbytes) for name in one.state.tensors() if name in one.examples}
         return held | {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
@@ -266,7 +266,8 @@ class _Study:
         return _costs(self._rewritten(self._pass(size), cuts, order)[1])
 
     def _merged(self, first: _Staged, more: _Staged, costs: Costs, apart: bool) -> tuple[Pieces, Pieces]:
-        return pieces_of(*first, costs, self.machine, apart=apart), pieces_of(*more, costs, self.machine, apart=apart)
+        how = {"apart": apart, "branching": self.planner.order == SERIAL}
+        return pieces_of(*first, costs, self.machine, **how), pieces_of(*more, costs, self.machine, **how)
 
     def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
         """Capture micro-batches of a size."""

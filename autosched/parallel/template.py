@@ -16,11 +16,13 @@ import torch
 from autosched import Graph, GraphError, Value, capture
 
 __all__ = [
+    "BeforeStep",
     "Loss",
     "Place",
     "Template",
     "accumulating",
     "forward_of",
+    "hook_of",
     "inputs_like",
     "maker_of",
     "pass_of",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 Loss = Callable[[Any, Any], torch.Tensor]
+BeforeStep = Callable[[torch.nn.Module], object]
 Place = tuple[str, ...]
 
 
@@ -122,9 +125,13 @@ def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
 
 
 def update_of(
-    model: torch.nn.Module, loss_fn: Loss, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]
+    model: torch.nn.Module,
+    loss_fn: Loss,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.Tensor],
+    before_step: BeforeStep | None = None,
 ) -> Template:
-    """Capture what a step of the optimizer does to some parameters, as its state is now.
+    """Capture what ``before_step`` and a step of the optimizer do to some parameters, as its state is now.
 
     Their gradients are inputs ``gradients.NAME``.
     """
@@ -135,11 +142,28 @@ def update_of(
         for name, parameter in model.named_parameters():
             if name in names:
                 parameter.grad = gradients[names[name]]
+        if before_step is not None:
+            before_step(model)
         optimizer.step()
         optimizer.zero_grad()
 
     with without_gradients(model):
         graph = capture(update, {key: torch.empty_like(tensor) for key, tensor in parameters.items()})
+    return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
+
+
+def hook_of(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], before_step: BeforeStep) -> Template:
+    """Capture what ``before_step`` does to the gradients of some parameters, which are inputs ``gradients.NAME``."""
+    names = dict(_names(model, parameters))
+
+    def change(gradients: dict[str, torch.Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            if name in names:
+                parameter.grad = gradients[names[name]]
+        before_step(model)
+
+    with without_gradients(model):
+        graph = capture(change, {key: torch.empty_like(tensor) for key, tensor in parameters.items()})
     return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
 
 

@@ -6,18 +6,19 @@ So the update of one bucket need not wait for the gradients of another. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from autosched import Costs, Graph, Machine, Task, Value, merge
+from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
 from autosched.parallel.pieces import costs_of
 from autosched.parallel.template import Place, Template
 
-__all__ = ["Bucket", "Update", "updates_of"]
+__all__ = ["Bucket", "Update", "check_apart", "updates_of"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _update(
         if flat:
             examples[f"flat.{number}"] = torch.empty(bucket.numel, dtype=bucket.dtype, device=device)
             whole = graph.input(f"flat.{number}")
+            if _are_written(old, tasks, bucket):
+                whole = graph.add(torch.clone, whole)  # all replicas read the sum, which lives where it was made
         for name, tensor in bucket.parameters.items():
             label = f"gradients.{name}"
             if flat:
@@ -130,6 +133,12 @@ def _update(
         buckets[numbers[0]].stage, tuple(numbers), packed, on_device, counted, left, seconds, nbytes, template.state,
         _begun(packed, left, template, nbytes),
     )  # fmt: skip
+
+
+def _are_written(graph: Graph, tasks: Sequence[str], bucket: Bucket) -> bool:
+    """Whether tasks write gradients of a bucket, as clipping does."""
+    roots = (graph.values[use.value].root for name in tasks for use in graph.task(name).changes)
+    return any(graph.values[root].name.removeprefix("gradients.") in bucket.parameters for root in roots)
 
 
 def _begun(graph: Graph, left: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]) -> dict[str, int]:
@@ -238,6 +247,39 @@ class _Together:
         for number in numbers[1:]:
             first, second = sorted((self.find(numbers[0]), self.find(number)))
             self.parent[second] = first
+
+
+def check_apart(graph: Graph, stages: Mapping[str, int]) -> None:
+    """Raise ScheduleError for what makes one gradient of another, of a parameter of another stage."""
+    together = _Together(range(len(graph.values)))
+    for task in graph.tasks:
+        for values in _joined(graph, task):
+            together.join([graph.values[value].root for value in values])
+    found: dict[int, str] = {}
+    for value in graph.sources:
+        name = value.name.removeprefix("gradients.")
+        if name != value.name and name in stages:
+            other = found.setdefault(together.find(value.index), name)
+            if stages[other] != stages[name]:
+                raise ScheduleError(
+                    f"before_step changes gradients by each other, and stage {stages[other]} has that of {other!r}, "
+                    f"stage {stages[name]} that of {name!r}; change each by itself, or clip with clip_grad_norm="
+                )
+
+
+def _joined(graph: Graph, task: Task) -> Iterator[list[int]]:
+    """Yield the values (indices) of which a task makes one of another: of lists, foreach operators, item by item."""
+    everything = [*(use.value for use in task.reads), *(use.value for use in task.outputs)]
+    if "_foreach_" not in str(task.fn):
+        yield everything
+        return
+    lists = [item for item in (*task.args, task.result) if isinstance(item, (list, tuple))]
+    for items in zip_longest(*lists):
+        yield [item.index for item in items if isinstance(item, Value)]
+    shared = [item.index for item in (*task.args, *task.kwargs.values()) if isinstance(item, Value)]
+    made = any(graph.values[graph.values[index].root].producer is not None for index in shared)
+    if made:  # of what the hook computes; what it only has is the same for all
+        yield everything
 
 
 def _counted(graph: Graph, template: Template, held: Sequence[str]) -> tuple[str, ...]:

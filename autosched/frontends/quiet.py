@@ -1,0 +1,28 @@
+"""Quiet: what torch logs of fake tensors is left out, for the error that follows says it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+__all__ = ["quiet"]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the traceback that torch logs where an operator cannot run on fake tensors."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    drop = _Drop()
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
+
+
+class _Drop(logging.Filter):
+    """Lets nothing through that says that an operator failed; one per use, so that uses may overlap."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
