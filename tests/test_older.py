@@ -45,7 +45,7 @@ def test_nothing_of_it_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(asc.CaptureError):
         asc.capture(lambda x: float(x.sum()), torch.ones(2))
     assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward is engine
-    assert torch.fx.proxy._COPY_META_FIELDS == fields
+    assert fields == torch.fx.proxy._COPY_META_FIELDS
     assert torch.Generator not in torch.fx.proxy._create_arg_bypass
 
 
