@@ -5,21 +5,27 @@ INSTALLED := .venv/installed
 BENCH_INSTALLED := .venv/bench-installed
 BROWSER_INSTALLED := .venv/browser/package.json
 DOCS_INSTALLED := .venv/docs-installed
+# Another version of torch than constraints.txt has, in an environment of its own: make test-torch TORCH=2.11.0
+TORCH ?=
+OTHER := .venv-torch-$(TORCH)
 # An interpreter that has torch for its GPU already, and what tests need, can be taken as it is: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?=
-ON_GPU = PYTHONPATH=$(CURDIR) $(or $(GPU_PYTHON),$(BIN)/python)
+ON_GPU = PYTHONPATH="$(CURDIR)" $(or $(GPU_PYTHON),$(BIN)/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak bench gpu browser docs clean
+.PHONY: help demo test test-torch lint soak bench gpu browser docs clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(INSTALLED) ## train a small network on one CPU and two GPUs, real or emulated
 	$(BIN)/autosched demo
 
 test: lint ## lint, then run all tests and the examples in docstrings and documents
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-torch: $(OTHER)/installed ## run all tests with another version of torch: make test-torch TORCH=2.11.0
+	$(OTHER)/bin/python -m pytest -n 2 -m "not slow"
 
 lint: $(INSTALLED) ## check style and types
 	$(BIN)/ruff check
@@ -46,13 +52,20 @@ docs: $(DOCS_INSTALLED) ## bring the documents up to date with what their code p
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 
 clean: ## remove .venv and all that was built or cached
-	rm -rf .venv docs/_build build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-torch-* docs/_build build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autosched needs Python 3.11 or newer and this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cli,demo,exact,hf,lint,test,viz]'
+	@touch $@
+
+$(OTHER)/installed: setup.cfg pyproject.toml constraints.txt
+	@$(if $(TORCH),,$(error make test-torch needs a version of torch, for example: make test-torch TORCH=2.11.0))
+	$(PYTHON) -m venv $(OTHER)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[cli,demo,exact,hf,test,viz]'
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)

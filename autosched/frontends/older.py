@@ -49,7 +49,7 @@ def backward_noted() -> Iterator[None]:
 @contextlib.contextmanager
 def _replaced(run: Callable[..., Any]) -> Iterator[None]:
     """Put a function in the place of autograd's entry to its engine, under both its names."""
-    places = (torch.autograd.graph, torch.autograd)
+    places: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
     before = [place._engine_run_backward for place in places]
     for place in places:
         place._engine_run_backward = run
@@ -82,7 +82,7 @@ def generators_traced() -> Iterator[None]:
         yield
         return
 
-    def attribute(tracer: Any, generator: torch.Generator) -> torch.fx.Node:
+    def attribute(tracer: Any, generator: torch.Generator) -> Any:
         known = {id(item): name for name, item in vars(tracer.root).items() if isinstance(item, torch.Generator)}
         if id(generator) not in known:
             known[id(generator)] = tracer.get_fresh_qualname("_generator")
