@@ -22,7 +22,7 @@ import autosched as asc
 from autosched.backends.emulated import Emulated
 from autosched.viz import gantt_svg
 
-__all__ = ["Digits", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]
+__all__ = ["Digits", "averaged_example", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]
 
 BATCH, RATE, HIDDEN = 128, 0.5, 256
 GPUS = ("cuda:0", "cuda:1")
@@ -143,6 +143,26 @@ def mlp_example() -> tuple[asc.Graph, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(3)
     x, y = torch.rand(BATCH, 64, generator=generator), torch.randint(10, (BATCH,), generator=generator)
     return mlp_step(), {"x": x, "y": y, **initial_weights(GPUS, asc.Machine.emulated(gpus=2))}
+
+
+def averaged_example() -> tuple[asc.Graph, dict[str, Tensor]]:
+    """Return a prediction that is averaged over eight shifts of a batch, and inputs for it; nothing says what is where.
+
+    So policies, links and numbers of GPUs differ, which ``autosched compare`` shows.
+    """
+    graph = asc.Graph("prediction averaged over eight shifts")
+    x, w1, w2, w3 = graph.inputs("x", "w1", "w2", "w3")
+    results = []
+    for shift in range(8):
+        h = graph.add(torch.roll, x, shift, 1, name=f"shift.{shift}") if shift else x
+        for layer, w in enumerate((w1, w2, w3), 1):
+            h = graph.add(torch.mm, h, w, name=f"mm{layer}.{shift}")
+        results.append(h)
+    while len(results) > 1:
+        results = [a + b for a, b in zip(results[::2], results[1::2], strict=True)]
+    graph.output(mean=results[0] / 8)
+    generator = torch.Generator().manual_seed(4)
+    return graph, {name: torch.rand(1024, 1024, generator=generator) for name in graph.input_names}
 
 
 def main(epochs: int = 12, folder: Path = Path()) -> int:

@@ -8,10 +8,10 @@ are the same, and nothing is kept for backward.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,7 +22,7 @@ from autosched.tree import flatten, transform
 
 __all__ = ["Gradients", "guarded"]
 
-Outputs = TypeVar("Outputs", bound=Mapping[str, Any])
+Where = Callable[[list[bool]], list[str]]  # says of some outputs what they are; asked for where it goes wrong alone
 _MODULES = 1  # the bit for parameters of modules that tasks call; the values have those above it
 
 
@@ -41,7 +41,13 @@ class Gradients:
         """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost."""
         if not torch.is_grad_enabled():
             return outputs
-        given = [(name, leaf) for name, item in inputs.items() for leaf in _following(item)]
+        given: list[tuple[str, torch.Tensor]] = []
+        for name, item in inputs.items():
+            if isinstance(item, torch.Tensor):
+                if item.requires_grad:
+                    given.append((name, item))
+            else:
+                given += [(name, leaf) for leaf in _following(item)]
         given += [(value.name, value.tensor) for value in self._constants if value.tensor.requires_grad]
         parameters = [item for item in self._parameters if item.requires_grad]
         if not given and not parameters:
@@ -50,21 +56,34 @@ class Gradients:
         sources = [tensor for _, tensor in given] + parameters
         self._mark_written(inputs, names, sources)
         labels = self._labels(names, bool(parameters))
-        own = {id(tensor) for item in inputs.values() for tensor in flatten(item)}
-        lost = {
-            id(leaf): (label, leaf)
-            for label, item in outputs.items()
-            if label in labels
-            for leaf in flatten(item)
-            if _is_cut_off(leaf) or (label in self._passed_on and id(leaf) not in own and _is_leaf(leaf))
-        }
+        lost = {id(leaf): (label, leaf) for label in labels for leaf in self._cut_off(label, inputs, outputs[label])}
         if not lost:
             return outputs
-        where = [self._said(label, names) for label, _ in lost.values()]
+
+        def where(reached: list[bool]) -> list[str]:
+            pairs = zip(lost_labels, reached, strict=True)
+            return [self._said(label, names) for label, one in pairs if one]
+
+        lost_labels = [label for label, _ in lost.values()]
         followed = _Lost.apply(where, [leaf for _, leaf in lost.values()], *sources)  # type: ignore[no-untyped-call]
         twins = dict(zip(lost, followed, strict=True))
         changed = {label: transform(lambda leaf: twins.get(id(leaf), leaf), outputs[label]) for label in labels}
         return {**outputs, **changed}
+
+    def _cut_off(self, label: str, inputs: Mapping[str, Any], output: Any) -> Iterator[torch.Tensor]:
+        """Yield the tensors of an output that would require grad, and do not, or not as what they are copies of."""
+        own: set[int] | None = None
+        for leaf in flatten(output):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if not leaf.requires_grad:
+                if (leaf.is_floating_point() or leaf.is_complex()) and not leaf.is_inference():
+                    yield leaf
+            elif leaf.is_leaf and label in self._passed_on:
+                if own is None:
+                    own = {id(tensor) for item in inputs.values() for tensor in flatten(item)}
+                if id(leaf) not in own and all(leaf is not value.tensor for value in self._constants):
+                    yield leaf
 
     def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
         """Return the outputs that autograd would have followed, where these inputs require grad."""
@@ -78,15 +97,12 @@ class Gradients:
         """Let inputs raise in backward to which tasks wrote where autograd would have noted that."""
         followed = self.graph.followed
         if followed is not None and followed.given.issuperset(names):
-            written = [(name, inputs[name]) for name in followed.written if not _is_source(inputs[name])]
+            found = [(name, inputs[name]) for name in followed.written]
         else:
-            written = [
-                (name, leaf)
-                for name in names & inputs.keys()
-                if self.graph.last_version(self.graph.value(name).index)
-                for leaf in _following(inputs[name])
-                if not _is_source(leaf)
-            ]
+            graph = self.graph
+            changed = [name for name in inputs if name in names and graph.last_version(graph.value(name).index)]
+            found = [(name, leaf) for name in changed for leaf in _following(inputs[name])]
+        written = [(name, leaf) for name, leaf in found if not _is_source(leaf)]
         if not written:
             return
         where = [f"{name!r}, to which graph {self.graph.name!r} writes in place" for name, _ in written]
@@ -146,14 +162,14 @@ class _Lost(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, where: list[str], lost: list[torch.Tensor], *sources: torch.Tensor) -> Any:
+    def forward(ctx: Any, where: Where, lost: list[torch.Tensor], *sources: torch.Tensor) -> Any:
         ctx.where = where
         ctx.set_materialize_grads(False)
         return tuple([tensor.detach() for tensor in lost])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GradientError(_told([said for said, one in zip(ctx.where, gradients, strict=True) if one is not None]))
+        raise GradientError(_told(ctx.where([gradient is not None for gradient in gradients])))
 
 
 class _Written(torch.autograd.Function):
@@ -186,20 +202,6 @@ def _bit(index: int) -> int:
 def _following(tree: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that require grad."""
     return (leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
-
-
-def _is_cut_off(leaf: Any) -> bool:
-    """Whether a tensor could require grad and does not."""
-    return (
-        isinstance(leaf, torch.Tensor)
-        and not leaf.requires_grad
-        and (leaf.is_floating_point() or leaf.is_complex())
-        and not leaf.is_inference()
-    )
-
-
-def _is_leaf(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf
 
 
 def _is_source(leaf: torch.Tensor) -> bool:

@@ -87,6 +87,18 @@ def test_the_demo_trains_compares_measures_and_draws(tmp_path, capsys):
         assert "h.0" in "".join(root.itertext())
     assert "<title>One training step of a two-layer MLP" in (tmp_path / "new" / "mlp.html").read_text(encoding="utf-8")
 
+    ignored = (Path(__file__).parent.parent / ".gitignore").read_text(encoding="utf-8").splitlines()
+    for path in (tmp_path / "new").iterdir():
+        assert f"/{path.name}" in ignored  # `make demo` writes them into the clone
+
+
+def test_what_compare_is_shown_with_is_placed_nowhere():
+    graph, inputs = demo.averaged_example()
+    assert {task.device for task in graph.tasks} == {None}
+    x, w1, w2, w3 = inputs.values()
+    expected = sum(x.roll(shift, 1) @ w1 @ w2 @ w3 for shift in range(8)) / 8
+    assert torch.allclose(graph.run_serial(**inputs)["mean"], expected)
+
 
 def test_tasks_of_the_demo_come_from_its_own_lines():
     assert {Path(task.origin.where[0]).name for task in demo.mlp_step().tasks} == {"demo.py"}

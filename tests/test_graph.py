@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import autosched as asc
-from autosched.errors import GraphError
+from autosched.errors import GradientError, GraphError
 from autosched.graph import Dependency, Graph, Use
 from autosched.tree import flatten, match, transform
 from autosched.value import Value
@@ -588,9 +588,12 @@ def test_a_serial_run_with_a_result_of_another_shape_names_the_task():
 
 
 def test_a_serial_run_records_no_gradients():
+    """Nor does it lose any: the output requires grad, as in torch, and raises when a gradient reaches it."""
     graph = Graph()
     graph.output(y=graph.input("x") * 2)
-    assert not graph.run_serial(x=torch.ones(2, requires_grad=True))["y"].requires_grad
+    y = graph.run_serial(x=torch.ones(2, requires_grad=True))["y"]
+    with pytest.raises(GradientError, match="a gradient would be lost"):
+        y.sum().backward()
 
 
 # ---- errors: what Python cannot do with a value
@@ -730,7 +733,7 @@ def test_outputs_with_one_name_twice(graph):
         graph.add(identity, name="t", outputs=("a", "a"))
 
 
-@pytest.mark.parametrize("device", ["", "cuda 0", "cuda/0", "a@b", 0, None])
+@pytest.mark.parametrize("device", ["", "cuda 0", "cuda/0", "a@b", -1, None])
 def test_a_device_that_is_no_name(graph, device):
     message = f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}"
     with refused(message), graph.on(device):

@@ -83,8 +83,8 @@ def test_the_factor_is_the_least_of_late_runs_in_a_row_and_one_that_is_in_time_b
             pace.wait(other, 0)
             pace.run([other], 2.0)
             pace.run([one, other], 1.0)  # 4 s in all
-            pace.end(measured, 1)
-            pace.end(9.0, 1)  # a run ends once
+            pace.end(measured)
+            pace.end(9.0)  # a run ends once
         return late(caught)
 
     assert [len(run(measured)) for measured in (40.0, 90.0, 5.0, 400.0, 100.0)] == [0] * 5

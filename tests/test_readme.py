@@ -24,6 +24,10 @@ def test_the_code_of_the_readme_runs_and_prints_what_it_says(tmp_path, monkeypat
     names.clear()  # functions hold on to them, and they to schedules
     expected = blocks("README.md", "text")[0].removesuffix("...\n")
     assert printed.getvalue().startswith(expected)
+    table = printed.getvalue().partition("sixteen products: predicted\n")[2].splitlines()
+    rows = [line.split("  ") for line in table if "GPUs" in line]
+    assert len(rows) == 8
+    assert len({tuple(row[2:]) for row in rows}) > 4  # of a graph that says where everything is, all were the same
 
 
 @pytest.mark.parametrize("path", ["README.md", "autosched/README.md", "CONTRIBUTING.md"])

@@ -78,7 +78,7 @@ class Emulated(Host):
     def join(self) -> None:
         """Warn if the run, and those before it, took much longer than modelled."""
         if not self.stopped():
-            self.pace.end(max(self.clock.values(), default=self.begun) - self.begun, stacklevel=5)
+            self.pace.end(max(self.clock.values(), default=self.begun) - self.begun)
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, then rest until the modelled end."""

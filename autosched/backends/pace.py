@@ -7,6 +7,7 @@ longer again and again. Knows no task, and nothing of what the machine is.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -46,7 +47,7 @@ class Pace:
         """Move a stream's clock on to an event's."""
         self._clock[stream] = max(self._clock.get(stream, 0.0), self._events.get(event, 0.0))
 
-    def end(self, measured: float, stacklevel: int) -> None:
+    def end(self, measured: float) -> None:
         """End a run that took so many seconds. Warn once of runs that took much longer than modelled, in a row."""
         if not self._begun:
             return
@@ -64,8 +65,16 @@ class Pace:
                 f"machine.slower({rounded_up(min(self._late))}), or machine.slower('auto'), all ratios stay and it can "
                 f"(costs that are given as seconds, or by default, stay as they are: examples= estimates them)",
                 RuntimeWarning,
-                stacklevel=stacklevel + 1,
+                stacklevel=_users(),
             )
+
+
+def _users() -> int:
+    """Return how many calls up from the caller the user's line is: the nearest that is not ours."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "autosched":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def rounded_up(factor: float) -> int:
@@ -74,5 +83,5 @@ def rounded_up(factor: float) -> int:
     >>> rounded_up(1.5), rounded_up(61.7), rounded_up(0.1)
     (2, 100, 1)
     """
-    power = 10 ** max(0, math.floor(math.log10(max(1.0, factor))))
+    power: int = 10 ** max(0, math.floor(math.log10(max(1.0, factor))))
     return next(step * power for step in (1, 2, 5, 10, 20) if step * power >= factor)

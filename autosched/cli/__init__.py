@@ -45,7 +45,7 @@ path/to/file.py:function. It returns a Graph, or (Graph, inputs), or (Graph, inp
 examples:
   autosched demo
   autosched show autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg
-  autosched compare autosched.demo:mlp_example --gpus 2 4 --links pcie4 nvlink4
+  autosched compare autosched.demo:averaged_example --gpus 2 4 --links pcie4 nvlink4
 
 exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 """

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "compare",
         help="compare numbers of GPUs, links and policies; nothing runs",
         description="Plan a graph for each machine by each policy, and compare what is predicted. No GPU is needed.",
-        epilog="example: autosched compare autosched.demo:mlp_example --gpus 2 4 --links pcie4 nvlink4 -o gpus.svg",
+        epilog="example: autosched compare autosched.demo:averaged_example --gpus 2 4 --links pcie4 nvlink4 -o a.svg",
     )
     add_thing(parser)
     parser.add_argument("--gpus", type=gpus, nargs="+", metavar="N", help="numbers of GPUs (default: 1 2 4 8)")
