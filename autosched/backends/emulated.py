@@ -55,9 +55,11 @@ class Queues:
     def leave(self, streams: Sequence[Stream], end: float) -> None:
         """Free streams that were taken until ``end``, now if that is earlier, unless others have taken them since."""
         now = time.perf_counter()
+        if now >= end:  # as ever, unless a run was given up
+            return
         with self._guard:
             for stream in streams:
-                if now < end == self._until.get(stream):
+                if end == self._until.get(stream):
                     self._until[stream] = now
 
     def clear(self) -> None:
