@@ -32,9 +32,10 @@ def rlock() -> Any:
     return lock
 
 
-def in_child(call: Callable[[], None]) -> None:
+def in_child(call: Callable[[], None]) -> Callable[[], None]:
     """Have a function called in every child process, right after the fork."""
     _to_call.append(call)
+    return call
 
 
 def _forked() -> None:

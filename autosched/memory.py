@@ -256,8 +256,8 @@ class Memory:
         return step
 
     def arguments(self, i: int) -> list[Any]:
-        """Return what a run reads, as it is now."""
-        return [self.data[slot] for slot in self.reads[i]]
+        """Return what a run or a copy reads, as it is now; any other instruction reads nothing."""
+        return [self.data[slot] for slot in self.reads.get(i, ())]
 
     def results(self, i: int) -> list[Any]:
         """Return what a run has made, as it is now; what nothing uses is left out."""

@@ -100,7 +100,18 @@ MAY_IMPORT = {
     "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
     "rebuilding": ["costs", "errors", "graph", "saved", "task", "value"],
     # the outside world
-    "backends": ["collecting", "errors", "layout", "machine", "program", "tree", "workers", "crew", "interleaver"],
+    "backends": [
+        "collecting",
+        "errors",
+        "layout",
+        "machine",
+        "program",
+        "tree",
+        "workers",
+        "crew",
+        "interleaver",
+        "forks",
+    ],
     # estimate makes costs of a graph; captures are merged, for a device
     "frontends": [
         *"allowed collecting effects errors graph costs logs task tree".split(),

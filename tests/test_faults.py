@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autosched as asc
+from autosched.backends.emulated import Emulated
 from autosched.backends.host import Host
 from autosched.backends.virtual import Virtual
 from autosched.crew import Crew
@@ -384,6 +385,30 @@ def test_an_interrupt_stops_the_calling_threads_own_task(backend, timed):
                 schedule(x=1, timeout=GENEROUS if timed else None)
             stop.append(True)
             assert schedule(x=1) == {"y": 2}
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("where", ["record", "wait", "free"])
+@pytest.mark.parametrize("base", [Host, Emulated, Virtual])
+def test_an_interrupt_in_a_step_that_is_no_task_is_an_interrupt(base, where, kind):
+    """Its step reads nothing, and KeyError once came instead."""
+    planted = []
+
+    def struck(*_):
+        if planted:
+            raise planted.pop()
+
+    methods = {"record": lambda *_: struck, "wait": lambda *_: struck, "free": lambda *_: struck}
+    backend = type("Struck", (base,), {where: methods[where]})()
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(plus, graph.add(plus, x, on="cuda:0"), on="cuda:1"))
+    with asc.schedule(graph, TWO_GPUS, backend=backend, costs=asc.Costs(default_seconds=0)) as schedule:
+        for _ in range(2):
+            planted.append(kind())
+            with pytest.raises(kind if kind is KeyboardInterrupt else asc.TaskError):
+                schedule(x=1)
+            assert schedule(x=1) == {"y": 3}
 
 
 def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():

@@ -3,6 +3,9 @@
 Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory that was freed is
 overwritten at once (with NaN), in the order of the stream that allocated it.
 
+Schedules that run at the same time on one machine (the same object) share its streams, as those on a GPU do: what one
+has put on a stream, the others wait for.
+
 Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited for stand, does
 its real work, and ends after its modelled seconds, or when the real work ended if that was later. So the operating
 system's late wake-ups do not add up from task to task, as they would not on a device with a queue of its own.
@@ -11,6 +14,7 @@ system's late wake-ups do not add up from task to task, as they would not on a d
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +24,67 @@ from autosched.backends import Step
 from autosched.backends.host import Host
 from autosched.backends.mixing import Mixing
 from autosched.backends.pace import Pace
+from autosched.forks import in_child, rlock
 from autosched.layout import extents
 from autosched.machine import Machine
 from autosched.program import Program, Stream
 
-__all__ = ["Emulated"]
+__all__ = ["Emulated", "Queues"]
 
 _NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was given up
+
+
+class Queues:
+    """Until when each stream of a machine is taken, by whichever schedule.
+
+    >>> queues, stream = Queues(), Stream("cuda:0", "compute")
+    >>> queues.take([stream], 1.0, 2.0), queues.take([stream], 2.0, 1.0)
+    (1.0, 3.0)
+    """
+
+    def __init__(self) -> None:
+        self._guard = rlock()
+        self._until: dict[Stream, float] = {}
+
+    def take(self, streams: Sequence[Stream], start: float, seconds: float) -> float:
+        """Take streams for so long, from ``start`` or from when they are free; return from when."""
+        with self._guard:
+            start = max([start, *(self._until.get(stream, start) for stream in streams)])
+            self._until.update(dict.fromkeys(streams, start + seconds))
+        return start
+
+    def leave(self, streams: Sequence[Stream], end: float) -> None:
+        """Free streams that were taken until ``end``, now if that is earlier, unless others have taken them since."""
+        now = time.perf_counter()
+        if now >= end:  # as ever, unless a run was given up
+            return
+        with self._guard:
+            for stream in streams:
+                if end == self._until.get(stream):
+                    self._until[stream] = now
+
+    def clear(self) -> None:
+        """Free all streams."""
+        self._until.clear()
+
+
+_queues: dict[int, Queues] = {}  # by the identity of the machine
+_opening = rlock()
+
+
+def _queues_of(machine: Machine) -> Queues:
+    with _opening:
+        if id(machine) not in _queues:
+            _queues[id(machine)] = Queues()
+            weakref.finalize(machine, _queues.pop, id(machine), None)
+        return _queues[id(machine)]
+
+
+@in_child
+def _free() -> None:
+    """Free all streams in a child process: what the parent runs on its machines does not hold up the child's."""
+    for queues in _queues.values():
+        queues.clear()
 
 
 class Emulated(Host):
@@ -43,12 +101,14 @@ class Emulated(Host):
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
         self.pace = Pace()
+        self.queues, self.contention = Queues(), True
         self.mixing = Mixing()
         self.mixes = False
 
     def open(self, program: Program, machine: Machine) -> None:
         """Set a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
+        self.queues, self.contention = _queues_of(machine), machine.contention
         self.mixes = any(device.kind != "cpu" for device in machine.devices)
 
     def thread(self, stream: Stream) -> str | None:
@@ -83,12 +143,16 @@ class Emulated(Host):
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, then rest until the modelled end."""
         clock, streams = self.clock, tuple(self.clock) if self.serial else streams
+        queues, queueing = self.queues, [stream for stream in streams if self.contention or _computes(stream)]
 
         def step() -> None:
-            start = max(clock[stream] for stream in streams)
-            call()
-            end = max(start + seconds, time.perf_counter())
-            self._sleep_until(end)
+            start = queues.take(queueing, max(clock[stream] for stream in streams), seconds)
+            try:
+                call()
+                end = max(start + seconds, time.perf_counter())
+                self._sleep_until(end)
+            finally:
+                queues.leave(queueing, start + seconds)
             for stream in streams:
                 clock[stream] = end
             self.pace.run(streams, seconds)
@@ -120,6 +184,10 @@ class Emulated(Host):
     def _sleep_until(self, end: float) -> None:
         while (left := end - time.perf_counter()) > 0 and not self.stopped():
             time.sleep(min(left, _NAP))
+
+
+def _computes(stream: Stream) -> bool:
+    return stream.name.startswith("compute")
 
 
 def _poison(value: Any) -> None:
