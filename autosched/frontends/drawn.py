@@ -73,7 +73,9 @@ def _gives(item: Any) -> bool:
     if isinstance(item, _GIVING) or _is_numpy(item, "Generator", "RandomState", "BitGenerator", "ndarray"):
         return not isinstance(item, random.SystemRandom)
     kind = type(item)
-    return isinstance(item, GeneratorType) or (hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"))
+    return isinstance(item, GeneratorType) or (
+        hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+    )
 
 
 def _position(item: Any, depth: int = 0) -> Hashable:

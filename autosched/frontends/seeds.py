@@ -21,7 +21,7 @@ __all__ = ["SPELLED", "seeds_written_down", "settled"]
 
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
-_LIBRARY = torch.library.Library("autosched", "DEF")  # noqa: TOR901
+_LIBRARY = torch.library.Library("autosched", "DEF")
 for _schema in ("get_rng_state() -> Tensor", "set_rng_state(Tensor state) -> ()", "manual_seed(int seed) -> ()"):
     _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
 _OPS = torch.ops.autosched
