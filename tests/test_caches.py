@@ -100,7 +100,7 @@ def test_a_capture_that_fails_leaves_nothing_in_caches() -> None:
     def step(x: Tensor) -> float:
         return float((x @ cached(4)).sum())
 
-    with pytest.raises(asc.CaptureError, match="at .*test_caches"):
+    with pytest.raises(asc.CaptureError, match=r"at .*test_caches"):
         asc.capture(step, X)
     assert type(cached(4)) is Tensor
 

@@ -36,7 +36,7 @@ def test_calls_that_a_graph_does_not_do_are_told_of(name: str) -> None:
     call, said = CALLS[name]
 
     def step(x: Tensor) -> Tensor:
-        (lambda: call())()
+        call()
         return x * 2
 
     with pytest.warns(RuntimeWarning, match=f"{said}.* is called when 'step' is captured, and not when") as caught:

@@ -61,7 +61,7 @@ def test_threads_that_capture_at_once_take_turns() -> None:
 
 
 def test_what_other_threads_draw_meanwhile_is_theirs() -> None:
-    """A capture set a seed of its own meanwhile, and then the state from before: others had these numbers, and again."""
+    """A capture set a seed of its own, and then the state from before: others had its numbers, and had theirs again."""
     inside, drawn = threading.Event(), threading.Event()
     found: list[Tensor] = []
 

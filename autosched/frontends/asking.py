@@ -60,7 +60,7 @@ def answered(asked: Asked) -> Iterator[None]:
 def warn_of_asking(asked: tuple[str, int], why: str, step: tuple[str, int]) -> None:
     """Warn of a step that was captured another way than it goes eagerly; ``why`` it cannot be captured that way."""
     warnings.warn_explicit(
-        f"{asked[0]}:{asked[1]} asks whether a tensor is a fake one, and code goes another way in captures than eagerly: "
+        f"{asked[0]}:{asked[1]} asks whether a tensor is a fake one, and code goes another way then than eagerly: "
         f"results may differ in the last bits (of a mask that masks nothing; leave it out). The eager way {why}",
         RuntimeWarning,
         *step,

@@ -160,6 +160,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
+def _number(generator: Any) -> int:
+    """Return torch's number for a generator, of which there can be several Python objects."""
+    return int(generator._cdata)
+
+
 class _Builder:
     """Runs the function on fake tensors, and makes what was written down into tasks."""
 
@@ -199,7 +204,7 @@ class _Builder:
 
     def _constant(self, item: Any, node: torch.fx.Node) -> Value:
         """Add what the step holds itself; a generator has to be there before, for its state goes on from run to run."""
-        if isinstance(item, torch.Generator) and item._cdata not in self.generators:
+        if isinstance(item, torch.Generator) and _number(item) not in self.generators:
             custom = next(iter(node.users)).meta.get("custom") or {}
             file, line = custom.get("where", ("", 0))
             raise CaptureError(
@@ -296,7 +301,7 @@ class _Builder:
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         looks, drawn = looks_of(before), Drawn(around.found)
         found = [torch.default_generator, *around.found]
-        self.generators = {item._cdata for item in found if isinstance(item, torch.Generator)}
+        self.generators = {_number(item) for item in found if isinstance(item, torch.Generator)}
         try:
             yield
             check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])

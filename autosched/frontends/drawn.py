@@ -133,7 +133,7 @@ def _told(part: Any, depth: int) -> Hashable:
             return part
         case list() | dict() | set():
             return len(part)
-    return _position(part, depth + 1) if _gives(part) else type(part)
+    return _position(part, depth + 1) if _gives(part) else str(type(part))
 
 
 def _is_told(part: Any) -> bool:
