@@ -184,4 +184,4 @@ def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
 def test_a_mask_that_is_looked_at_eagerly_is_told_of() -> None:
     model, words = llama(), torch.randint(0, 31, (2, 7))
     with pytest.warns(RuntimeWarning, match=r"asks whether a tensor is a fake one.*leave it out.*\n.*masking_utils"):
-        asc.capture(model, input_ids=words, attention_mask=torch.ones_like(words))
+        asc.capture(lambda words, mask: model(words, attention_mask=mask).logits, words, torch.ones_like(words))
