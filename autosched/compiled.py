@@ -19,6 +19,7 @@ from autosched.errors import ScheduleError, shown
 from autosched.forks import rlock
 from autosched.frontends.capture import Captured, arguments_of, captured
 from autosched.frontends.changes import changes, remedy
+from autosched.frontends.exclusive import check_not_capturing
 from autosched.frontends.granularity import coarse
 from autosched.frontends.guards import Guard, Shape, kind_of
 from autosched.frontends.reach import Reach
@@ -130,12 +131,14 @@ class Compiled:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Do what the function does. Raises CaptureError for what no graph can say, and what a schedule's call does."""
+        check_not_capturing("a compiled function")
         with self._guard:
             kind, inputs = self._of(args, kwargs)
             return kind.graph.finish(kind.schedule(**inputs))
 
     def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
         """Return the schedule of calls like this one."""
+        check_not_capturing("a compiled function's schedule")
         with self._guard:
             return self._of(args, kwargs)[0].schedule
 

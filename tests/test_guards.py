@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -359,6 +362,63 @@ class Cases:
                 return torch.outer(x, x) @ torch.outer(x, x) / 3
 
         return fn, lambda: table.update(on=True)
+
+    def what_an_array_holds(self) -> Any:
+        array = numpy.ones(3)
+        return lambda x: x * float(array[1]), lambda: array.__setitem__(1, 3.0)
+
+    def what_bytes_hold(self) -> Any:
+        data = bytearray(b"123")
+        return lambda x: x * data[1], lambda: data.__setitem__(1, 3)
+
+    def context_variable(self) -> Any:
+        scale = ContextVar("scale", default=2.0)
+        return lambda x: x * scale.get(), lambda: scale.set(3.0)
+
+    def environment(self) -> Any:
+        self.patch.delenv("SCALE", raising=False)
+        return lambda x: x * float(os.environ.get("SCALE", "2")), lambda: self.patch.setenv("SCALE", "3")
+
+    def what_backward_of_an_operator_reads(self) -> Any:
+        return _differentiated(doubled), lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
+
+    def what_backward_of_an_operator_of_torchs_reads(self) -> Any:
+        fn = _differentiated(lambda x: torch.ops.tests_of_guards.doubled(x))
+        return fn, lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
+
+    def what_backward_of_a_function_reads(self) -> Any:
+        return _differentiated(lambda x: Sloped.apply(x)), lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
+
+
+SLOPE = 2.0
+
+
+@torch.library.custom_op("tests_of_guards::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda ctx, gradient: gradient * SLOPE)
+
+
+class Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * SLOPE
+
+
+def _differentiated(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def gradient(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            return torch.autograd.grad(fn(x).sum(), x)[0]
+
+    return gradient
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Cases) if not name.startswith("__")])

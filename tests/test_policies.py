@@ -568,6 +568,8 @@ def test_a_policy_is_told_where_a_task_can_still_go():
         possible.placement()
     assert possible.settle(1, [2]) == 2
     assert possible.placement([0, 1]).device == {"a": "cuda:0", "b": "cuda:1"}
+
+
 BIG = 10**30  # above what 64 bits hold
 
 

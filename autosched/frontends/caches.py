@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, GeneratorType, ModuleType
 from typing import Any
@@ -42,14 +43,15 @@ class Made:
         """
         known = {id(item) for item in kept}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
-        left = self._left()
-        if len(left) > _MANY:
+        if (left := self._left()) and len(left) <= _MANY and emptied_caches_of(*left):
+            left = self._left()
+        if left:  # it may be garbage in a cycle
             del left
             gc.collect()
             left = self._left()
-        if left and emptied_caches_of(*left):
-            del left
-            left = self._left()
+            if left and emptied_caches_of(*left):
+                del left
+                left = self._left()
         places = [place for tensor in left for place in _removed(tensor, left)]
         self._refs = []
         return places
@@ -99,7 +101,7 @@ def _is_module_dict(item: Any) -> bool:
 def _removed(tensor: torch.Tensor, left: list[torch.Tensor]) -> Iterator[str]:
     """Take a tensor out of the lists and dicts that hold it; yield what they are."""
     for holder in gc.get_referrers(tensor):
-        if isinstance(holder, dict):
+        if type(holder) in (dict, OrderedDict, defaultdict):
             for key in [key for key, item in holder.items() if item is tensor]:
                 owner = _owner(holder)
                 if owner:
@@ -107,7 +109,7 @@ def _removed(tensor: torch.Tensor, left: list[torch.Tensor]) -> Iterator[str]:
                 else:
                     del holder[key]
                 yield f"{key!r} of {owner}" if owner else f"{_variable(holder)}[{key!r}]"
-        elif isinstance(holder, list) and holder is not left:
+        elif type(holder) is list and holder is not left:
             holder[:] = [item for item in holder if item is not tensor]
             yield _variable(holder)
 

@@ -1,7 +1,7 @@
 """Calls: what a step asks of the computer or tells people: the time, files, print. A graph does none of that.
 
-Such a call is made once, when the step is captured, and its user is warned. Knows the functions that people use, and
-not those that write to what is open already. Knows no graph.
+Such a call is made once, when the step is captured, and its user is warned. Knows the functions that people use, by
+the names of their modules: not those that write to what is open already, nor ``datetime``. Knows no graph.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import io
 import logging
 import os
+import random
 import sys
 import time
 import warnings
@@ -25,8 +27,10 @@ __all__ = ["Call", "calls_noted", "warn_of"]
 _TIMES = "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns sleep"
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((builtins, name) for name in ("print", "input", "open")),
+    (io, "open"),
     *((time, name) for name in _TIMES.split()),
     *((os, name) for name in ("urandom", "write", "system")),
+    *((random, name) for name in ("_urandom",) if hasattr(random, name)),  # that of SystemRandom, and secrets
     (logging.Logger, "handle"),
 )
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
@@ -58,7 +62,9 @@ def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_capturing() and (where := _user()) is not None:
-            name = fn.__qualname__ if fn.__module__ in ("builtins", "_io", "io") else f"{fn.__module__}.{fn.__qualname__}"
+            name = (
+                fn.__qualname__ if fn.__module__ in ("builtins", "_io", "io") else f"{fn.__module__}.{fn.__qualname__}"
+            )
             found.append(Call(name, *where))
         return fn(*args, **kwargs)
 
@@ -76,7 +82,7 @@ def _user() -> tuple[str, int] | None:
 
 def warn_of(calls: Iterable[Call], step: str) -> None:
     """Warn of each line that makes such a call."""
-    for (file, line), name in {(call.file, call.line): call.name for call in reversed([*calls])}.items():
+    for (file, line), name in {(call.file, call.line): call.name for call in calls}.items():
         warnings.warn_explicit(
             f"{name} is called when {step!r} is captured, and not when its graph runs; do it outside of the step, and "
             f"pass what it gives as a tensor",

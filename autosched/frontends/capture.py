@@ -22,6 +22,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.asking import Asked, answered, warn_of_asking
 from autosched.frontends.caches import Made, emptied_caches_of
 from autosched.frontends.calls import Call, calls_noted, warn_of
 from autosched.frontends.drawn import Drawn
@@ -225,6 +226,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 _AGAIN = "; capture it again now that it is so, or use autosched.compile, which does so by itself"
 
 
+def _number(generator: Any) -> int:
+    """Return torch's number for a generator, of which there can be several Python objects."""
+    return int(generator._cdata)
+
+
 class _Builder:
     """Runs the function on fake tensors, and makes what was written down into tasks."""
 
@@ -235,7 +241,7 @@ class _Builder:
         self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
         self.around: Surroundings | None = None  # while the function runs
-        self.generators: set[int] = set()  # those that are there before
+        self.generators: set[int] = set()  # those that are there before, by torch's number
         self.calls: list[Call] = []  # of the host, which a graph does not do
         self.met: torch.Tensor | None = None  # the last tensor from outside
 
@@ -269,8 +275,7 @@ class _Builder:
 
     def _constant(self, item: Any, node: torch.fx.Node) -> Value:
         """Add what the step holds itself; a generator has to be there before, for its state goes on from run to run."""
-        known = item is torch.default_generator or id(item) in self.generators
-        if isinstance(item, torch.Generator) and not known:
+        if isinstance(item, torch.Generator) and _number(item) not in self.generators:
             custom = next(iter(node.users)).meta.get("custom") or {}
             file, line = custom.get("where", ("", 0))
             raise CaptureError(
@@ -321,9 +326,10 @@ class _Builder:
             with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
                 traced = self._tried(step, made)
         except BaseException as error:
-            while error is not None:  # frames hold tensors too, and shall not be taken for what the step left
-                traceback.clear_frames(error.__traceback__)
-                error = error.__cause__
+            failed: BaseException | None = error
+            while failed is not None:  # frames hold tensors too, and shall not be taken for what the step left
+                traceback.clear_frames(failed.__traceback__)
+                failed = failed.__cause__
             made.removed()
             raise
         if places := made.removed(leaf for node in traced.graph.nodes for leaf in flatten(node.meta.get("val"))):
@@ -335,23 +341,32 @@ class _Builder:
         return traced
 
     def _tried(self, step: Callable[..., Any], made: Made) -> torch.fx.GraphModule:
-        """Trace a step; again, if it found in a cache what was computed before."""
+        """Trace a step; again, if it found in a cache what was computed before, or cannot go its eager way."""
         examples = list(self.graph.examples.values())
+        asked, why = Asked(), ""
         while True:
             self.met = None
             try:
                 with (
                     quiet(),
+                    answered(asked),
                     calls_noted() as self.calls,
                     drawing_nothing(),
                     seeds_written_down(),
                     written_down(self.state.modules, self._refuse, made.note),
                 ):
                     fakes = Fakes()
-                    return make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples])
+                    traced = make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples])
             except Exception as error:
-                if self.met is None or not emptied_caches_of(self.met):
+                if self.met is not None and emptied_caches_of(self.met):
+                    continue
+                if not asked.lines or asked.told:
                     raise CaptureError(told(self.graph.fn, error)) from error
+                asked.told, why = True, told(self.graph.fn, error).partition(" ")[2]
+            else:
+                if why:
+                    warn_of_asking(asked.lines[-1], why, defined(self.graph.fn))
+                return traced
 
     @contextlib.contextmanager
     def _watching(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
@@ -359,7 +374,8 @@ class _Builder:
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         histories = {name: tensor.grad_fn for name, tensor in before.items()}
         looks, drawn = looks_of(before), Drawn(around.found)
-        self.generators = {id(item) for item in around.found if isinstance(item, torch.Generator)}
+        found = [torch.default_generator, *around.found]
+        self.generators = {_number(item) for item in found if isinstance(item, torch.Generator)}
         try:
             yield
             check_kept(looks, looks_of(before), [before[name] for name in self.state.parameters])

@@ -73,7 +73,9 @@ def _gives(item: Any) -> bool:
     if isinstance(item, _GIVING) or _is_numpy(item, "Generator", "RandomState", "BitGenerator", "ndarray"):
         return not isinstance(item, random.SystemRandom)
     kind = type(item)
-    return isinstance(item, GeneratorType) or (hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"))
+    return isinstance(item, GeneratorType) or (
+        hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+    )
 
 
 def _position(item: Any, depth: int = 0) -> Hashable:
@@ -131,7 +133,7 @@ def _told(part: Any, depth: int) -> Hashable:
             return part
         case list() | dict() | set():
             return len(part)
-    return _position(part, depth + 1) if _gives(part) else type(part)
+    return _position(part, depth + 1) if _gives(part) else str(type(part))
 
 
 def _is_told(part: Any) -> bool:

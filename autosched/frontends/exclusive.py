@@ -36,7 +36,7 @@ def is_capturing() -> bool:
 def check_not_capturing(what: str) -> None:
     """Raise CaptureError if ``what`` is called by a function that is being captured."""
     if is_capturing():
-        raise CaptureError(f"{what} is called in a function that is being captured; call the function that it is of")
+        raise CaptureError(f"{what} is called in a function that is being captured; call the plain function there")
 
 
 @contextlib.contextmanager

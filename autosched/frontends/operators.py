@@ -74,7 +74,7 @@ class Operators:
         if _label(node) in _ASK_FOR_GRAD_MODE:
             facts["by"] = _as_if_recording(node.target)
         elif node.target in SPELLED:
-            facts["by"] = SPELLED[node.target]
+            facts |= {"by": SPELLED[node.target], "seconds": _SEEDING}
         else:
             facts["by"] = spelled(node.target, *torch.fx.map_arg((node.args, node.kwargs), _fake))
         if _raw_label(node) in COUNTS_IN_MEMORY:
@@ -97,6 +97,9 @@ def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     counted = dict.fromkeys(device for device, counts in everywhere if counts)
     found = [*counted] or [device for device, _ in everywhere[:1]] or [torch.get_default_device()]
     return found[0] if len(found) == 1 else None
+
+
+_SEEDING = 5e-6  # seconds that the state of a generator takes
 
 
 # Nothing, where autograd does not record across tasks anyway.

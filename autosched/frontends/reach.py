@@ -137,7 +137,7 @@ class Reach:
                 self.values.append(lambda: told(found) if is_plain(found := item.get(None)) else id(found))
                 return [item.get(None)]
             case bytearray() | array() | numpy.ndarray() if _nbytes(item) <= _MOST_BYTES:
-                self.key += [type(item), _data(item)]
+                self.key.append((type(item), _data(item)))
                 self.values.append(lambda: _data(item))
                 return ()
             case staticmethod() | classmethod() | functools.cached_property() | property():

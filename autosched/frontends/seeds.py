@@ -21,9 +21,9 @@ __all__ = ["SPELLED", "seeds_written_down", "settled"]
 
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
-_LIBRARY = torch.library.Library("autosched", "DEF")
+_LIBRARY = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
 for _schema in ("get_rng_state() -> Tensor", "set_rng_state(Tensor state) -> ()", "manual_seed(int seed) -> ()"):
-    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
+    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
 _OPS = torch.ops.autosched
 _GET = _OPS.get_rng_state.default
 _SET = _OPS.set_rng_state.default
@@ -35,17 +35,17 @@ SPELLED: dict[Any, Callable[..., Any]] = {
 }
 
 
-@torch.library.register_fake("autosched::get_rng_state")
+@torch.library.register_fake("autosched::get_rng_state")  # type: ignore[untyped-decorator]
 def _get() -> torch.Tensor:
     return torch.empty(_STATE_BYTES, dtype=torch.uint8)
 
 
-@torch.library.register_fake("autosched::set_rng_state")
+@torch.library.register_fake("autosched::set_rng_state")  # type: ignore[untyped-decorator]
 def _set(state: torch.Tensor) -> None:
     return
 
 
-@torch.library.register_fake("autosched::manual_seed")
+@torch.library.register_fake("autosched::manual_seed")  # type: ignore[untyped-decorator]
 def _seed(seed: int) -> None:
     return
 
@@ -85,11 +85,12 @@ class _StandIn:
 @contextlib.contextmanager
 def seeds_written_down() -> Iterator[None]:
     """Let what is done to torch's generator be traced, not done."""
-    torch.random.default_generator = _StandIn()  # type: ignore[assignment]
+    home: Any = torch.random
+    home.default_generator = _StandIn()
     try:
         yield
     finally:
-        torch.random.default_generator = _DEFAULT
+        home.default_generator = _DEFAULT
 
 
 def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -1,0 +1,68 @@
+"""Asking: code that asks whether a tensor is a fake one, and goes another way then than it does eagerly.
+
+Libraries do so in order not to look at data (masks of the transformers library). Knows no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autosched.frontends.exclusive import is_capturing
+
+__all__ = ["Asked", "answered", "warn_of_asking"]
+
+_WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows it once for each step
+
+
+class Asked:
+    """Who asked for fake tensors in a capture: the lines; ``told`` is whether they are told the truth."""
+
+    def __init__(self) -> None:
+        self.told = False
+        self.lines: list[tuple[str, int]] = []
+
+    def answer(self) -> bool:
+        """Note who asks, and answer."""
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
+            return True
+        self.lines.append((frame.f_code.co_filename, frame.f_lineno))
+        return self.told
+
+
+@contextlib.contextmanager
+def answered(asked: Asked) -> Iterator[None]:
+    """Let ``isinstance(tensor, torch._subclasses.FakeTensor)`` be answered like this in a capture."""
+
+    class Kind(type(FakeTensor)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, FakeTensor) and (not is_capturing() or asked.answer())
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, FakeTensor)
+
+    stand_in = Kind("FakeTensor", (FakeTensor,), {})
+    package: Any = torch._subclasses
+    package.FakeTensor = stand_in
+    try:
+        yield
+    finally:
+        package.FakeTensor = FakeTensor
+
+
+def warn_of_asking(asked: tuple[str, int], why: str, step: tuple[str, int]) -> None:
+    """Warn of a step that was captured another way than it goes eagerly; ``why`` it cannot be captured that way."""
+    warnings.warn_explicit(
+        f"{asked[0]}:{asked[1]} asks whether a tensor is a fake one, and code goes another way then than eagerly: "
+        f"results may differ in the last bits (of a mask that masks nothing; leave it out). The eager way {why}",
+        RuntimeWarning,
+        *step,
+        registry=_WARNED,
+    )
