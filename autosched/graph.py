@@ -578,10 +578,8 @@ class Graph:
         for value in (*writes, *([aliases] if aliases is not None else [])):
             if not isinstance(value, Value) or found.get(value.index) is not value:
                 raise _no_argument(label, value, reads)
-        names = self._result_names(label, outputs)
+        names, aliases, view = self._result_names(label, outputs, aliases, view)
         check_costs(label, seconds, nbytes)
-        if next(flatten(names), None) is None:  # no result that could share memory, or be another look at it
-            view, aliases, parts = False, None, ()
         device = None if view else check_device(on) if on is not None else self._device
         state, random = self._state(fn, leaves, composite, random, device)
         earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
@@ -694,8 +692,17 @@ class Graph:
             self._left[left] = index
         return uses
 
-    def _result_names(self, label: str, outputs: Any) -> Any:
-        """Return the names of the values of a task's result, in the shape that ``outputs`` gives."""
+    def _result_names(
+        self, label: str, outputs: Any, aliases: Value | None, view: bool
+    ) -> tuple[Any, Value | None, bool]:
+        """Return the names of a task's results, in the shape of ``outputs``, what they alias, and whether as views.
+
+        Where there are none, no memory is shared.
+        """
+        names = self._named(label, outputs)
+        return (names, aliases, view) if any(True for _ in flatten(names)) else (names, None, False)
+
+    def _named(self, label: str, outputs: Any) -> Any:
         if outputs is None:
             return label
         if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 0:

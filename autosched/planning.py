@@ -65,8 +65,8 @@ def schedule(
     * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
     * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names or patterns of them,
       ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
-    * Functions that read no tensor, as far as ``examples`` tell, run on the host unless ``on=`` or ``place`` says where.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
+      Functions that read no tensor, as far as ``examples`` tell, run on the host by default.
     * ``backend``: a name, or an ``autosched.backends.Backend``, which serves one schedule; default: what fits.
     * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
       ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
@@ -88,11 +88,8 @@ def schedule(
     check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _told(progress) as report:
-        pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
-        if isinstance(policy, str):  # a function places as it likes
-            put_on_host(pinned, examples)
+        pinned = _pinned(graph, machine, inputs, place, policy, examples)
         wanted = _wanted(graph, outputs)
-        _check_inputs(pinned, machine)
         costs = _costs(costs, pinned, machine, examples)
         plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
         # memory rules out some devices for some tasks
@@ -114,6 +111,15 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
     except GraphError as error:
         raise ScheduleError(str(error)) from None
     return {label: device_name(device) for label, device in named.items()}
+
+
+def _pinned(graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any) -> Graph:
+    """Return a copy of a graph for one schedule, with what its user says about devices, and the host by default."""
+    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+    if isinstance(policy, str):  # a function places as it likes
+        put_on_host(pinned, examples)
+    _check_inputs(pinned, machine)
+    return pinned
 
 
 def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:

@@ -67,6 +67,7 @@ MAY_IMPORT = {
     "noise": [*DATA, "allowed", "lowering", "simulate"],
     "footprint": [*DATA, "collecting", "standing"],
     "fitting": [*DATA, "footprint", "lowering"],  # what fits into memory is what footprint counts
+    "hosting": ["graph", "tree"],
     "learning": DATA,
     "traces": [*DATA, "allowed"],
     # what would be otherwise it places, lowers and simulates; times are written as in pictures

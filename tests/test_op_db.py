@@ -4,7 +4,6 @@ All of them are slow; a sample of them is not.
 """
 
 import pytest
-import torch
 
 from tests.op_samples import FORMS, UNDEFINED, cases, examine, operators
 
@@ -32,7 +31,7 @@ def _is_reason(said):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_sample_of_torchs_operators_is_as_eager_or_refused(form):
-    assert wrong(operators()[::20], form, 2) == {}
+    assert wrong(operators()[::40], form, 2) == {}
 
 
 @pytest.mark.slow
@@ -47,4 +46,3 @@ def test_only_operators_that_exist_are_left_out():
     from torch.testing._internal.common_methods_invocations import op_db
 
     assert UNDEFINED.keys() <= {op.name for op in op_db}
-    assert torch.backends.flags_frozen() is False

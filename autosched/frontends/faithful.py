@@ -62,8 +62,11 @@ class _Functions(TorchFunctionMode):
         return result
 
 
-class _Values(TorchDispatchMode):  # type: ignore[misc]
+class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Asks for no vectors where autograd does not record."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _WITH_VECTORS and not (torch.is_grad_enabled() and args[0].requires_grad):
