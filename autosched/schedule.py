@@ -311,10 +311,10 @@ class Schedule:
 
         With ``measured``, what ``profile`` returned stands below. Raises ChartError for other suffixes, and OSError.
         """
-        draw_timeline(self._predicted, path, self.graph.name, measured)
+        draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return show_timeline(self._predicted, self.graph.name, repr(self))
+        return show_timeline(self._predicted, self.graph.name, repr(self), self.graph)
 
     @overload
     def explain(self, task: None = None, measured: Timeline | None = None) -> Explanation: ...
