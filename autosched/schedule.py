@@ -247,7 +247,8 @@ class Schedule:
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
-        return page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
+        memory, limits = self.memory(measured), {device.name: device.nbytes for device in self.machine.devices}
+        return page_html(*parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits)
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""
