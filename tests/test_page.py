@@ -305,16 +305,15 @@ def trained(blocks):
 
 @needs_browser
 def test_a_folded_graph_is_in_the_order_of_time(tmp_path):
-    script = (
-        "return a.drawing.nodes.map((node, i) => [node.begins, node.ends, a.drawing.found.rank[i], node.items.length]);"
-    )
+    script = """return a.drawing.nodes.map((node, i) =>
+        [node.begins, node.ends, node.middle, a.drawing.found.rank[i], node.items.length]);"""
     nodes = opened(tmp_path, drawn(trained(10)), script)
     assert len(nodes) < 50
     assert max(size for *_, size in nodes) > 1
-    assert [begins for begins, *_ in nodes] == sorted(begins for begins, *_ in nodes)
+    assert [middle for _, _, middle, *_ in nodes] == sorted(middle for _, _, middle, *_ in nodes)
     later = [(a, b) for a in nodes for b in nodes if a[1] <= b[0]]
     assert later
-    assert all(a[2] <= b[2] for a, b in later)
+    assert all(a[3] <= b[3] for a, b in later)
 
 
 @needs_browser

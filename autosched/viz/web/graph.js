@@ -72,9 +72,10 @@ function around(item) {
   return [...found].sort((a, b) => a - b);
 }
 
-// When the items of a node begin and end; what did not run comes last.
+// When the items of a node begin and end: those that take time, if there are such. What did not run comes last.
 function timed(node) {
-  const t = shown(), items = node.items.filter(item => t.ran(item));
+  const t = shown(), there = node.items.filter(item => t.ran(item)), lasting = there.filter(item => t.seconds[item] > 0);
+  const items = lasting.length ? lasting : there;
   node.begins = items.reduce((least, item) => Math.min(least, t.start[item]), Infinity);
   node.ends = items.reduce((most, item) => Math.max(most, t.end(item)), -Infinity);
   node.middle = items.length ? items.reduce((sum, item) => sum + (t.start[item] + t.end(item)) / 2, 0) / items.length : Infinity;
