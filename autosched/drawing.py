@@ -15,26 +15,42 @@ from autosched.timeline import Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_mermaid, graph_svg, picture
 from autosched.viz.paint import escape, summary
 
-__all__ = ["draw_graph", "draw_timeline", "show_graph", "show_timeline"]
+__all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
 
 _BY_PICTURE: Mapping[str, Literal["png", "pdf"]] = {".png": "png", ".pdf": "pdf"}
 
 
 def draw_graph(
-    graph: Graph, path: str | os.PathLike[str], device: Mapping[str, str] | None, critical: Iterable[str], group: str
+    graph: Graph,
+    path: str | os.PathLike[str],
+    device: Mapping[str, str] | None,
+    critical: Iterable[str],
+    group: str,
+    depth: int | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf, .dot or .mmd."""
     critical = list(critical)
     ways = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
-    kinds = {suffix: partial(way, graph, device, critical=critical, group=group) for suffix, way in ways.items()}
+    kinds = {
+        suffix: partial(way, graph, device, critical=critical, group=group, depth=depth) for suffix, way in ways.items()
+    }
     _draw(path, kinds)
 
 
 def draw_timeline(
-    timeline: Timeline, path: str | os.PathLike[str], title: str = "", measured: Timeline | None = None
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    title: str = "",
+    measured: Timeline | None = None,
+    graph: Graph | None = None,
 ) -> None:
     """Write a timeline as .svg, .png or .pdf."""
-    _draw(path, {".svg": partial(gantt_svg, timeline, title=title, measured=measured)})
+    _draw(path, {".svg": partial(gantt_svg, timeline, title=title, measured=measured, phases=phases(graph))})
+
+
+def phases(graph: Graph | None) -> dict[str, str]:
+    """Return for each task what it is for: forward, backward or optimizer."""
+    return {} if graph is None else {task.name: task.origin.phase for task in graph.tasks}
 
 
 def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) -> None:
@@ -56,10 +72,10 @@ def show_graph(graph: Graph) -> dict[str, str]:
     return _shown(graph_svg(graph, group="module"), repr(graph), repr(graph))
 
 
-def show_timeline(timeline: Timeline, title: str = "", about: str = "") -> dict[str, str]:
+def show_timeline(timeline: Timeline, title: str = "", about: str = "", graph: Graph | None = None) -> dict[str, str]:
     """Return what a notebook shows of a timeline: a Gantt chart, as a picture and as text."""
     chart = "\n".join(filter(None, (about, gantt_text(timeline))))
-    return _shown(gantt_svg(timeline, title=title), chart, about or summary(timeline))
+    return _shown(gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline))
 
 
 def _shown(svg: str, text: str, about: str) -> dict[str, str]:

@@ -422,14 +422,16 @@ class Graph:
         *,
         critical: Iterable[str] = (),
         group: str = "device",
+        depth: int | None = None,
     ) -> None:
         """Draw it into a file, by its suffix: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid); see ``graph_svg``.
 
-        ``.png`` and ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
+        With ``depth``, a module at that level is one box; without, large graphs are folded to fit. ``.png`` and
+        ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
         """
         from autosched.drawing import draw_graph
 
-        draw_graph(self, path, device, critical, group)
+        draw_graph(self, path, device, critical, group, depth)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from autosched.drawing import show_graph

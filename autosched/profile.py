@@ -161,7 +161,7 @@ class _Relay:
                     number, name = self._posted.popleft()
                     if name:
                         slices[number] = record_function(name)
-                        slices[number].__enter__()
+                        slices[number].__enter__()  # type: ignore[no-untyped-call]
                     else:
                         slices.pop(number).__exit__(None, None, None)
                         ended += 1

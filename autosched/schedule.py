@@ -280,7 +280,8 @@ class Schedule:
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
-        return page_html(*parts, title=title, explanation=explanation, code=code, memory=self.memory(measured))
+        memory, limits = self.memory(measured), {device.name: device.nbytes for device in self.machine.devices}
+        return page_html(*parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits)
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""
@@ -344,10 +345,10 @@ class Schedule:
 
         With ``measured``, what ``profile`` returned stands below. Raises ChartError for other suffixes, and OSError.
         """
-        draw_timeline(self._predicted, path, self.graph.name, measured)
+        draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return show_timeline(self._predicted, self.graph.name, repr(self))
+        return show_timeline(self._predicted, self.graph.name, repr(self), self.graph)
 
     @overload
     def explain(self, task: None = None, measured: Timeline | None = None) -> Explanation: ...

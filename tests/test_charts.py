@@ -372,3 +372,30 @@ def test_a_rounded_scale_begins_and_ends_at_ticks(a, b, most):
     first, *_, last = whole.ticks(most)
     assert (first, last) == (whole.low, whole.high)
     assert len(whole.ticks(most)) <= most + 1
+
+
+# ---- what a chart must not hide
+
+
+def test_an_axis_that_does_not_begin_at_0_says_so():
+    cut = "axis cut: it does not begin at 0"
+    close, far = Line("a", [(1, 0.020), (2, 0.019)]), Line("a", [(1, 0.020), (2, 0.001)])
+    assert f"makespan (ms), {cut}" in lines_svg([close], y="makespan", y_unit="s")
+    assert cut in lines_svg([close])
+    assert cut not in lines_svg([far], y="makespan", y_unit="s")
+    assert cut not in lines_svg([])
+
+
+def test_lines_that_lie_on_others_are_dashed_and_those_that_are_the_same_say_so():
+    points = [(1, 20.0), (2, 10.0), (4, 5.0)]
+    lines = [
+        Line("a", points),
+        Line("b", [(1, 20.0), (2, 10.0), (4, 1.0)]),
+        Line("c", points),
+        Line("d", [(1, 3.0), (2, 2.0)]),
+    ]
+    root = ElementTree.fromstring(lines_svg(lines))
+    curves = [e.get("class") for e in root.iter() if "curve" in e.get("class", "") and "L" in e.get("d", "")]
+    assert curves == ["curve solid", "curve solid apart", "curve solid apart", "curve solid"]
+    words = [e.text for e in root.iter() if e.text]
+    assert [word for word in words if word in ("a", "b", "c (as a)", "d")] == ["a", "b", "c (as a)", "d"]

@@ -400,3 +400,60 @@ def test_pairs_of_boxes_next_to_each_other_are_what_critical_arrows_join():
     position = {box.label: i for i, box in enumerate(drawn.boxes)}
     marked = {edge for edge, arrow in drawn.arrows.items() if arrow.critical}
     assert marked == {(position[a], position[b]) for a, b in pairwise(names)}
+
+
+# ---- pictures of many tasks
+
+
+def height(svg):
+    return float(ElementTree.fromstring(svg).get("height"))
+
+
+def chain(count):
+    """A chain of tasks without modules."""
+    graph = Graph("chain")
+    value = graph.input("x")
+    for i in range(count):
+        value = graph.add(first, value, name=f"t{i}")
+    return graph
+
+
+@pytest.mark.parametrize("graph", [network(blocks=12, layers=8), chain(180), chain(2000)])
+@pytest.mark.parametrize("group", ["device", "module"])
+def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph, group):
+    assert height(graph_svg(graph, group=group)) < 2700
+
+
+def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):
+    graph = chain(180)
+    assert height(graph_svg(graph, most=500)) > 180 * PITCH
+    assert height(graph_svg(graph, depth=0)) < 500
+    folded = network(blocks=12, layers=8)
+    folded.draw(tmp_path / "folded.svg", depth=1)
+    assert (tmp_path / "folded.svg").read_text() == graph_svg(folded, depth=1)
+    assert "block11 backward" in (tmp_path / "folded.svg").read_text()
+
+
+def test_phases_have_colours_of_their_own():
+    svg = graph_svg(network())
+    assert {"forward", "backward", "optimizer"} <= set(texts(svg))
+    assert {"task", "task backward", "task optimizer"} <= {
+        element.get("class") for element in elements(svg, "rect") if element.get("class")
+    }
+    assert "forward" not in texts(graph_svg(chain(3)))
+
+
+def test_boxes_of_one_label_are_called_by_their_first_and_last_modules():
+    boxes = outline(network(blocks=8, layers=4), most=12).boxes
+    tasks = [box.label for box in boxes if box.kind == "task"]
+    assert len(set(tasks)) == len(tasks)
+    assert any("block" in label and " … " in label for label in tasks)
+
+
+def test_a_label_that_is_too_long_keeps_its_end():
+    graph = Graph()
+    x = graph.input("x")
+    add(graph, "model.encoder.layers.0.attention.query", x)
+    add(graph, "model.encoder.layers.1.attention.query", x)
+    shown = [text for text in texts(graph_svg(graph)) if text.endswith("query")]
+    assert shown == ["…0.attention.query", "…1.attention.query"]

@@ -13,6 +13,7 @@ import autosched as asc
 from autosched import demo
 from autosched.allowed import is_name
 from autosched.demo import mlp_step
+from autosched.task import Origin
 from autosched.timeline import Span, Timeline
 from autosched.viz import page_html
 from tests.looking import look, needs_browser
@@ -219,6 +220,14 @@ def test_a_page_has_room_for_every_time(seconds):
     assert got == pytest.approx(seconds, rel=1e-6, abs=1e-300)
 
 
+def test_a_page_knows_how_much_memory_devices_have():
+    machine = asc.Machine([asc.Device("cpu", nbytes=1e9)])
+    graph = asc.Graph()
+    graph.output(y=graph.add(add, graph.input("x"), name="t"))
+    assert held(asc.schedule(graph, machine).page())["limits"] == {"cpu": 10**9}
+    assert held(drawn(planned(graph)))["limits"] == {}
+
+
 # ---- what a browser makes of it
 
 
@@ -275,6 +284,97 @@ def test_keys_find_select_walk_and_clear(tmp_path):
     first, *rest = opened(tmp_path, drawn(schedule), script)
     assert first in (["sgd_w1"], ["sgd_w2"])
     assert rest == [["x.0"], ["copy x.0"], ["x.0"], True, []]
+
+
+def trained(blocks):
+    """A training step of blocks of five layers, whose tasks take a while each."""
+    graph = asc.Graph("trained")
+    value, made = graph.input("x"), []
+    for phase, order in (("forward", range(blocks)), ("backward", reversed(range(blocks)))):
+        for block in order:
+            for layer in range(5):
+                origin = Origin(("model.py", 1), f"block{block}", phase)
+                name = f"block{block}.{phase}{layer}"
+                value = graph.record(add, (value,), {}, name=name, origin=origin)
+                made.append(name)
+    for block in range(blocks):
+        origin = Origin(("model.py", 1), f"block{block}", "optimizer")
+        graph.output(**{f"u{block}": graph.record(add, (value,), {}, name=f"block{block}.update", origin=origin)})
+    return planned(graph, policy="single", costs=asc.Costs(default_seconds=1e-3))
+
+
+@needs_browser
+def test_a_folded_graph_is_in_the_order_of_time(tmp_path):
+    script = """return a.drawing.nodes.map((node, i) =>
+        [node.begins, node.ends, node.middle, a.drawing.found.rank[i], node.items.length]);"""
+    nodes = opened(tmp_path, drawn(trained(10)), script)
+    assert len(nodes) < 50
+    assert max(size for *_, size in nodes) > 1
+    assert [middle for _, _, middle, *_ in nodes] == sorted(middle for _, _, middle, *_ in nodes)
+    later = [(a, b) for a in nodes for b in nodes if a[1] <= b[0]]
+    assert later
+    assert all(a[3] <= b[3] for a, b in later)
+
+
+@needs_browser
+def test_what_is_said_of_a_task_does_not_cover_its_row(tmp_path):
+    script = """
+        const gantt = document.querySelector("#gantt"), box = gantt.getBoundingClientRect(), found = [];
+        for (const row of a.rows) {
+            const item = [...Array(a.count).keys()].find(i => a.data.on[i].includes(row.stream));
+            if (item === undefined) continue;
+            const x = box.left + a.x(0) + 3, y = box.top + row.y + row.high / 2;
+            for (let px = x; px < box.right; px += 4) {
+                gantt.dispatchEvent(new PointerEvent("pointermove", { clientX: px, clientY: y, bubbles: true }));
+                const tip = document.querySelector("#tip");
+                if (tip.hidden) continue;
+                const told = tip.getBoundingClientRect();
+                found.push(told.top >= box.top + row.y + row.high || told.bottom <= box.top + row.y);
+                break;
+            }
+        }
+        return found;"""
+    found = opened(tmp_path, drawn(planned(mlp_step())), script)
+    assert found
+    assert all(found)
+
+
+@needs_browser
+def test_a_drag_with_shift_measures(tmp_path):
+    script = """
+        const gantt = document.querySelector("#gantt"), left = gantt.getBoundingClientRect().left;
+        const at = (type, on, x) =>
+            on.dispatchEvent(new PointerEvent(type, { clientX: x, clientY: 60, shiftKey: true, bubbles: true }));
+        const before = a.view.start, [from, to] = [1000000, 3000000];
+        at("pointerdown", gantt, left + a.x(to));
+        at("pointermove", window, left + a.x(from));
+        at("pointerup", window, left + a.x(from));
+        const measured = a.view.measured, panned = a.view.start !== before;
+        const spoken = document.querySelector("#spoken").textContent;
+        await press("Escape");
+        return [measured.map(Math.round), spoken, panned, a.view.measured];"""
+    (start, end), spoken, panned, left = opened(tmp_path, drawn(trained(1)), script)
+    assert (abs(start - 1000000) < 5, abs(end - 3000000) < 5, panned, left) == (True, True, False, None)
+    assert spoken.endswith("ms")
+
+
+@needs_browser
+def test_an_explanation_leads_to_its_tasks(tmp_path):
+    schedule = planned(mlp_step())
+    script = """
+        [...document.querySelectorAll("#tabs button")].find(b => b.textContent === "Explanation").click();
+        const pre = document.querySelector("#details pre"), whole = pre.textContent;
+        const press = b => { b.click(); return [b.textContent, a.state.chosen.map(a.label)]; };
+        const links = [...pre.querySelectorAll("button")].map(press);
+        return [whole, links];"""
+    text = str(schedule.explain())
+    whole, links = opened(tmp_path, schedule.page(), script)
+    assert whole == text
+    steps = [f"{'copy ' * (step.kind == 'copy')}{step.name}" for step in schedule.explain().critical_path]
+    shown = {step for step in steps if f"  {step}, " in text}
+    assert len(shown) > 3
+    assert shown <= {words for words, _ in links}
+    assert all(chosen in ([words], [f"copy {words}"]) for words, chosen in links)
 
 
 @needs_browser

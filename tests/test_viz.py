@@ -70,6 +70,16 @@ def texts(svg):
 # ---- Gantt
 
 
+def test_tasks_of_phases_have_colours_of_their_own_in_a_chart():
+    svg = gantt_svg(SMALL, phases={"cut": "forward", "h": "backward", "y": "optimizer", "x": "backward"})
+    looks = {name: [c for c in cls if c != "critical"] for name, *_, cls in titled(svg, "task", "copy")}
+    assert looks["task h"] == ["task", "backward"]
+    assert looks["task cut"] == ["task"]
+    assert looks["copy x"] == ["copy"]
+    assert {"forward", "backward", "optimizer"} <= set(texts(svg))
+    assert "task" in texts(gantt_svg(SMALL))
+
+
 def test_the_text_chart_of_a_small_timeline():
     assert gantt_text(SMALL, width=66) == EXPECTED.strip("\n")
 

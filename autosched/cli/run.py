@@ -14,6 +14,7 @@ from autosched.cli.options import add_planning, count, planned
 from autosched.cli.output import deliver, json_text, tracker
 from autosched.cli.predict import devices
 from autosched.cli.subject import Subject, add_thing, subject
+from autosched.drawing import phases
 from autosched.errors import AutoschedError, TaskError, UsageError
 from autosched.schedule import Schedule
 from autosched.tables import table
@@ -123,7 +124,7 @@ def _trace(made: Schedule, measured: Timeline) -> str:
 
 
 def _gantt(made: Schedule, measured: Timeline) -> str:
-    return gantt_svg(made.simulate(), measured=measured, title=made.graph.name)
+    return gantt_svg(made.simulate(), measured=measured, title=made.graph.name, phases=phases(made.graph))
 
 
 def _page(made: Schedule, measured: Timeline) -> str:

@@ -13,6 +13,7 @@ from autosched.cli.options import add_planning, planned
 from autosched.cli.output import coloured, deliver, width
 from autosched.cli.predict import summary
 from autosched.cli.subject import add_thing, subject
+from autosched.drawing import phases
 from autosched.errors import UsageError
 from autosched.schedule import Schedule
 from autosched.viz import (
@@ -46,7 +47,7 @@ def _trace(schedule: Schedule) -> str:
 
 
 def _gantt(schedule: Schedule) -> str:
-    return gantt_svg(schedule.simulate(), title=schedule.graph.name)
+    return gantt_svg(schedule.simulate(), title=schedule.graph.name, phases=phases(schedule.graph))
 
 
 def _graph(schedule: Schedule) -> str:

@@ -30,6 +30,7 @@ def columns(
     program: Program,
     timelines: Mapping[str, Timeline],
     memory: Mapping[str, Steps],
+    limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return all that the page knows of a schedule and its timelines, as JSON takes it; times are whole clicks.
 
@@ -65,6 +66,7 @@ def columns(
         "after": after,
         **_origins(tasks),
         "timelines": {name: _times(timeline, place, on, click) for name, timeline in timelines.items()},
+        "limits": {device: round(limit) for device, limit in (limits or {}).items() if limit < math.inf},
         "memory": {device: _thinned(steps, click) for device, steps in memory.items() if any(n for _, n in steps)},
     }
 

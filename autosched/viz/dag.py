@@ -8,18 +8,33 @@ from autosched.graph import Graph
 from autosched.viz.frames import Frame, grouped
 from autosched.viz.layers import Layout, Route, layout
 from autosched.viz.outline import KINDS, NOWHERE, Arrow, Box, Edge, Outline, is_host, outline
-from autosched.viz.paint import TITLE, document, escape, legend, legend_width, natural, number, shorten, text_width
+from autosched.viz.paint import (
+    PHASES,
+    TITLE,
+    document,
+    escape,
+    legend,
+    legend_width,
+    natural,
+    number,
+    shorten,
+    shorten_path,
+    text_width,
+)
 
 __all__ = ["graph_svg"]
 
 BOX = 28.0  # the height of a node
 PITCH = 62.0  # from one rank to the next
+DENSE = 42.0  # the same where a drawing would be too high otherwise
 MARGIN = 20.0
 HEADER = 40.0  # above the first rank, for the names of devices
 FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
 TITLED = 700.0  # how wide a title makes the drawing, at most
-WIDER = 230.0  # how wide those may be that stand for several
+WIDER = 280.0  # how wide those may be that stand for several
+TALL = 2500.0  # how high a drawing is, at most, unless the caller says what to fold
+MOST = 200.0  # boxes, unless the caller says how many
 
 
 def graph_svg(
@@ -29,14 +44,16 @@ def graph_svg(
     title: str = "",
     group: str = "device",
     depth: int | None = None,
-    most: float = 200,
+    most: float | None = None,
     critical: Iterable[str] = (),
 ) -> str:
     """Draw a graph as SVG: a column per device with the host in the middle, copies from one to another thick.
 
     ``device`` says where each task runs, by name, as ``Placement.device`` does; without it the constraints count.
     With ``group="module"``, what is of one module has a frame around it. Of a graph of more than ``most`` inputs and
-    tasks, a module is one box, at the deepest level that gives no more boxes; with ``depth``, at that level.
+    tasks, a module is one box, at the deepest level that gives no more boxes; with ``depth``, at that level. Without
+    both, at most 200 boxes are drawn, and fewer if the picture were higher than 2,500 pixels otherwise. Tasks of a
+    backward pass and of optimizers have colours of their own.
     ``critical`` are the names of tasks or copies along a path, to be marked. Order and anti dependencies are dashed and
     dotted; those that other dependencies imply are left out. Raises ChartError for names that are unknown.
 
@@ -46,28 +63,45 @@ def graph_svg(
     >>> "<title>matmul" in graph_svg(graph, {"matmul": "cuda:0"})
     True
     """
-    drawn, frames = grouped(outline(graph, device, depth=depth, most=most, critical=critical), group)
-    return _drawing(drawn, frames if group == "module" else [], title, f"graph {graph.name}")
+    critical = list(critical)
+    bounded = depth is None and most is None
+    boxes = MOST if most is None else most
+    while True:
+        drawn, frames = grouped(outline(graph, device, depth=depth, most=boxes, critical=critical), group)
+        frames = frames if group == "module" else []
+        found = _layout(drawn, frames)
+        least = BOX + sum(FRAME) + 2 if frames else DENSE
+        pitch = min(TALL / (max(found.rank, default=0) + 1), PITCH) if bounded else PITCH
+        if pitch >= least or boxes <= 1:
+            return _drawing(drawn, frames, found, (title, f"graph {graph.name}"), pitch)
+        boxes = min(boxes, len(drawn.boxes)) * 3 // 4
 
 
-def _drawing(drawn: Outline, frames: Sequence[Frame], title: str, name: str) -> str:
-    boxes = drawn.boxes
+def _layout(drawn: Outline, frames: Sequence[Frame]) -> Layout:
+    """Return where boxes and arrows are: a column per device."""
+    devices = _columns(dict.fromkeys(box.place for box in drawn.boxes))
+    free = {i for i, box in enumerate(drawn.boxes) if box.kind != "task"}
+    bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
+    column = [devices.index(box.place) for box in drawn.boxes]
+    return layout(column, [_width(box) for box in drawn.boxes], list(drawn.arrows), free, bands)
+
+
+def _drawing(drawn: Outline, frames: Sequence[Frame], found: Layout, called: tuple[str, str], pitch: float) -> str:
+    boxes, (title, name) = drawn.boxes, called
     devices = _columns(dict.fromkeys(box.place for box in boxes))
     widths = [_width(box) for box in boxes]
-    free = {i for i, box in enumerate(boxes) if box.kind != "task"}
-    bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
-    found = layout([devices.index(box.place) for box in boxes], widths, list(drawn.arrows), free, bands)
+    phased = len({box.phase for box in boxes if box.kind == "task"}.intersection(("", *PHASES))) > 1
     entries = list(_entries(drawn))
     named = min(max(text_width(title, TITLE), text_width(drawn.said)), TITLED)
     whole = max(found.width, legend_width(entries) + 2 * MARGIN, named + 2 * MARGIN + 1)
     head, top = _head(title, drawn.said, whole)
     top += HEADER * _headed(devices) + FRAME[0] * bool(frames) + BOX / 2
-    bottom = top + max(found.rank, default=0) * PITCH + BOX / 2 + 16
+    bottom = top + max(found.rank, default=0) * pitch + BOX / 2 + 16
     body = [*head, f'<g transform="translate({number((whole - found.width) / 2)} 0)">']
     body += _panels(devices, found, top - BOX / 2 - HEADER - FRAME[0] * bool(frames) + 4, bottom)
-    body += [*_frames(frames, found, widths, top), *_arrows(drawn.arrows, found, top)]
+    body += [*_frames(frames, found, widths, top, pitch), *_arrows(drawn.arrows, found, top, pitch)]
     for box, x, rank, width in zip(boxes, found.x, found.rank, widths, strict=True):
-        body.append(_node(box, x, top + rank * PITCH, width))
+        body.append(_node(box, x, top + rank * pitch, width, phased))
     body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
     return document(whole, bottom + 24 + MARGIN, title or name, body)
 
@@ -79,7 +113,14 @@ def _width(box: Box) -> float:
 def _text(box: Box, width: float = 1e6) -> str:
     """Return what stands in a box: its name, shortened if need be, and how many it stands for."""
     amount = f" · {box.amount}" if box.amount else ""
-    return shorten(box.label, width - text_width(amount)) + amount
+    width -= text_width(amount)
+    if " … " not in box.label:
+        return shorten_path(box.label, width) + amount
+    first, last = box.label.split(" … ", 1)
+    half = (width - text_width(" … ")) / 2
+    room = width - text_width(" … ") - min(text_width(last), half)
+    first = shorten_path(first, room)
+    return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{amount}"
 
 
 def _columns(devices: Iterable[str]) -> list[str]:
@@ -118,7 +159,7 @@ def _panels(devices: Sequence[str], found: Layout, top: float, bottom: float) ->
         yield f'<text class="ink strong middle" x="{number((left + right) / 2)}" y="{number(top + 22)}">{text}</text>'
 
 
-def _frames(frames: Iterable[Frame], found: Layout, widths: Sequence[float], top: float) -> Iterator[str]:
+def _frames(frames: Iterable[Frame], found: Layout, widths: Sequence[float], top: float, pitch: float) -> Iterator[str]:
     """Draw a frame around the boxes of each module, with its name in a corner."""
     for frame in frames:
         if not frame.name:
@@ -127,19 +168,28 @@ def _frames(frames: Iterable[Frame], found: Layout, widths: Sequence[float], top
         left = min(found.x[i] - widths[i] / 2 for i in frame.boxes) - 9
         right = max(found.x[i] + widths[i] / 2 for i in frame.boxes) + 9
         right = max(right, left + min(text_width(frame.name) + 16, 180))
-        y = top + min(ranks) * PITCH - BOX / 2 - FRAME[0]
-        height = (max(ranks) - min(ranks)) * PITCH + BOX + sum(FRAME)
+        y = top + min(ranks) * pitch - BOX / 2 - FRAME[0]
+        height = (max(ranks) - min(ranks)) * pitch + BOX + sum(FRAME)
         box = f'x="{number(left)}" y="{number(y)}" width="{number(right - left)}" height="{number(height)}"'
         text = escape(shorten(frame.name, right - left - 12))
         yield f'<rect class="frame" {box} rx="5"/>'
         yield f'<text class="muted halo" x="{number(left + 8)}" y="{number(y + 14)}">{text}</text>'
 
 
-def _node(box: Box, x: float, y: float, width: float) -> str:
+def _look(box: Box, phased: bool) -> str:
+    """Return the class of a box: what it is, and for what if tasks are for several things."""
+    return f"task {box.phase}" if phased and box.kind == "task" and box.phase in PHASES else box.kind
+
+
+def _node(box: Box, x: float, y: float, width: float, phased: bool) -> str:
     left, top, rx = x - width / 2, y - BOX / 2, BOX / 2 if box.kind == "input" else 4
     size = f'width="{number(width)}" height="{number(BOX)}" rx="{number(rx)}"'
-    cls = box.kind + " critical" * box.critical
-    behind = f'<rect class="{box.kind}" x="{number(left + 4)}" y="{number(top + 4)}" {size}/>' if box.amount else ""
+    cls = _look(box, phased) + " critical" * box.critical
+    behind = (
+        f'<rect class="{_look(box, phased)}" x="{number(left + 4)}" y="{number(top + 4)}" {size}/>'
+        if box.amount
+        else ""
+    )
     text = escape(_text(box, width - 12))
     return (
         f'{behind}<rect class="{cls}" x="{number(left)}" y="{number(top)}" {size}><title>{escape(box.facts)}</title>'
@@ -148,22 +198,22 @@ def _node(box: Box, x: float, y: float, width: float) -> str:
     )
 
 
-def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float) -> Iterator[str]:
+def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float, pitch: float) -> Iterator[str]:
     """Draw all arrows, those that matter most last."""
     drawn: list[tuple[tuple[bool, bool, int], str]] = []
     for ((a, b), arrow), route in zip(arrows.items(), found.routes, strict=True):
-        path = _path(route, top + found.rank[a] * PITCH + BOX / 2, top + found.rank[b] * PITCH - BOX / 2)
+        y1, y2 = top + found.rank[a] * pitch + BOX / 2, top + found.rank[b] * pitch - BOX / 2
+        path = _path(route, y1, y2, pitch - BOX)
         cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
         weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
         drawn.append((weight, f'<path class="{cls}" d="{path}"/>'))
     return (path for _, path in sorted(drawn, key=lambda item: item[0]))
 
 
-def _path(route: Route, y1: float, y2: float) -> str:
+def _path(route: Route, y1: float, y2: float, gap: float) -> str:
     """Return the curve from (leaves, y1) to (enters, y2), which turns only between ranks, where no node can be."""
     if route.passes is None:
         return f"M{number(route.leaves)} {number(y1)}" + _turn(route.leaves, y1, route.enters, y2)
-    gap = PITCH - BOX
     first, last = y1 + gap, y2 - gap
     return (
         f"M{number(route.leaves)} {number(y1)}{_turn(route.leaves, y1, route.passes, first)}"
@@ -179,10 +229,14 @@ def _turn(x1: float, y1: float, x2: float, y2: float) -> str:
 def _entries(drawn: Outline) -> Iterator[tuple[str, str, str]]:
     """Explain what occurs, and only that."""
     boxes = {box.kind for box in drawn.boxes}
+    phases = {box.phase if box.phase in PHASES else "" for box in drawn.boxes if box.kind == "task"}
+    phased = len(phases) > 1
     kinds = {arrow.kind for arrow in drawn.arrows.values()}
     shown = (
         ("input" in boxes, "pill", "input", "input"),
-        ("task" in boxes, "box", "task", "task"),
+        ("task" in boxes and not phased, "box", "task", "task"),
+        (phased and "" in phases, "box", "task", "forward"),
+        *((phased and phase in phases, "box", f"task {phase}", phase) for phase in PHASES),
         ("view" in boxes, "box", "view", "view"),
         (any(box.amount for box in drawn.boxes), "stack", "task", "several"),
         ("data" in kinds, "line", "line data", "data"),

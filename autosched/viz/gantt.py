@@ -10,6 +10,7 @@ from autosched.program import Stream
 from autosched.timeline import Span, Timeline
 from autosched.viz.paint import (
     LABEL,
+    PHASES,
     TITLE,
     document,
     duration,
@@ -54,11 +55,18 @@ class _Axis:
         return WIDTH - MARGIN - IDLE
 
 
-def gantt_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None = None) -> str:
+def gantt_svg(
+    timeline: Timeline,
+    *,
+    title: str = "",
+    measured: Timeline | None = None,
+    phases: Mapping[str, str] | None = None,
+) -> str:
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows, the critical path outlined.
 
     At the end of each row stands for how much of the makespan it is idle. Pauses of the garbage collector are bands
-    over all rows. With ``measured``, its rows stand below those of ``timeline``, on the same time axis.
+    over all rows. With ``measured``, its rows stand below those of ``timeline``, on the same time axis. ``phases`` says
+    by the names of tasks what they are for: those of ``"backward"`` and ``"optimizer"`` have colours of their own.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
@@ -79,21 +87,37 @@ def gantt_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
         rows = _rows(streams, y + 24)
         bottom = max(rows.values(), default=y) + ROW
         body += [*_labels(rows, names[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
-        body += [*_boxes(chart, rows, axis), *_arrows(chart, rows, axis), *_pauses(chart, y + 20, bottom, axis)]
+        body += _boxes(chart, rows, axis, phases or {})
+        body += [*_arrows(chart, rows, axis), *_pauses(chart, y + 20, bottom, axis)]
         y = bottom + 20
-    entries = _ENTRIES + _PAUSE * any(chart.pauses for chart in charts.values())
+    runs = [span for chart in charts.values() for span in chart.spans if span.kind == "run"]
+    pauses = any(chart.pauses for chart in charts.values())
+    entries = _tasks({_phase(span, phases or {}) for span in runs}) + _ENTRIES + _PAUSE * pauses
     body += [*_scale(axis, bottom + 14), *legend(MARGIN, bottom + 44, entries)]
     return document(WIDTH, bottom + 44 + MARGIN, title or "schedule", body)
 
 
 _ENTRIES = (
-    ("box", "task", "task"),
     ("box", "copy", "copy"),
     ("line", "line wait", "waits for"),
     ("box", "track critical", "critical path"),
     ("box", "track", "idle"),
 )
 _PAUSE = (("band", "pause", "garbage collection"),)
+
+
+def _tasks(seen: set[str]) -> tuple[tuple[str, str, str], ...]:
+    """Return what explains the colours of tasks of these phases."""
+    if not seen & {*PHASES}:
+        return (("box", "task", "task"),)
+    entries = (("", "task", "forward"), *((phase, f"task {phase}", phase) for phase in PHASES))
+    return tuple(("box", cls, text) for phase, cls, text in entries if phase in seen)
+
+
+def _phase(span: Span, phases: Mapping[str, str]) -> str:
+    """Return the phase of a task that has a colour of its own, else nothing."""
+    phase = phases.get(span.name, "") if span.kind == "run" else ""
+    return phase if phase in PHASES else ""
 
 
 def _heading(name: str, chart: Timeline, y: float) -> str:
@@ -158,27 +182,28 @@ def _scale(axis: _Axis, y: float) -> Iterator[str]:
         yield f'<text class="muted middle" x="{number(axis.x(time))}" y="{number(y)}">{text}</text>'
 
 
-def _boxes(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
+def _boxes(chart: Timeline, rows: Rows, axis: _Axis, phases: Mapping[str, str]) -> Iterator[str]:
     """Draw each span in the rows of its streams, those of the critical path last so that their outline is whole."""
     critical = {span.instruction for span in chart.critical_path()}
     drawn = dict.fromkeys(rows, -1.0)  # how far to the right each row is filled
     outlined = []
     for span in chart.spans:
         left, right = axis.x(span.start), axis.x(span.end)
+        look = f" {phase}" if (phase := _phase(span, phases)) else ""
         for stream in span.streams:
             if right - drawn[stream] < CLOSE:
                 continue
             drawn[stream] = right
             if span.instruction in critical:
-                outlined.append(_box(span, left, rows[stream], right - left, " critical"))
+                outlined.append(_box(span, left, rows[stream], right - left, f"{look} critical"))
             else:
-                yield _box(span, left, rows[stream], right - left, "")
+                yield _box(span, left, rows[stream], right - left, look)
     yield from outlined
 
 
-def _box(span: Span, x: float, y: float, width: float, outline: str) -> str:
+def _box(span: Span, x: float, y: float, width: float, look: str) -> str:
     kind = "task" if span.kind == "run" else "copy"
-    cls = kind + outline + " thin" * (width < THIN)
+    cls = kind + look + " thin" * (width < THIN)
     where = " and ".join(map(str, span.streams))
     facts = f"{kind} {span.name}\n{where}\nstart {duration(span.start)}, takes {duration(span.seconds)}"
     box = f'x="{number(x)}" y="{number(y)}" width="{number(max(width, CLOSE))}" height="{number(BOX)}"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from autosched.errors import ChartError, shown
@@ -19,6 +20,10 @@ INSET = 16.0  # between its sides and the first and last points
 STEPS = 6  # of the vertical axis, about
 CAP = 3.5  # half the width of the ends of error bars
 
+CUT = ", axis cut: it does not begin at 0"
+
+_Place = tuple[int, int]
+_Stretch = tuple[_Place, _Place]
 Style = Literal["solid", "dashed", "points"]
 STYLES: Sequence[Style] = ("solid", "dashed", "points")
 
@@ -54,7 +59,9 @@ def lines_svg(
 ) -> str:
     """Draw series on common axes, named ``x`` and ``y``.
 
-    Units get prefixes where they have such (s, B, FLOP/s). The y axis begins at 0 unless that would hide differences.
+    Units get prefixes where they have such (s, B, FLOP/s). The y axis begins at 0 unless that would hide differences,
+    which it says then, and the axis is broken. Lines that lie on earlier ones are dashed so that both can be seen, and
+    the legend tells of lines that are the same.
     Raises ChartError for what is no finite number, for other styles, and for an x of 0 or less where ``log_x``.
 
     >>> measured = Line("measured", [(1, 0.02, 0.019, 0.022), (2, 0.013, 0.012, 0.015)], "points")
@@ -66,7 +73,9 @@ def lines_svg(
     points = [_points(line, log_x) for line in lines]
     every = [point for mine in points for point in mine]
     heights = Scale.over(_from_zero([value for point in every for value in point[1:]]), y_unit).rounded(STEPS)
-    body, top = head(title, [(line.name, line.style) for line in lines], axis_name(y, heights))
+    named = [(_with_twin(line.name, twin), line.style) for line, twin in zip(lines, _twins(lines, points), strict=True)]
+    cut = not heights.low <= 0 <= heights.high
+    body, top = head(title, named, f"{axis_name(y, heights)}{CUT * cut}".strip(", "))
     bottom = top + PLOT
     ticks = heights.marked(heights.ticks(STEPS))
     left = MARGIN + max(map(text_width, ticks.values())) + 10
@@ -74,8 +83,14 @@ def lines_svg(
     up = Axis(heights, bottom, top)
     body += [*columns(across, bottom, bottom + 5, sorted({point.x for point in every})), *rows(up, ticks, left)]
     body.append(f'<path class="axis" d="M{number(left)} {number(bottom)}H{number(WIDTH - MARGIN)}"/>')
+    if cut:
+        body.append(_break(left, bottom))
+    drawn = set[_Stretch]()
     for i, (line, mine) in enumerate(zip(lines, points, strict=True)):
-        body += _curve(line, mine, i, across, up)
+        places = _places(mine, across, up)
+        stretches = set(pairwise(places)) if line.style != "points" else set()
+        body += _curve(line, mine, i, across, up, not stretches.isdisjoint(drawn))
+        drawn |= stretches
     bottom += 25
     if name := axis_name(x, across.scale):
         bottom += 24
@@ -107,13 +122,39 @@ def _from_zero(values: Sequence[Decimal]) -> Sequence[Decimal]:
     return values if apart else [*values, Decimal(0)]
 
 
-def _curve(line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis) -> Iterator[str]:
-    """Draw a line, its error bars and, on top, its markers."""
+def _places(points: Sequence[_Point], across: Axis, up: Axis) -> list[_Place]:
+    """Return where points are, to a pixel."""
+    return [(round(across.at(point.x)), round(up.at(point.y))) for point in points]
+
+
+def _twins(lines: Sequence[Line], points: Sequence[Sequence[_Point]]) -> list[str]:
+    """Return for each line the first one before it with the same points, "" if there is none."""
+    first: dict[tuple[tuple[Decimal, str], ...], str] = {}
+    keys = [tuple((point.x, f"{point.y:.3g}") for point in mine) for mine in points]
+    return [
+        "" if (name := first.setdefault(key, line.name)) == line.name or not key else name
+        for line, key in zip(lines, keys, strict=True)
+    ]
+
+
+def _with_twin(name: str, twin: str) -> str:
+    return f"{name} (as {twin})" if name and twin else name
+
+
+def _break(x: float, y: float) -> str:
+    """Draw the sign of an axis that does not begin at 0."""
+    steps = "".join(f"l{dx:g} {dy:g}" for dx, dy in ((5, -3), (-10, -5), (10, -5), (-5, -3)))
+    return f'<path class="error" d="M{number(x)} {number(y)}{steps}"/>'
+
+
+def _curve(line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis, is_above: bool) -> Iterator[str]:
+    """Draw a line, its error bars and, on top, its markers; with gaps if it ``is_above`` another one."""
     places = [(across.at(point.x), up.at(point.y)) for point in points]
     yield f'<g class="{tone(i)}">'
     if line.style != "points" and len(points) > 1:
         course = "L".join(f"{number(x)} {number(y)}" for x, y in places)
-        yield f'<path class="curve {line.style}" d="M{course}"/>'
+        gaps = " apart" if is_above and line.style == "solid" else ""
+        yield f'<path class="curve {line.style}{gaps}" d="M{course}"/>'
     for point, (x, _) in zip(points, places, strict=True):
         if point.low != point.high:
             yield _whisker(x, up.at(point.low), up.at(point.high))

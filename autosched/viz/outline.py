@@ -6,6 +6,7 @@ modules that gives few enough; then chains of tasks; then neighbours. What is fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -95,7 +96,9 @@ def outline(
     part = parts(
         [list(b) for b in before], list(zip(places, map(_phase, nodes), strict=True)), paths, sources, depth, most
     )
-    boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in together(part)]
+    members = together(part)
+    boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in members]
+    boxes = _told_apart(boxes, [[paths[i] for i in mine] for mine in members])
     arrows = _arrows(before, part, sources)
     said = f"{len(graph.tasks):,} tasks and {sources:,} input{'s' * (sources != 1)} in {len(boxes):,} boxes"
     return _marked(Outline(boxes, arrows, said * (len(boxes) < len(nodes))), graph, critical)
@@ -172,6 +175,21 @@ def _box(nodes: Sequence[Node], place: str) -> Box:
     module = " ".join(filter(None, (".".join(called), phase)))
     label = names[0] if len(names) == 1 else module or f"{names[0]} … {names[-1]}"
     return Box(kinds.pop() if len(kinds) == 1 else "task", label, place, names, path, phase)
+
+
+def _told_apart(boxes: Sequence[Box], paths: Sequence[Sequence[tuple[str, ...]]]) -> list[Box]:
+    """Call boxes of one label by the first and the last module in them, if these say more; ``paths`` are by box."""
+    counts = Counter((box.kind, box.label) for box in boxes)
+    made = []
+    for box, mine in zip(boxes, paths, strict=True):
+        level = len(box.path) + 1
+        ends = [".".join(path[:level]) for path in (mine[0], mine[-1])]
+        ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
+        if ambiguous and all(ends) and ends[0] != ends[1]:
+            label = " ".join(filter(None, (" … ".join(ends), box.phase)))
+            box = replace(box, label=label)  # noqa: PLW2901
+        made.append(box)
+    return made
 
 
 def _kind(node: Node) -> Literal["input", "task", "view"]:

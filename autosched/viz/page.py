@@ -35,11 +35,12 @@ def page_html(
     explanation: str = "",
     code: str = "",
     memory: Mapping[str, Steps] | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> str:
     """Return a page that shows a schedule: zoom, pan, search, select, follow what waits for what.
 
     ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
-    where they are empty; ``memory`` has steps (seconds, bytes) for each device.
+    where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the bytes that devices have.
 
     >>> from autosched.program import Stream
     >>> from autosched.timeline import Span
@@ -50,7 +51,7 @@ def page_html(
     True
     """
     timelines = {"predicted": predicted} | ({"measured": measured} if measured is not None else {})
-    data = columns(graph, program, timelines, memory or {})
+    data = columns(graph, program, timelines, memory or {}, limits or {})
     texts = {"explanation": explanation, "program": str(program), "code": code}
     data["texts"] = {name: _cut(text, name) for name, text in texts.items() if text}
     folder = files("autosched.viz") / "web"

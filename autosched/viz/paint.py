@@ -18,6 +18,7 @@ __all__ = [
     "FONT_SIZE",
     "HEADS",
     "LABEL",
+    "PHASES",
     "SERIES",
     "TITLE",
     "columns",
@@ -32,6 +33,7 @@ __all__ = [
     "natural",
     "number",
     "shorten",
+    "shorten_path",
     "sorted_streams",
     "summary",
     "text_width",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 FONT_SIZE, LABEL, TITLE = 12.0, 10.5, 17.0  # of text, of text in narrow boxes, of titles
+PHASES = ("backward", "optimizer")  # of tasks: these have colours of their own, as on the page
 _EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
 
 # What series are drawn in, in light and in dark: blue, vermilion, green, purple, sky blue, orange.
@@ -60,6 +63,8 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("track", "fill:#f3f5f8", "fill:#171c24"),
     ("grid", "stroke:#d9dee4", "stroke:#2d343d"),
     ("task", "fill:#0072b2;stroke:#ffffff", "fill:#56b4e9;stroke:#0d1117"),
+    ("backward", "fill:#009e73;stroke:#ffffff", "fill:#2bc08f;stroke:#0d1117"),
+    ("optimizer", "fill:#b8629a;stroke:#ffffff", "fill:#dd94bd;stroke:#0d1117"),
     ("view", "fill:#ffffff;stroke:#0072b2", "fill:#0d1117;stroke:#56b4e9"),
     ("input", "fill:#ffffff;stroke:#59636e", "fill:#0d1117;stroke:#9198a1"),
     ("copy", "fill:url(#autosched-hatch);stroke:#ffffff", "stroke:#0d1117"),
@@ -90,6 +95,7 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("area", "fill:currentColor;fill-opacity:.22", ""),
     ("limit", "fill:none;stroke:#d55e00;stroke-width:1.6;stroke-dasharray:9 3 2 3", "stroke:#f0803c"),
     ("dashed", "stroke-dasharray:6 5", ""),
+    ("apart", "stroke-dasharray:11 11;stroke-linecap:butt", ""),
     ("dot", "fill:currentColor;stroke:#ffffff;stroke-width:1.4", "stroke:#0d1117"),
     ("whisker", "fill:none;stroke:currentColor;stroke-width:1.5", ""),
     ("bar", "fill:currentColor;stroke:currentColor;stroke-width:1.6", ""),
@@ -248,6 +254,20 @@ def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
     while columns(kept) >= room:
         kept = kept[:-1]
     return kept + "…"
+
+
+def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text as ``shorten`` does, but of a dotted path leave out the beginning, since its end tells more.
+
+    >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
+    ('…0.attention', 'gradien…')
+    """
+    room = int(width / (_EM * size))
+    if columns(text) <= room:
+        return text
+    dots = [at for at, character in enumerate(text) if character == "."]
+    fitting = [text[at + 1 :] for at in dots if columns(text[at:]) <= room]
+    return f"…{fitting[0]}" if fitting and room >= 6 else shorten(text, width, size)
 
 
 def duration(seconds: float) -> str:

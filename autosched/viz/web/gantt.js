@@ -1,5 +1,6 @@
 // The chart: a row per stream, one canvas, drawn anew whenever something changes. Only what can be seen is drawn.
 
+const NEAR = 3;  // a limit of memory is drawn as a line if it is at most so many times what is held
 const GAP = 10, AXIS = 26, CLOSE = 0.4, NARROW = 36;
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
 const SMALL = FONT.replace("12px", "10.5px");
@@ -52,7 +53,7 @@ function sized(canvas) {
 }
 
 const gantt = document.getElementById("gantt"), strip = document.getElementById("strip");
-const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0 };
+const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, high: 400, full: 0, redrawMs: 0, boxes: 0, measured: null };
 const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
 const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
 
@@ -163,6 +164,7 @@ function draw() {
   ink.clip();
   drawBoxes(ink, seen);
   drawArrows(ink);
+  drawMeasured(ink);
   ink.restore();
   drawAxis(ink);
   if (view.full > high) drawScroll(ink);
@@ -340,7 +342,9 @@ function drawLabels(ink, labels) {
 
 function drawMemory(ink, row) {
   const starts = row.memory.start, held = row.memory.nbytes, most = Math.max(...held, 1);
-  const y = n => row.y + row.high - (n / most) * row.high;
+  const limit = Object.hasOwn(data.limits, row.device) ? data.limits[row.device] : undefined;
+  const near = limit !== undefined && limit <= NEAR * most, high = near ? Math.max(most, limit) * 1.05 : most;
+  const y = n => row.y + row.high - (n / high) * row.high;
   ink.beginPath();
   ink.moveTo(x(starts[0]), y(0));
   held.forEach((n, i) => { ink.lineTo(x(starts[i]), y(n)); ink.lineTo(x(starts[i + 1] ?? makespan), y(n)); });
@@ -350,7 +354,38 @@ function drawMemory(ink, row) {
   ink.fill();
   ink.globalAlpha = 1;
   ink.font = SMALL;
-  ink.fillText(`at most ${bytes(most)}`, view.gutter + 5, row.y + 7);
+  if (near) {
+    ink.strokeStyle = palette.before;
+    ink.lineWidth = 1.6;
+    ink.setLineDash([9, 3, 2, 3]);
+    ink.beginPath();
+    ink.moveTo(view.gutter, y(limit));
+    ink.lineTo(view.wide, y(limit));
+    ink.stroke();
+    ink.setLineDash([]);
+  }
+  const share = limit === undefined ? "" : ` of ${bytes(limit)}`;
+  ink.fillText(`at most ${bytes(most)}${share}`, view.gutter + 5, row.y + row.high - 7);
+}
+
+// What was measured with the mouse: from where to where, and how long that is.
+function drawMeasured(ink) {
+  if (!view.measured) return;
+  const [from, to] = view.measured.map(x), words = time(view.measured[1] - view.measured[0]);
+  const top = view.top + AXIS, middle = Math.min(Math.max((from + to) / 2, view.gutter), view.wide - 14);
+  ink.fillStyle = palette.found;
+  ink.globalAlpha = 0.18;
+  ink.fillRect(from, top, to - from, view.high);
+  ink.globalAlpha = 1;
+  for (const at of [from, to]) ink.fillRect(at - 0.5, top, 1, view.high);
+  ink.font = `600 ${FONT}`;
+  const half = width(ink, words) / 2 + 5;
+  ink.fillStyle = palette.paper;
+  ink.fillRect(middle - half, top + 1, 2 * half, 17);
+  ink.fillStyle = palette.ink;
+  ink.textBaseline = "middle";
+  ink.fillText(words, middle - half + 5, top + 10);
+  ink.font = FONT;
 }
 
 function drawPauses(ink, seen) {

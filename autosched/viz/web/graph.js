@@ -72,10 +72,23 @@ function around(item) {
   return [...found].sort((a, b) => a - b);
 }
 
+// When the items of a node begin and end: those that take time, if there are such. What did not run comes last.
+function timed(node) {
+  const t = shown(), there = node.items.filter(item => t.ran(item)), lasting = there.filter(item => t.seconds[item] > 0);
+  const items = lasting.length ? lasting : there;
+  node.begins = items.reduce((least, item) => Math.min(least, t.start[item]), Infinity);
+  node.ends = items.reduce((most, item) => Math.max(most, t.end(item)), -Infinity);
+  node.middle = items.length ? items.reduce((sum, item) => sum + (t.start[item] + t.end(item)) / 2, 0) / items.length : Infinity;
+  return node;
+}
+const inTime = (a, b) => (a.middle === b.middle ? 0 : a.middle - b.middle);
+
 function rebuild() {
   const near = drawing.how === "around" && one() >= 0;
   const within = drawing.opened.at(-1) ?? { items: runs };
   drawing.nodes = near ? around(one()).map(single) : folded(within.items);
+  const parts = drawing.nodes.some(node => node.items.length > 1);
+  if (parts) drawing.nodes = drawing.nodes.map(timed).sort(inTime);
   const node = new Map();
   drawing.nodes.forEach((n, i) => { for (const item of n.items) node.set(item, i); });
   const edges = new Map();
@@ -99,7 +112,7 @@ function rebuild() {
     n.below = [n.under, n.more].filter(Boolean).join(": ");
     n.wide = Math.min(Math.max(width(ink, n.name), width(ink, n.below) * 0.8) + 20, 170);
   }
-  drawing.found = layered(drawing.nodes.map(n => n.wide), drawing.edges.map(({ from, to }) => [from, to]));
+  drawing.found = layered(drawing.nodes.map(n => n.wide), drawing.edges.map(({ from, to }) => [from, to]), parts ? drawing.nodes : null);
   drawing.ofItem = node;
   drawing.moved = false;
   say();

@@ -4,16 +4,20 @@
 
 const SPACE = 14, SWEEPS = 10, LONGEST = 40;
 
-function layered(widthOf, edges) {
+// With times, nodes are in the order of time, and none stands above one that ended before it began.
+function layered(widthOf, edges, times = null) {
   const n = widthOf.length, forward = edges.map(([a, b]) => (a < b ? [a, b] : [b, a]));
   const out = Array.from({ length: n }, () => []), into = Array.from({ length: n }, () => []);
   for (const [a, b] of forward) { out[a].push(b); into[b].push(a); }
   const rank = new Array(n).fill(0);
-  for (let v = 0; v < n; v++) for (const u of into[v]) rank[v] = Math.max(rank[v], rank[u] + 1);
-  for (let v = n - 1; v >= 0; v--) if (!into[v].length && out[v].length) rank[v] = Math.min(...out[v].map(w => rank[w])) - 1;
+  for (let v = 0; v < n; v++) {
+    for (const u of into[v]) rank[v] = Math.max(rank[v], rank[u] + 1);
+    for (let u = 0; times && u < v; u++) if (times[u].ends <= times[v].begins) rank[v] = Math.max(rank[v], rank[u]);
+  }
+  for (let v = n - 1; v >= 0 && !times; v--) if (!into[v].length && out[v].length) rank[v] = Math.min(...out[v].map(w => rank[w])) - 1;
   // What has no edges stands below all else, a few to a rank.
   const deepest = Math.max(-1, ...rank);
-  const alone = rank.flatMap((_, v) => (out[v].length || into[v].length ? [] : [v]));
+  const alone = times ? [] : rank.flatMap((_, v) => (out[v].length || into[v].length ? [] : [v]));
   const below = alone.length < n ? deepest + 1 : 0;
   alone.forEach((v, i) => { rank[v] = below + Math.floor(i / 4); });
 

@@ -44,6 +44,7 @@ function neighbour(by) {
 function clear() {
   if (byId("search").value) { byId("search").value = ""; search(""); }
   drawing.how = "whole";
+  measure(null);
   select([]);
   if (many) { rebuild(); drawGraph(); }
 }
@@ -91,7 +92,7 @@ document.addEventListener("keydown", event => {
   bound[2]();
 });
 byId("bindings").append(...[
-  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"],
+  ["click, double-click", "select; in the graph, open a folded part"], ["drag", "pan"], ["Shift + drag", "measure"],
   ["wheel", "zoom; over the names, scroll rows"], ["Shift + wheel", "pan in time"],
 ].map(([keys, does]) => make("tr", make("td", make("kbd", keys)), make("td", does))),
   ...KEYS.map(([keys, does]) => make("tr", make("td", make("kbd", keys.map(key => ARROWS[key] ?? key).join("  "))), make("td", does))));
@@ -119,10 +120,11 @@ function showModes() {
     }));
 }
 
-// ---- the mouse: a drag pans, a click selects
+// ---- the mouse: a drag pans, or measures with the Shift key; a click selects
 
-function dragged(on, move, click) {
+function dragged(on, move, click, skip = () => false) {
   on.addEventListener("pointerdown", event => {
+    if (skip(event)) return;
     let last = [event.clientX, event.clientY], far = 0;
     const moving = e => {
       far += Math.abs(e.clientX - last[0]) + Math.abs(e.clientY - last[1]);
@@ -138,19 +140,41 @@ function dragged(on, move, click) {
     window.addEventListener("pointerup", done);
   });
 }
-function hovered(on, at) {
+function hovered(on, at, clear = () => null) {
   on.addEventListener("pointermove", event => {
     const item = event.buttons ? -1 : at(event.offsetX, event.offsetY);
     on.classList.toggle("over", item >= 0);
-    showTip(item, event);
+    showTip(item, event, item < 0 ? null : clear(item));
   });
   on.addEventListener("pointerleave", event => showTip(-1, event));
 }
 dragged(gantt, (dx, dy) => pan(-dx / (view.wide - view.gutter), -dy), (px, py) => {
   const item = under(px, py);
+  measure(null);
   select(item < 0 ? [] : [item]);
+}, event => event.shiftKey);
+function measure(from, to = from) {
+  view.measured = from === null ? null : [Math.min(from, to), Math.max(from, to)].map(at => Math.min(Math.max(at, 0), makespan));
+  if (view.measured) byId("spoken").textContent = time(view.measured[1] - view.measured[0]);
+  redraw();
+}
+gantt.addEventListener("pointerdown", event => {
+  if (!event.shiftKey) return;
+  event.preventDefault();
+  const left = gantt.getBoundingClientRect().left, from = clicks(event.clientX - left);
+  const moving = e => measure(from, clicks(e.clientX - left));
+  const done = () => {
+    window.removeEventListener("pointermove", moving);
+    window.removeEventListener("pointerup", done);
+  };
+  window.addEventListener("pointermove", moving);
+  window.addEventListener("pointerup", done);
 });
-hovered(gantt, under);
+// The rows of an item stay in view, however much is said of it.
+hovered(gantt, under, item => {
+  const top = gantt.getBoundingClientRect().top - view.top, own = data.on[item].map(row => ofStream.get(row));
+  return [top + Math.min(...own.map(row => row.y)), top + Math.max(...own.map(row => row.y + row.high)) + 4];
+});
 gantt.addEventListener("dblclick", () => reveal(state.chosen, true));
 gantt.addEventListener("wheel", event => {
   event.preventDefault();
@@ -219,7 +243,7 @@ window.addEventListener("afterprint", () => {
 
 // What tests and benchmarks look at.
 Object.assign(window.autosched, {
-  count, data, state, view, drawing, select, search, zoom, fit, reveal, setMode, setAround, label,
+  count, data, state, view, drawing, select, search, zoom, fit, reveal, measure, rows, x, setMode, setAround, label,
   drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },
 });
 

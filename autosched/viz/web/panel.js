@@ -100,8 +100,35 @@ function showAll() {
   details.append(columns);
 }
 
+// Names of tasks, and of copies, in a text: those in quotes, and those of the steps of the critical path, where long
+// ones are cut in the middle. The first of several copies of a value counts.
+const named = new Map(), copied = new Map();
+for (let item = count - 1; item >= 0; item--) (isCopy(item) ? copied : named).set(data.name[item], item);
+function itemOf(words) {
+  const isOfCopy = words.startsWith("copy "), known = isOfCopy ? copied : named, name = isOfCopy ? words.slice(5) : words;
+  if (known.has(name)) return known.get(name);
+  const [first, last] = name.split("...");
+  if (last === undefined) return isOfCopy ? -1 : copied.get(name) ?? -1;
+  const found = [...known.keys()].filter(other => other.startsWith(first) && other.endsWith(last));
+  return found.length === 1 ? known.get(found[0]) : -1;
+}
+function linked(text) {
+  const step = /^( +[\d.,]+ [mun]?s +[\d.,]+ [mun]?s  )((?:copy )?.+?)(?=, )/gm, quoted = /(?<=')[^'\n]+(?=')/g;
+  const spots = [...text.matchAll(step)].map(found => [found.index + found[1].length, found[2]]);
+  spots.push(...[...text.matchAll(quoted)].map(found => [found.index, found[0]]));
+  const parts = [];
+  let at = 0;
+  for (const [from, words] of spots.sort((a, b) => a[0] - b[0])) {
+    const item = itemOf(words);
+    if (from < at || item < 0) continue;
+    parts.push(text.slice(at, from), button(words, () => { select([item]); reveal([item]); }));
+    at = from + words.length;
+  }
+  return [...parts, text.slice(at)];
+}
+
 function showText(name) {
-  const pre = make("pre", data.texts[name]);
+  const pre = make("pre", ...(name === "explanation" ? linked(data.texts[name]) : [data.texts[name]]));
   details.replaceChildren(pre);
   if (name === "program" && lineOf[one()] < data.texts.program.split("\n").length) {
     const mark = make("mark"), at = lineOf[one()] * 18;
@@ -126,7 +153,8 @@ function showPanel() {
   showFacts();
 }
 
-function showTip(item, event) {
+// What is said beside the mouse; ``clear`` is the part of the window, from top to bottom, that stays in view.
+function showTip(item, event, clear) {
   const tip = document.getElementById("tip");
   tip.hidden = item < 0;
   if (item < 0) return;
@@ -135,7 +163,9 @@ function showTip(item, event) {
     ["", extra], [isCopy(item) ? "copy" : "on", isCopy(item) ? place(item) : streamsOf(item)], ...ran(item),
     ["waited for", last < 0 ? "" : label(last)], ["source", source(item)],
   ]));
-  const box = tip.getBoundingClientRect();
+  const box = tip.getBoundingClientRect(), below = event.clientY + 18;
+  const [top, bottom] = clear ?? [event.clientY, below];
   tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - box.width - 8)}px`;
-  tip.style.top = `${event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+  const fits = Math.max(bottom, below) + box.height <= window.innerHeight;
+  tip.style.top = `${fits ? Math.max(bottom, below) : Math.max(Math.min(top, event.clientY) - box.height - 10, 0)}px`;
 }
