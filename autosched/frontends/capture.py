@@ -20,12 +20,21 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
+from autosched.frontends.attention import fast_paths
 from autosched.frontends.fakes import Fakes
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
-from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
+from autosched.frontends.refusals import (
+    check_held,
+    check_modes,
+    check_nodes,
+    check_tensors,
+    defined,
+    drawing_nothing,
+    told,
+)
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
@@ -99,6 +108,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     """Do as ``capture``, with a task for each operator, those of marked functions too."""
+    check_modes()
     state = State.of(fn, [*args, *kwargs.values()])
     given, held = arguments_of(fn, args, kwargs), state.tensors()
     for name in given.keys() & held.keys():
@@ -218,7 +228,7 @@ class _Builder:
 
         with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
             try:
-                with drawing_nothing(), written_down(self.state.modules, self._refuse):
+                with drawing_nothing(), written_down(self.state.modules, self._refuse), fast_paths():
                     fakes = Fakes()
                     return make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples.values()])
             except Exception as error:

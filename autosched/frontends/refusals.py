@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from autosched.effects import effects_of
 from autosched.errors import CaptureError
 from autosched.frontends.state import State
 from autosched.tree import flatten
 
-__all__ = ["check_held", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
+__all__ = ["check_held", "check_modes", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
 
 _NOT_THE_USER = ("/torch/", "/autosched/", contextlib.__file__)
 
@@ -77,6 +80,16 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
             raise CaptureError(f"{name!r} is a tensor that is {what}, and only dense ones are captured; convert it")
 
 
+def check_modes() -> None:
+    """Raise CaptureError where a mode of the user's own is active, which tasks would not see, or see once more."""
+    for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+        if type(mode).__module__.partition(".")[0] not in ("torch", "autosched"):
+            raise CaptureError(
+                f"a {type(mode).__name__} is active around the call, and tasks run later, without it; enter it within "
+                f"the function, so that what it does is captured"
+            )
+
+
 def check_held(state: State) -> None:
     """Raise CaptureError for modules and parameters that do what tracing does not see."""
     for module in state.modules.values():
@@ -98,8 +111,7 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
     for node in nodes:
         if node.op != "call_function":
             continue
-        drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if drawn and node.meta.get("autograd_backward"):
+        if node.meta.get("autograd_backward") and effects_of(node.target, node.args, node.kwargs).random:
             raise CaptureError(
                 f"{node.target} draws random numbers in backward, as torch.utils.checkpoint does to have those of "
                 f"forward again, and a graph goes on to new ones; leave checkpointing out where there is dropout"
