@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "interleaver": ["workers"],
     "progress": ["graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
-    "memory": [*DATA, "backends", "layout", "standing"],
+    "memory": [*DATA, "backends", "effects", "layout", "standing"],
     "inline": ["codegen", "workers"],
     "execute": [
         *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],

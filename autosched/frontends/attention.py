@@ -1,9 +1,10 @@
 """Attention: torch's fast paths of its transformer modules, taken in a capture where eager calls take them.
 
-``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd does not record.
-They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as one is in each capture. Its
-results differ from those of the other path in the last bits. ``nn.TransformerEncoder`` looks at the numbers in a padding
-mask to decide whether it goes on with nested tensors, whose padding is then zero: there its whole call is one node.
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd does not
+record. They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as one is in each
+capture. Its results differ from those of the other path in the last bits. ``nn.TransformerEncoder`` looks at the
+numbers in a padding mask to decide whether it goes on with nested tensors, whose padding is then zero: there its
+whole call is one node.
 
 Knows no graph of ours.
 """
@@ -50,7 +51,7 @@ def fast_paths() -> Iterator[None]:
         return False if _is_captured() else bool(traces())  # type: ignore[no-untyped-call]
 
     nn.TransformerEncoder.forward = forward  # type: ignore[method-assign]
-    torch.overrides.has_torch_function = has_torch_function
+    torch.overrides.has_torch_function = has_torch_function  # type: ignore[assignment]
     activation._is_make_fx_tracing = is_make_fx_tracing
     try:
         yield
@@ -62,12 +63,13 @@ def fast_paths() -> Iterator[None]:
 
 def _is_captured() -> bool:
     """Whether this thread captures: the stack of modes is its own."""
-    return any(type(mode).__module__.startswith("autosched.") for mode in _get_current_function_mode_stack())
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
 
 def _is_overridden(arguments: Any) -> bool:
     """Whether torch's functions do something else for these arguments than they do for tensors, outside of captures."""
-    modes = _get_current_function_mode_stack()
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
         return True
     own = [type(item).__torch_function__ for item in arguments if isinstance(item, Tensor)]
@@ -113,9 +115,9 @@ def _whole(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_caus
     names = tuple(tensors)
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            blanks = {id(item): nn.Parameter(torch.empty(0), False) for item in encoder.parameters()}
+            blanks: dict[int, Any] = {id(item): nn.Parameter(torch.empty(0), False) for item in encoder.parameters()}
             blanks |= {id(item): torch.empty(0) for item in encoder.buffers()}
-            twin = copy.deepcopy(encoder, dict[int, Any](blanks))
+            twin = copy.deepcopy(encoder, blanks)
     except Exception as error:
         raise CaptureError(
             f"TransformerEncoder looks at its padding mask, so that its call stays one task, and cannot be copied for "
@@ -132,8 +134,9 @@ def _whole(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_caus
 
     mode = get_proxy_mode()
     assert mode is not None
-    arguments = tuple(mode.tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
-    node = mode.tracer.create_proxy("call_function", transformer_encoder, arguments, {})
+    tracer: Any = mode.tracer
+    arguments = tuple(tracer.unwrap_proxy(item) for item in (src, padding, *tensors.values()))
+    node = tracer.create_proxy("call_function", transformer_encoder, arguments, {})
     with disable_proxy_modes_tracing():
         made = src.new_empty(src.shape)
-    return track_tensor_tree(made, node, constant=None, tracer=mode.tracer)  # type: ignore[no-any-return]
+    return track_tensor_tree(made, node, constant=None, tracer=tracer)

@@ -38,7 +38,7 @@ _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv
 _LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
 
 
-class Fakes(FakeTensorMode):
+class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A mode in which tensors are fake; with ``learn=False`` no kernel runs, and what is known of others is used.
 
     >>> fakes = Fakes()

@@ -106,7 +106,7 @@ def _settings() -> Hashable:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch.backends.mha.get_fastpath_enabled(),
         torch._C._autograd._top_saved_tensors_default_hooks(True),
-        *_get_current_function_mode_stack(),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
         *_get_current_dispatch_mode_stack(),
     )
 

@@ -82,7 +82,8 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 def check_modes() -> None:
     """Raise CaptureError where a mode of the user's own is active, which tasks would not see, or see once more."""
-    for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+    function_modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for mode in (*function_modes, *_get_current_dispatch_mode_stack()):
         if type(mode).__module__.partition(".")[0] not in ("torch", "autosched"):
             raise CaptureError(
                 f"a {type(mode).__name__} is active around the call, and tasks run later, without it; enter it within "
@@ -111,7 +112,8 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
     for node in nodes:
         if node.op != "call_function":
             continue
-        if node.meta.get("autograd_backward") and effects_of(node.target, node.args, node.kwargs).random:
+        target: Any = node.target
+        if node.meta.get("autograd_backward") and effects_of(target, node.args, node.kwargs).random:
             raise CaptureError(
                 f"{node.target} draws random numbers in backward, as torch.utils.checkpoint does to have those of "
                 f"forward again, and a graph goes on to new ones; leave checkpointing out where there is dropout"
