@@ -49,7 +49,9 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, learn: bool = True) -> None:
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            super().__init__(allow_fallback_kernels=True, shape_env=ShapeEnv(), static_shapes=True)
+            # without an environment, numbers in tensors have no symbols: asking for one is an error
+            env = ShapeEnv() if learn else None
+            super().__init__(allow_fallback_kernels=True, shape_env=env, static_shapes=True)
         self.learn = learn
         self._inside = False  # an operator that is made of others: only the outermost counts
 
