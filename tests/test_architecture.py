@@ -88,7 +88,7 @@ MAY_IMPORT = {
     "nesting": ["errors", "forks"],
     "progress": ["errors", "graph", "program", "workers"],
     "check": ["effects", "errors", "graph", "layout", "tree"],
-    "memory": [*DATA, "backends", "layout", "standing"],
+    "memory": [*DATA, "backends", "effects", "layout", "standing"],
     "inline": ["codegen", "workers"],
     "execute": [
         *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],

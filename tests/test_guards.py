@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import autosched as asc
 from tests import models
@@ -591,3 +592,38 @@ def test_whatever_changes_between_calls_results_are_as_without(changes: list[tup
                     assert torch.equal(found, expected.detach())
                 assert all(map(torch.equal, net.buffers(), twin.buffers()))
         assert run.cache_info().currsize <= 3
+
+
+def test_hooks_for_saved_tensors_around_the_call_make_calls_of_another_kind() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), torch.randn(5, 4)
+
+    def step(x: Tensor) -> Tensor:
+        return torch.autograd.grad(model(x).square().mean(), model[0].weight)[0]
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.float())
+    with asc.compile(step, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+        for _ in range(2):
+            with hooks:
+                assert torch.equal(run(x), step(x))
+            assert torch.equal(run(x), step(x))
+        assert run.cache_info().misses == 2
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = fn(*args, **(kwargs or {}))
+        return found * 2 if fn is torch.relu else found
+
+
+def test_a_mode_around_the_call_is_refused_and_one_within_the_function_is_captured() -> None:
+    def within(x: Tensor) -> Tensor:
+        with Doubling():
+            return torch.relu(x) + 1
+
+    x = torch.ones(3)
+    with asc.compile(torch.relu, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+        assert torch.equal(run(x), x)
+        with Doubling(), pytest.raises(asc.CaptureError, match="a Doubling is active around the call"):
+            run(x)
+    with asc.compile(within, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+        assert torch.equal(run(x), within(x))

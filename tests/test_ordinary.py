@@ -465,3 +465,18 @@ def test_tensors_in_attributes_of_modules_are_state(name: str) -> None:
                     found = vars(twin)[attribute]
                     assert found is item or torch.equal(found, item), attribute
         assert run.cache_info().misses <= 3
+
+
+def test_attention_is_done_again_in_backward_where_it_drops_nothing() -> None:
+    project = nn.Linear(8, 24)
+
+    def attend(x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(*project(x).chunk(3, -1))
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False).square().mean()
+        return torch.autograd.grad(loss, project.weight)[0]
+
+    x = torch.randn(2, 1, 5, 8)
+    with asc.compile(step, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+        assert torch.equal(run(x), step(x))

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.asking import Asked, answered, warn_of_asking
+from autosched.frontends.attention import fast_paths
 from autosched.frontends.caches import Made, emptied_caches_of
 from autosched.frontends.calls import Call, calls_noted, warn_of
 from autosched.frontends.drawn import Drawn
@@ -36,7 +37,15 @@ from autosched.frontends.origins import origins, written_down
 from autosched.frontends.quiet import quiet
 from autosched.frontends.reach import is_plain
 from autosched.frontends.reach import told as told_of
-from autosched.frontends.refusals import check_held, check_nodes, check_tensors, defined, drawing_nothing, told
+from autosched.frontends.refusals import (
+    check_held,
+    check_modes,
+    check_nodes,
+    check_tensors,
+    defined,
+    drawing_nothing,
+    told,
+)
 from autosched.frontends.seeds import seeds_written_down, settled
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
@@ -158,6 +167,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     """Do as ``capture``, with a task for each operator, those of marked functions too."""
+    check_modes()
     with capturing():
         return _captured(fn, args, kwargs)
 
@@ -354,6 +364,7 @@ class _Builder:
                     drawing_nothing(),
                     seeds_written_down(),
                     written_down(self.state.modules, self._refuse, made.note),
+                    fast_paths(),
                 ):
                     fakes = Fakes()
                     traced = make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples])

@@ -38,7 +38,7 @@ _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv
 _LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
 
 
-class Fakes(FakeTensorMode):
+class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A mode in which tensors are fake; with ``learn=False`` no kernel runs, and what is known of others is used.
 
     >>> fakes = Fakes()
@@ -49,7 +49,9 @@ class Fakes(FakeTensorMode):
 
     def __init__(self, learn: bool = True) -> None:
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            super().__init__(allow_fallback_kernels=True, shape_env=ShapeEnv(), static_shapes=True)
+            # without an environment, numbers in tensors have no symbols: asking for one is an error
+            env = ShapeEnv() if learn else None
+            super().__init__(allow_fallback_kernels=True, shape_env=env, static_shapes=True)
         self.learn = learn
         self._inside = False  # an operator that is made of others: only the outermost counts
 

@@ -13,7 +13,9 @@ from operator import is_
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as default_device
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autosched.frontends.reach import Reach, is_plain, told
 from autosched.frontends.state import State, hooks_of
@@ -103,6 +105,9 @@ def _settings() -> Hashable:
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
         torch.backends.mha.get_fastpath_enabled(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
+        *_get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
+        *_get_current_dispatch_mode_stack(),
     )
 
 

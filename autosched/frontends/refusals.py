@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autosched.errors import CaptureError
 from autosched.frontends.state import State
 from autosched.tree import flatten
 
-__all__ = ["check_held", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
+__all__ = ["check_held", "check_modes", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
 
 # By where they are: a user's own files may well lie below a folder of such a name.
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -81,6 +83,17 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
             what = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
             raise CaptureError(f"{name!r} is a tensor that is {what}, and only dense ones are captured; convert it")
+
+
+def check_modes() -> None:
+    """Raise CaptureError where a mode of the user's own is active, which tasks would not see, or see once more."""
+    function_modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for mode in (*function_modes, *_get_current_dispatch_mode_stack()):
+        if type(mode).__module__.partition(".")[0] not in ("torch", "autosched"):
+            raise CaptureError(
+                f"a {type(mode).__name__} is active around the call, and tasks run later, without it; enter it within "
+                f"the function, so that what it does is captured"
+            )
 
 
 def check_held(state: State) -> None:
