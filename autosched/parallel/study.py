@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -266,8 +267,10 @@ class _Study:
         return _costs(self._rewritten(self._pass(size), cuts, order)[1])
 
     def _merged(self, first: _Staged, more: _Staged, costs: Costs, apart: bool) -> tuple[Pieces, Pieces]:
-        how = {"apart": apart, "branching": self.planner.order == SERIAL}
-        return pieces_of(*first, costs, self.machine, **how), pieces_of(*more, costs, self.machine, **how)
+        make = partial(
+            pieces_of, costs=costs, machine=self.machine, apart=apart, branching=self.planner.order == SERIAL
+        )
+        return make(*first), make(*more)
 
     def _pieces(self, size: int, variant: _Variant, order: str) -> tuple[Pieces, Pieces]:
         """Capture micro-batches of a size."""
