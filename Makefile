@@ -45,7 +45,7 @@ gpu: $(if $(GPU_PYTHON),,$(INSTALLED)) ## on a machine with a GPU: the tests tha
 	$(ON_GPU) benchmarks/gpu --write
 
 browser: $(BROWSER_INSTALLED) ## open pages and traces in a real browser without a display; needs node and npm
-	$(BIN)/python -m pytest tests/test_page.py tests/test_perfetto.py
+	$(BIN)/python -m pytest tests/viz/test_page.py tests/viz/test_perfetto.py
 
 docs: $(DOCS_INSTALLED) ## bring the documents up to date with what their code prints, and build docs/_build/html
 	$(BIN)/python docs/pages.py --notebook

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from autosched import viz as viz
 from autosched.bounds import bounds
-from autosched.compare import compare
-from autosched.comparison import Comparison
-from autosched.costs import Costs, Work
+from autosched.coarsening.grouping import merge
+from autosched.comparison.compare import compare
+from autosched.comparison.comparison import Comparison
+from autosched.costs.costs import Costs, Work
 from autosched.errors import (
     AutoschedError,
     CaptureError,
@@ -31,26 +32,25 @@ from autosched.errors import (
     ScheduleError,
     TaskError,
 )
-from autosched.graph import Graph, Here, Task, Value
-from autosched.grouping import merge
-from autosched.machine import Device, Link, Machine
-from autosched.marked import task
+from autosched.graph.graph import Graph, Here, Task, Value
+from autosched.graph.marked import task
+from autosched.machine.machine import Device, Link, Machine
 from autosched.placement import Placement
-from autosched.planning import schedule
 from autosched.policies import in_order
-from autosched.policies.possible import Possible
-from autosched.program import Program
-from autosched.schedule import Schedule, load
-from autosched.simulate import simulate
-from autosched.timeline import Timeline
-from autosched.verify import verify
+from autosched.policies.base.possible import Possible
+from autosched.program.program import Program
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule, load
+from autosched.simulation.simulate import simulate
+from autosched.timeline.timeline import Timeline
+from autosched.verification.verify import verify
 
 if TYPE_CHECKING:
     from autosched import parallel as parallel
     from autosched import testing as testing
-    from autosched.compiled import compile
-    from autosched.dynamo import TorchBackend
     from autosched.frontends.capture import capture
+    from autosched.frontends.compiled import compile
+    from autosched.frontends.dynamo import TorchBackend
     from autosched.frontends.guards import Watch
 else:  # a type checker would take any name for one of ours
 
@@ -64,10 +64,10 @@ else:  # a type checker would take any name for one of ours
 
 
 _LAZY = {
-    "TorchBackend": "autosched.dynamo",
+    "TorchBackend": "autosched.frontends.dynamo",
     "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
-    "compile": "autosched.compiled",
+    "compile": "autosched.frontends.compiled",
 }
 
 

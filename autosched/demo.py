@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import autosched as asc
-from autosched.backends.emulated import Emulated
+from autosched.runtime.backends.emulated import Emulated
 from autosched.viz import gantt_svg
 
 __all__ = ["Digits", "averaged_example", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from autosched.errors import ScheduleError, listed, shown
-from autosched.flow import flow, rows_of
-from autosched.graph import HOST, Graph, Task, Value
-from autosched.machine import Machine
+from autosched.graph.flow import flow, rows_of
+from autosched.graph.graph import HOST, Graph, Task, Value
+from autosched.machine.machine import Machine
 
 __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
 

@@ -19,7 +19,7 @@ import autosched as asc
 from autosched.viz import page_html
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.looking import INSTALLED, look
+from tests.viz.looking import INSTALLED, look
 
 SCRIPT = """
 await autosched.ready;

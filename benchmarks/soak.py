@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.policies import POLICIES
-from autosched.program import Copy, Free, Program, Record, Run, Wait
+from autosched.program.program import Copy, Free, Program, Record, Run, Wait
 from autosched.testing import contrary, graphs, inputs_for, machines, scattered, uniform
 from autosched.testing.comparing import bits
 from autosched.testing.exploring import attempt

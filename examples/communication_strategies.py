@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel import Half, Int8, TopK
-from autosched.program import Copy
+from autosched.program.program import Copy
 from autosched.viz import bars_svg
 
 GPUS, BATCH, WIDTH = 4, 256, 512

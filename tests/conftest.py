@@ -35,7 +35,7 @@ def _gpus(request, count):
         yield None
         torch.accelerator.synchronize()
         return
-    from tests.fake_gpu import playing
+    from tests.gpu.fake_gpu import playing
 
     with playing(count, seed=1) as played:
         played.eagerness = 0.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from autosched.graph import Graph, Task
-from autosched.parts import Part
-from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.graph.graph import Graph, Task
+from autosched.graph.parts import Part
+from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
 
 WHOLE = Part()
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from autosched._lib.gc_pause import without_collecting
 from autosched.bounds.chains import heads, tails, through
 from autosched.bounds.intervals import interval
 from autosched.bounds.load import gathered, shared
 from autosched.bounds.memory import fitting, traffic
 from autosched.bounds.tables import Tables
 from autosched.bounds.traffic import copies
-from autosched.collecting import without_collecting
-from autosched.costs import Costs
+from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError, shown
-from autosched.graph import Graph
-from autosched.machine import Machine
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
 
 __all__ = ["bounds"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autosched._lib.jit import kernel, mode
 from autosched.bounds.tables import Array, Edges, Tables
-from autosched.jit import kernel, mode
 
 __all__ = ["heads", "tails", "through"]
 

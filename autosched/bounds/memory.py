@@ -14,9 +14,9 @@ import numpy as np
 
 from autosched.bounds.tables import Array, Tables, links
 from autosched.bounds.traffic import places
-from autosched.costs import Costs
-from autosched.graph import Graph, Task
-from autosched.machine import Machine
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph, Task
+from autosched.machine.machine import Machine
 from autosched.placement import home
 
 __all__ = ["fitting", "traffic"]

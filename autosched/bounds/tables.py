@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.costs import Costs
-from autosched.graph import Graph, Use
-from autosched.machine import Machine
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph, Use
+from autosched.machine.machine import Machine
 from autosched.placement import Choices, choices, home
 
 __all__ = ["Array", "Datum", "Edges", "Tables", "links", "ways"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from autosched.bounds.load import shared
 from autosched.bounds.tables import Array, Datum, Tables, links
-from autosched.machine import Machine
+from autosched.machine.machine import Machine
 
 __all__ = ["copies", "places"]
 

@@ -10,10 +10,10 @@ from typing import Any
 from autosched.cli.options import NAMES, add_costs, add_search, costs_of, examples_of, gpus, read
 from autosched.cli.output import deliver, tracker
 from autosched.cli.subject import add_thing, subject
-from autosched.compare import POLICIES as USUAL
-from autosched.compare import compare
+from autosched.comparison.compare import POLICIES as USUAL
+from autosched.comparison.compare import compare
 from autosched.errors import UsageError
-from autosched.machine import LINKS, Machine
+from autosched.machine.machine import LINKS, Machine
 
 __all__ = ["add"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from autosched.cli.options import gpus, read
 from autosched.cli.output import deliver, json_text
-from autosched.machine import Machine
+from autosched.machine.machine import Machine
 
 __all__ = ["add"]
 

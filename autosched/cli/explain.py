@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from autosched._lib.json_reader import plain
 from autosched.cli.options import add_planning, count, planned
 from autosched.cli.output import json_text
 from autosched.cli.run import inputs_of, profiled
 from autosched.cli.subject import add_thing, subject
-from autosched.readers import plain
 
 __all__ = ["add"]
 

@@ -12,7 +12,7 @@ from autosched.cli.output import deliver, tracker
 from autosched.cli.run import inputs_of
 from autosched.cli.subject import add_thing, subject
 from autosched.errors import AutoschedError
-from autosched.machine import Machine
+from autosched.machine.machine import Machine
 
 __all__ = ["add"]
 
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from autosched.measuring import measured_costs, measured_machine
+    from autosched.measurement import measured_costs, measured_machine
 
     found = subject(arguments.thing, arguments.graph)
     inputs = inputs_of(found, arguments.thing)

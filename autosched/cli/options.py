@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from autosched.cli.faults import say
 from autosched.cli.subject import Subject
-from autosched.costs import Costs
+from autosched.costs.costs import Costs
 from autosched.errors import AutoschedError, UsageError
-from autosched.machine import LINKS, Machine
-from autosched.planning import schedule
+from autosched.machine.machine import LINKS, Machine
 from autosched.policies import POLICIES, TIMED
-from autosched.schedule import Schedule
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule
 
 __all__ = [
     "NAMES",

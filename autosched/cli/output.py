@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from autosched._lib.files import write
 from autosched.errors import UsageError
-from autosched.files import write
 
 __all__ = ["coloured", "deliver", "json_text", "tracker", "width"]
 

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autosched._lib.text_table import table
+from autosched._lib.tree import flatten, transform
 from autosched.cli.faults import CHECK_FAILED, TheirError, say
 from autosched.cli.options import add_planning, count, planned
 from autosched.cli.output import deliver, json_text, tracker
 from autosched.cli.predict import devices
 from autosched.cli.subject import Subject, add_thing, subject
-from autosched.drawing import phases
 from autosched.errors import AutoschedError, TaskError, UsageError
-from autosched.schedule import Schedule
-from autosched.tables import table
-from autosched.timeline import Timeline
-from autosched.tree import flatten, transform
+from autosched.scheduling.schedule import Schedule
+from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg, perfetto_json
+from autosched.viz.drawing import phases
 from autosched.viz.paint import duration
 
 __all__ = ["add", "inputs_of", "profiled"]

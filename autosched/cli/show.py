@@ -13,9 +13,8 @@ from autosched.cli.options import add_planning, planned
 from autosched.cli.output import coloured, deliver, width
 from autosched.cli.predict import summary
 from autosched.cli.subject import add_thing, subject
-from autosched.drawing import phases
 from autosched.errors import UsageError
-from autosched.schedule import Schedule
+from autosched.scheduling.schedule import Schedule
 from autosched.viz import (
     gantt_svg,
     gantt_text,
@@ -27,6 +26,7 @@ from autosched.viz import (
     perfetto_json,
     picture,
 )
+from autosched.viz.drawing import phases
 
 __all__ = ["add"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from autosched.cli.faults import TheirError
 from autosched.errors import UsageError, listed, shown
-from autosched.graph import Graph
-from autosched.machine import Machine
-from autosched.schedule import Schedule, load
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.scheduling.schedule import Schedule, load
 
 __all__ = ["Subject", "add_thing", "subject"]
 

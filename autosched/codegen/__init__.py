@@ -30,10 +30,10 @@ from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out, quoted
 from autosched.codegen.preamble import HELPERS, name_globals, preamble
 from autosched.codegen.step import Body
 from autosched.errors import MachineError, ScheduleError
-from autosched.graph import Graph
-from autosched.machine import Machine
-from autosched.program import Program
-from autosched.task import Task
+from autosched.graph.graph import Graph
+from autosched.graph.task import Task
+from autosched.machine.machine import Machine
+from autosched.program.program import Program
 
 __all__ = ["Code", "generate"]
 

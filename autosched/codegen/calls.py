@@ -14,8 +14,8 @@ from autosched.codegen.functions import Functions
 from autosched.codegen.names import identifier
 from autosched.codegen.origins import torch_path
 from autosched.codegen.pieces import Piece, joined, quoted
-from autosched.task import Here, Task
-from autosched.value import Attribute, InPlace, Method, On, Value
+from autosched.graph.task import Here, Task
+from autosched.graph.value import Attribute, InPlace, Method, On, Value
 
 __all__ = ["Call", "Caller", "literal"]
 

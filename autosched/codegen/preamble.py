@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from autosched.codegen.names import Names, identifier
 from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
 from autosched.codegen.step import Globals
-from autosched.machine import Machine
-from autosched.program import Copy, Program, Record
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Program, Record
 
 __all__ = ["HELPERS", "name_globals", "preamble"]
 

@@ -10,15 +10,15 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autosched._lib.tree import flatten
 from autosched.codegen.calls import Caller, literal
 from autosched.codegen.names import Names
 from autosched.codegen.pieces import Piece, joined, laid_out, quoted
-from autosched.composite import Composite
-from autosched.graph import Graph, Task, Value
-from autosched.machine import Machine
-from autosched.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
-from autosched.standing import Standing
-from autosched.tree import flatten
+from autosched.graph.composite import Composite
+from autosched.graph.graph import Graph, Task, Value
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.residency import Standing
 
 __all__ = ["Body", "Globals"]
 

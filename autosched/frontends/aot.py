@@ -20,12 +20,12 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autosched.allowed import WORDS
+from autosched._lib.allowed import WORDS
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.described import called, named, origin_of, where_of
 from autosched.frontends.operators import Operators, storages, usual_device
-from autosched.graph import Graph, Value
-from autosched.tree import flatten
+from autosched.graph.graph import Graph, Value
 
 __all__ = ["Traced", "run_as_given", "split", "traced"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosched.tree import flatten
+from autosched._lib.tree import flatten
 
 __all__ = ["Made", "emptied_caches_of"]
 

@@ -21,6 +21,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autosched._lib.fake_tensors import Fakes
+from autosched._lib.logs import LOG
+from autosched._lib.quiet import quiet
+from autosched._lib.tree import flatten, transform
+from autosched.coarsening.grouping import Granularity, check_granularity
 from autosched.errors import CaptureError, GraphError
 from autosched.frontends.asking import Asked, answered, warn_of_asking
 from autosched.frontends.attention import fast_paths
@@ -29,12 +34,10 @@ from autosched.frontends.calls import Call, calls_noted, warn_of
 from autosched.frontends.drawn import Drawn
 from autosched.frontends.exclusive import capturing
 from autosched.frontends.faithful import as_eagerly
-from autosched.frontends.fakes import Fakes
 from autosched.frontends.granularity import coarse
 from autosched.frontends.kept import check_kept, is_constant, looks_of
 from autosched.frontends.operators import Operators, usual_device
 from autosched.frontends.origins import origins, written_down
-from autosched.frontends.quiet import quiet
 from autosched.frontends.reach import is_plain
 from autosched.frontends.reach import told as told_of
 from autosched.frontends.refusals import (
@@ -50,11 +53,8 @@ from autosched.frontends.seeds import seeds_written_down, settled
 from autosched.frontends.state import State
 from autosched.frontends.surroundings import Surroundings
 from autosched.frontends.updates import Updates
-from autosched.graph import Graph, Value
-from autosched.grouping import Granularity, check_granularity
-from autosched.logs import LOG
-from autosched.task import Followed
-from autosched.tree import flatten, transform
+from autosched.graph.graph import Graph, Value
+from autosched.graph.task import Followed
 
 __all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
 

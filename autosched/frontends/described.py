@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosched.task import Origin
+from autosched.graph.task import Origin
 
 __all__ = ["called", "named", "origin_of", "where_of"]
 

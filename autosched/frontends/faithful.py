@@ -2,7 +2,7 @@
 
 Some of torch's functions ask whether anything watches their operators, and then choose others, whose results have
 other last bits. Those that are known stand here: they are called so that they choose as they do eagerly, or, where
-they look at data to choose, are refused. ``tests/test_op_db.py`` finds them. Knows no graph.
+they look at data to choose, are refused. ``tests/frontends/test_op_db.py`` finds them. Knows no graph.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosched.effects import function_name
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
-from autosched.tree import flatten
+from autosched.graph.effects import function_name
 
 __all__ = ["as_eagerly"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from autosched.costs import Costs
-from autosched.frontends.estimate import estimate
-from autosched.graph import Graph
-from autosched.grouping import Granularity, by_mark, merge
-from autosched.machine import Device
-from autosched.merging import merged
+from autosched.coarsening.grouping import Granularity, by_mark, merge
+from autosched.coarsening.merging import merged
+from autosched.costs.costs import Costs
+from autosched.costs.estimate import estimate
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Device
 
 __all__ = ["coarse"]
 

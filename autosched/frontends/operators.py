@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autosched.effects import COUNTS_IN_MEMORY, effects_of, function_name
+from autosched._lib.tree import flatten
 from autosched.frontends.seeds import SPELLED
 from autosched.frontends.spelling import spelled
-from autosched.graph import HOST, Graph, Value
-from autosched.task import Here, Origin
-from autosched.tree import flatten
+from autosched.graph.effects import COUNTS_IN_MEMORY, effects_of, function_name
+from autosched.graph.graph import HOST, Graph, Value
+from autosched.graph.task import Here, Origin
 
 __all__ = ["Operators", "storages", "usual_device"]
 

@@ -20,12 +20,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from autosched.effects import function_name
+from autosched._lib.tree import flatten
 from autosched.frontends.exclusive import is_capturing
 from autosched.frontends.older import backward_noted, generators_traced
-from autosched.marked import CAPTURE
-from autosched.task import Origin
-from autosched.tree import flatten
+from autosched.graph.effects import function_name
+from autosched.graph.marked import CAPTURE
+from autosched.graph.task import Origin
 
 __all__ = ["origins", "written_down"]
 

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.state import State
-from autosched.tree import flatten
 
 __all__ = ["check_held", "check_modes", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
 

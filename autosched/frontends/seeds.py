@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autosched.effects import effects_of
 from autosched.errors import CaptureError
 from autosched.frontends.exclusive import is_capturing
+from autosched.graph.effects import effects_of
 
 __all__ = ["SPELLED", "seeds_written_down", "settled"]
 

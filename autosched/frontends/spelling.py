@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosched.tree import flatten
+from autosched._lib.tree import flatten
 
 __all__ = ["spelled"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.utils import stateless
 
-from autosched.effects import shared_state
+from autosched.graph.effects import shared_state
 
 __all__ = ["State", "hooks_of"]
 

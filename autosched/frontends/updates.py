@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from autosched.effects import effects_of
-from autosched.tree import flatten
+from autosched._lib.tree import flatten
+from autosched.graph.effects import effects_of
 
 __all__ = ["Updates"]
 

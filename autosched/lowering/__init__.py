@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autosched.graph import Graph
+from autosched.graph.graph import Graph
 from autosched.lowering.copies import insert_copies
 from autosched.lowering.events import insert_events
+from autosched.lowering.functional import insert_plainly, is_plain
 from autosched.lowering.hazards import alone, find_hazards
-from autosched.lowering.plain import insert_plainly, is_plain
 from autosched.lowering.spill import spill_copies
 from autosched.lowering.streams import assign_streams
-from autosched.machine import Machine
+from autosched.machine.machine import Machine
 from autosched.placement import Placement, check, home
-from autosched.program import Copy, Free, Program, Run
+from autosched.program.program import Copy, Free, Program, Run
 
 __all__ = ["lower"]
 

@@ -11,11 +11,11 @@ from functools import cache, partial
 from operator import itemgetter
 
 from autosched.errors import ScheduleError
-from autosched.graph import Graph, Task, Use
-from autosched.machine import Machine
+from autosched.graph.graph import Graph, Task, Use
+from autosched.machine.machine import Machine
 from autosched.placement import Send, home
-from autosched.program import Copy, Run, Stream
-from autosched.standing import Standing
+from autosched.program.program import Copy, Run, Stream
+from autosched.program.residency import Standing
 
 __all__ = ["check_outputs", "copy_streams", "insert_copies"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from autosched.clocks import Clocks, Stamp, joined
-from autosched.program import Instruction, Record, Stream, Wait
+from autosched.program.program import Instruction, Record, Stream, Wait
+from autosched.program.vector_clocks import Clocks, Stamp, joined
 
 __all__ = ["Ending"]
 

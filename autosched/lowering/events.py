@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.clocks import Clocks, Stamp
-from autosched.jit import kernel, mode
+from autosched._lib.jit import kernel, mode
 from autosched.lowering.ending import Ending
 from autosched.lowering.frees import DO, FREE, WAIT, Held, Order, emit, ended, release, waited
 from autosched.lowering.hazards import Hazards
-from autosched.moments import Moments, advance, catch_up, reaches
-from autosched.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
+from autosched.program.clock_kernels import Moments, advance, catch_up, reaches
+from autosched.program.program import Copy, Free, Instruction, Record, Run, Stream, Wait, occupied
+from autosched.program.vector_clocks import Clocks, Stamp
 
 __all__ = ["insert_events"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from autosched.jit import Mode, kernel
-from autosched.moments import Moments, reaches
+from autosched._lib.jit import Mode, kernel
+from autosched.program.clock_kernels import Moments, reaches
 
 __all__ = ["DO", "FREE", "WAIT", "Held", "Order", "emit", "ended", "release", "waited"]
 

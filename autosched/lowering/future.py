@@ -10,8 +10,8 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from autosched.graph import Graph, Task, Use
-from autosched.program import Run
+from autosched.graph.graph import Graph, Task, Use
+from autosched.program.program import Run
 
 __all__ = ["Future"]
 

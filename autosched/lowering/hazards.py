@@ -15,13 +15,13 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.flow import rows_of
-from autosched.graph import Graph, Task, Use
-from autosched.machine import Machine
-from autosched.parts import Accesses
+from autosched.graph.flow import rows_of
+from autosched.graph.graph import Graph, Task, Use
+from autosched.graph.parts import Accesses
+from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program import Copy, Free, Run, Stream, occupied
-from autosched.standing import Standing
+from autosched.program.program import Copy, Free, Run, Stream, occupied
+from autosched.program.residency import Standing
 
 __all__ = ["Block", "Hazards", "alone", "find_hazards"]
 

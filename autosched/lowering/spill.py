@@ -20,13 +20,13 @@ from itertools import islice
 from typing import NoReturn
 
 from autosched.errors import MemoryLimitError, ScheduleError
-from autosched.graph import Graph, Task, Use
+from autosched.graph.graph import Graph, Task, Use
 from autosched.lowering.copies import copy_streams
 from autosched.lowering.future import Future
-from autosched.machine import Machine
+from autosched.machine.machine import Machine
 from autosched.placement import home
-from autosched.program import Copy, Free, Run, Stream
-from autosched.standing import Standing
+from autosched.program.program import Copy, Free, Run, Stream
+from autosched.program.residency import Standing
 
 __all__ = ["spill_copies"]
 

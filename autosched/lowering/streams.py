@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from autosched.graph import Graph, Task
-from autosched.machine import Machine
-from autosched.program import Run, Stream
+from autosched.graph.graph import Graph, Task
+from autosched.machine.machine import Machine
+from autosched.program.program import Run, Stream
 
 __all__ = ["assign_streams"]
 

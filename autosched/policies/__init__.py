@@ -16,22 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
-from autosched.policies.cpop import cpop
-from autosched.policies.dls import dls
-from autosched.policies.exact import exact
-from autosched.policies.heft import heft
 from autosched.policies.in_order import in_order
-from autosched.policies.lookahead import lookahead
-from autosched.policies.m_etf import m_etf
-from autosched.policies.m_sct import m_sct
-from autosched.policies.min_min import max_min, min_min, sufferage
-from autosched.policies.peft import peft
-from autosched.policies.portfolio import portfolio
-from autosched.policies.problem import Policy
+from autosched.policies.literature.cpop import cpop
+from autosched.policies.literature.dls import dls
+from autosched.policies.literature.heft import heft
+from autosched.policies.literature.lookahead import lookahead
+from autosched.policies.literature.m_etf import m_etf
+from autosched.policies.literature.m_sct import m_sct
+from autosched.policies.literature.min_min import max_min, min_min, sufferage
+from autosched.policies.literature.peft import peft
+from autosched.policies.local_search.exact import exact
+from autosched.policies.local_search.portfolio import portfolio
+from autosched.policies.local_search.search import Progress, search
 from autosched.policies.robust import robust
 from autosched.policies.round_robin import round_robin
-from autosched.policies.search import Progress, search
 from autosched.policies.single import single, single_on
 
 __all__ = [

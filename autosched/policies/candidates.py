@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autosched.graph import Graph
-from autosched.machine import Device, Machine
-from autosched.policies.heft import heft
-from autosched.policies.problem import Policy
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Device, Machine
+from autosched.policies.base.problem import Policy
+from autosched.policies.literature.heft import heft
+from autosched.policies.local_search.search import Progress, quick, search
 from autosched.policies.round_robin import round_robin
-from autosched.policies.search import Progress, quick, search
 from autosched.policies.single import single, single_on
 
 __all__ = ["candidates"]

@@ -14,12 +14,12 @@ from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
 from typing import NamedTuple
 
-from autosched.costs import Costs
+from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.graph import Graph, Use
-from autosched.machine import Machine
+from autosched.graph.graph import Graph, Use
+from autosched.machine.machine import Machine
 from autosched.placement import Placement, choices, home
-from autosched.policies.problem import Path, Policy
+from autosched.policies.base.problem import Path, Policy
 
 __all__ = ["in_order"]
 

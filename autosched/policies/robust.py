@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autosched.costs import Costs
+from autosched.costs.costs import Costs
 from autosched.errors import ScheduleError
-from autosched.graph import Graph
-from autosched.machine import Machine
-from autosched.noise import checked_noise, noisy_costs, noisy_placement
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
+from autosched.policies.base.problem import Policy
 from autosched.policies.candidates import candidates
-from autosched.policies.heft import heft
-from autosched.policies.problem import Policy
+from autosched.policies.literature.heft import heft
+from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
 
 __all__ = ["robust"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autosched.costs import Costs
-from autosched.graph import Graph
-from autosched.machine import Machine
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.possible import Possible
-from autosched.policies.problem import Problem
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
 
 __all__ = ["round_robin"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.costs import Costs
-from autosched.graph import Graph
-from autosched.machine import Machine
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
 from autosched.placement import Placement
-from autosched.policies.possible import Possible
-from autosched.policies.problem import Policy, Problem
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Policy, Problem
 
 __all__ = ["single", "single_on"]
 

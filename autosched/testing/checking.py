@@ -12,14 +12,14 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from autosched.errors import AutoschedError, InterleavingError, ScheduleError, shown
-from autosched.graph import HOST, Graph, Task
-from autosched.interleaver import Choose
-from autosched.machine import LINKS, Device, Link, Machine
-from autosched.planning import schedule
+from autosched.graph.graph import HOST, Graph, Task
+from autosched.machine.machine import LINKS, Device, Link, Machine
 from autosched.policies import Policy
-from autosched.program import Program
-from autosched.schedule import Schedule
-from autosched.simulate import durations
+from autosched.program.program import Program
+from autosched.runtime.threads.interleaver import Choose
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule
+from autosched.simulation.simulate import durations
 from autosched.testing.comparing import difference
 from autosched.testing.exploring import attempt
 from autosched.testing.interleavings import contrary, uniform

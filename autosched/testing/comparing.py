@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosched.tree import flatten
+from autosched._lib.tree import flatten
 
 __all__ = ["bits", "difference"]
 

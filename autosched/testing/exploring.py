@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autosched.backends.virtual import Virtual
 from autosched.errors import AutoschedError
-from autosched.execute import Executor
-from autosched.graph import Graph
-from autosched.interleaver import Choose
-from autosched.machine import Machine
-from autosched.program import Program
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.program.program import Program
+from autosched.runtime.backends.virtual import Virtual
+from autosched.runtime.execute import Executor
+from autosched.runtime.threads.interleaver import Choose
 from autosched.testing.interleavings import following, interleavings
 from autosched.testing.reference import Setting
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, listed
-from autosched.graph import Graph, Task, Value
-from autosched.tree import flatten, transform
+from autosched.graph.graph import Graph, Task, Value
 
 __all__ = ["FAULTS", "inject"]
 

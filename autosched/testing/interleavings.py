@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, cycle
 from typing import NamedTuple
 
-from autosched.graph import Graph
-from autosched.interleaver import Choose
-from autosched.memory import Memory
-from autosched.parts import Part
-from autosched.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.graph.graph import Graph
+from autosched.graph.parts import Part
+from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.runtime.memory import Memory
+from autosched.runtime.threads.interleaver import Choose
 
 __all__ = ["Footprint", "contrary", "following", "footprints", "interleavings", "races", "uniform"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from autosched.backends.host import copy_in_host_memory
-from autosched.check import Watcher
-from autosched.effects import is_uninitialized
+from autosched._lib.tree import flatten, match
 from autosched.errors import InterleavingError
-from autosched.graph import Graph, Task, Value
+from autosched.graph.effects import is_uninitialized
+from autosched.graph.graph import Graph, Task, Value
+from autosched.runtime.backends.host import copy_in_host_memory
+from autosched.runtime.check import Watcher
 from autosched.testing.comparing import bits
-from autosched.tree import flatten, match
 
 __all__ = ["Kept", "Reference", "Setting", "traced", "watched"]
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from hypothesis import strategies as st
 
-from autosched.graph import Graph, Value, called_with
-from autosched.machine import Device, Link, Machine
+from autosched.graph.graph import Graph, Value, called_with
+from autosched.machine.machine import Device, Link, Machine
 
 __all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from autosched.graph import Graph
-from autosched.program import Copy, Program, Run, Stream, occupied
-from autosched.task import Origin, Task
-from autosched.timeline import Timeline
+from autosched.graph.graph import Graph
+from autosched.graph.task import Origin, Task
+from autosched.program.program import Copy, Program, Run, Stream, occupied
+from autosched.timeline.timeline import Timeline
 from autosched.viz.paint import natural
 
 __all__ = ["Steps", "columns"]
@@ -37,7 +37,7 @@ def columns(
     ``needs`` are the items that an item takes data from, ``after`` those that it only comes behind; like ``waits``,
     they say how many items back: small numbers take few bytes when they are compressed.
 
-    >>> from autosched.timeline import Span
+    >>> from autosched.timeline.timeline import Span
     >>> graph, program = Graph(), Program.parse("cpu/compute run add")
     >>> y = graph.input("x") + 1
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autosched.program import Stream
-from autosched.timeline import Span, Timeline
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.axes import label, marker
 from autosched.viz.paint import TITLE, document, legend, natural, number, shorten, text_width, ticks
 from autosched.viz.scale import Scale, decimal

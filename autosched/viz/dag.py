@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autosched.graph import Graph
+from autosched.graph.graph import Graph
 from autosched.viz.frames import Frame, grouped
 from autosched.viz.layers import Layout, Route, layout
 from autosched.viz.outline import KINDS, NOWHERE, Arrow, Box, Edge, Outline, is_host, outline

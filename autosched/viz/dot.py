@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autosched.graph import Graph
+from autosched.graph.graph import Graph
 from autosched.viz.frames import Frame, grouped
 from autosched.viz.outline import Arrow, Box, outline
 from autosched.viz.paint import legal

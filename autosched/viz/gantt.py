@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autosched.program import Stream
-from autosched.timeline import Span, Timeline
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.paint import (
     LABEL,
     PHASES,

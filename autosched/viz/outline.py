@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from autosched.errors import ChartError, shown
-from autosched.graph import Graph, Task, Value
+from autosched.graph.graph import Graph, Task, Value
 from autosched.viz.folds import parts, together
 
 __all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Edge", "Kind", "Outline", "common", "is_host", "outline"]

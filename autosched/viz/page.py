@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from string import Template
 
-from autosched.graph import Graph
-from autosched.program import Program
-from autosched.timeline import Timeline
+from autosched.graph.graph import Graph
+from autosched.program.program import Program
+from autosched.timeline.timeline import Timeline
 from autosched.viz.columns import Steps, columns
 from autosched.viz.paint import escape, summary
 
@@ -42,8 +42,8 @@ def page_html(
     ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
     where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the bytes that devices have.
 
-    >>> from autosched.program import Stream
-    >>> from autosched.timeline import Span
+    >>> from autosched.program.program import Stream
+    >>> from autosched.timeline.timeline import Span
     >>> graph, program = Graph("one sum"), Program.parse("cpu/compute run add")
     >>> y = graph.input("x") + 1
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 0.002, 0),))

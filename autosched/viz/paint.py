@@ -11,8 +11,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from autosched.program import Stream
-from autosched.timeline import Timeline
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Timeline
 
 __all__ = [
     "FONT_SIZE",
@@ -304,7 +304,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 def idle_shares(timeline: Timeline) -> dict[Stream, float]:
     """Return for how much of the makespan each stream does nothing.
 
-    >>> from autosched.timeline import Span
+    >>> from autosched.timeline.timeline import Span
     >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
     >>> idle_shares(Timeline((Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1))))
     {Stream(device='cpu', name='compute'): 0.25, Stream(device='cuda:0', name='compute'): 0.75}

@@ -1,7 +1,7 @@
 """Perfetto: a timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
 
 A process for each device, a thread for each stream, arrows for what waited, counters for bytes. Knows the rules of
-Perfetto's importer, which drops without a word what breaks them; ``autosched.traces`` reads the text back.
+Perfetto's importer, which drops without a word what breaks them; ``autosched.timeline.traces`` reads the text back.
 
 Times are whole nanoseconds. Slices of one thread lie apart and last 1 ns at least, so that arrows find them.
 """
@@ -15,9 +15,9 @@ from itertools import count
 from typing import Any
 
 from autosched.errors import ChartError
-from autosched.graph import Graph
-from autosched.program import Stream
-from autosched.timeline import Span, Timeline
+from autosched.graph.graph import Graph
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
 
 __all__ = ["perfetto_json"]
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from autosched.allowed import is_number
+from autosched._lib.allowed import is_number
 from autosched.errors import ChartError, shown
 
 __all__ = ["Scale", "decimal"]

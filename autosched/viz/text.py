@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from autosched.program import Stream
-from autosched.timeline import Span, Timeline
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
 from autosched.viz.paint import columns, idle_shares, sorted_streams, summary, ticks
 
 __all__ = ["gantt_text"]

@@ -19,9 +19,9 @@ from _rig import Rig, race
 from torch import Tensor, nn
 
 import autosched as asc
-from autosched import measuring
+from autosched import measurement
 from autosched.frontends.capture import Captured
-from autosched.graph import called_with
+from autosched.graph.graph import called_with
 
 Call = Callable[[], Any]
 STREAMS = (1, 2, 4, 8)  # of which the number that is fastest here is taken
@@ -91,7 +91,7 @@ def measured(
 @functools.cache
 def linked(rig: Rig, machine: asc.Machine) -> asc.Machine:
     """Return a machine with its links as they are measured, once."""
-    return measuring.measured_links(machine) if rig.real else machine
+    return measurement.measured_links(machine) if rig.real else machine
 
 
 def replaying(rig: Rig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from contestants import Entry, LeftOut, close, entered, raced, replaying
 from torch import Tensor
 
 import autosched as asc
-from autosched.program import Wait
+from autosched.program.program import Wait
 
 ROUNDS = 100
 LANES, BLOCKS, BLOCK = 4, 10, 25

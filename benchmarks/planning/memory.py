@@ -24,7 +24,7 @@ from _report import table
 
 import autosched as asc
 from autosched.errors import MemoryLimitError
-from autosched.program import Copy
+from autosched.program.program import Copy
 
 _COLUMNS = ("ms", "more", "at least", "copies")
 HEAD = (

@@ -23,7 +23,7 @@ from _shapes import layered
 import autosched as asc
 from autosched.lowering import lower
 from autosched.policies import heft
-from autosched.simulate import simulate
+from autosched.simulation.simulate import simulate
 from autosched.viz import Line, lines_svg
 
 PLACING = {1_000: 0.010, 10_000: 0.1, 100_000: 1.0}  # the targets, in seconds

@@ -1,0 +1,156 @@
+"""Layout: which bytes tensors and NumPy's arrays lie on. Tells whether two of them meet, and reads no number.
+
+What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies nowhere.
+Imports neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import ne
+from typing import Any, NamedTuple
+
+from autosched._lib.tree import flatten
+
+__all__ = ["Extent", "are_apart", "extents", "first_meeting", "overlaps_itself"]
+
+
+class Extent(NamedTuple):
+    """A tensor's or array's bytes: somewhere from address ``first`` to before ``end``, in a storage (its address)."""
+
+    first: int
+    end: int
+    storage: int
+    tensor: Any
+
+    def meets(self, other: Extent) -> bool:
+        """Whether two tensors have a byte in common.
+
+        >>> import torch
+        >>> a, b = [next(extents(column)) for column in torch.zeros(4, 2).unbind(1)]
+        >>> a.meets(b), a.meets(a)
+        (False, True)
+        """
+        if self.first >= other.end or other.first >= self.end:
+            return False
+        a, b = self.tensor, other.tensor
+        if _is_array(a) and _is_array(b):
+            return _arrays_meet(a, b)
+        if _is_array(a) or _is_array(b):
+            return True
+        if self.storage != other.storage or a.element_size() != b.element_size():
+            return True
+        elements = a.untyped_storage().nbytes() // a.element_size()
+        taken = a.new_zeros(elements, dtype=_bool(a), device="cpu")
+        taken.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+        return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def extents(tree: Any) -> Iterator[Extent]:
+    """Yield where the tensors and arrays of a tree lie; those without elements lie nowhere."""
+    for leaf in flatten(tree):
+        if _is_array(leaf):
+            if leaf.size:
+                yield _extent_of_array(leaf)
+            continue
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            storage = leaf.untyped_storage().data_ptr()
+            if storage and leaf.numel():
+                span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+                first = leaf.data_ptr()
+                yield Extent(first, first + span * leaf.element_size(), storage, leaf)
+
+
+def first_meeting(
+    owned: Sequence[tuple[Hashable, Extent]], matters: Callable[[Any, Any], bool] = ne
+) -> tuple[Any, Any] | None:
+    """Return two owners that matter to each other (default: who differ) of tensors that meet; None where none do.
+
+    >>> import torch
+    >>> x = torch.zeros(4)
+    >>> owned = [(i, e) for i, t in enumerate([x[:2], x[2:], x[1:3]]) for e in extents(t)]
+    >>> first_meeting(owned[:2]), first_meeting(owned)
+    (None, (0, 2))
+    """
+    ordered = sorted(range(len(owned)), key=lambda i: owned[i][1].first)
+    for at, i in enumerate(ordered):
+        owner, extent = owned[i]
+        for j in ordered[at + 1 :]:
+            other, later = owned[j]
+            if later.first >= extent.end:
+                break
+            if matters(owner, other) and extent.meets(later):
+                return (owner, other) if i < j else (other, owner)
+    return None
+
+
+def are_apart(items: Iterable[Any]) -> bool:
+    """Whether these are tensors with a storage each; what takes a closer look is not, for all that is known here.
+
+    >>> import torch
+    >>> x = torch.zeros(4)
+    >>> are_apart([x, torch.zeros(4)]), are_apart([x[:2], x[2:]]), are_apart([x, [torch.zeros(4)]])
+    (True, False, False)
+    """
+    spans = []
+    try:
+        for item in items:
+            storage = item.untyped_storage()
+            first = storage.data_ptr()
+            spans.append((first, first + storage.nbytes()))
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    spans.sort()
+    return all(end <= after for (_, end), (after, _) in pairwise(spans))
+
+
+def overlaps_itself(tensor: Any) -> bool:
+    """Whether elements of a strided tensor or array may lie on each other, as those of an expanded one do.
+
+    >>> import torch
+    >>> overlaps_itself(torch.zeros(3, 2).t()), overlaps_itself(torch.zeros(2).expand(3, 2))
+    (False, True)
+    """
+    behind = 0
+    strides = [abs(stride) // tensor.itemsize for stride in tensor.strides] if _is_array(tensor) else tensor.stride()
+    for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
+        if n > 1:
+            if stride <= behind:
+                return True
+            behind += (n - 1) * stride
+    return False
+
+
+def _bool(tensor: Any) -> Any:
+    return (tensor.new_empty(0) == 0).dtype
+
+
+def _is_array(leaf: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _extent_of_array(array: Any) -> Extent:
+    first = array.ctypes.data
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    end = first + sum(span for span in reach if span > 0) + array.itemsize
+    owner = array
+    while _is_array(owner.base):
+        owner = owner.base
+    tensor = getattr(owner.base, "untyped_storage", None)  # of which it is a view
+    storage = owner.ctypes.data if tensor is None else tensor().data_ptr()
+    return Extent(first + sum(span for span in reach if span < 0), end, storage, array)
+
+
+def _arrays_meet(a: Any, b: Any) -> bool:
+    numpy = sys.modules["numpy"]
+    try:
+        return bool(numpy.shares_memory(a, b, max_work=_MOST_WORK))
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+_MOST_WORK = 10_000  # of solving for an element in common, which NumPy does exactly

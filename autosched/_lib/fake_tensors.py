@@ -1,0 +1,163 @@
+"""Fakes: fake tensors with the strides that real kernels give.
+
+Torch predicts what an operator returns without running it. Where arguments are not contiguous, some predictions of
+strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed tensor, ``div`` with a rounding mode).
+Code that asks for strides (``view``, ``reshape``, ``as_strided``, ``contiguous``) would then take another path than it
+takes eagerly. So those operators run once on tensors without meaning, and their strides are remembered: a list of
+operators with wrong predictions would differ between versions of torch, and between devices.
+
+Knows no graph.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._mode_utils import no_dispatch
+
+from autosched._lib.tree import flatten, transform
+
+__all__ = ["Fakes"]
+
+Strides = tuple[tuple[int, ...] | None, ...]  # of each tensor that an operator returns
+
+_MOST_KNOWN = 10_000
+_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel could not be run
+
+# Costly operators whose results are contiguous whatever their arguments are.
+_CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv vdot".split())
+
+# Questions that torch would answer for zeros, though the answer depends on the numbers in a tensor.
+_LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
+
+
+class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A mode in which tensors are fake; with ``learn=False`` no kernel runs, and what is known of others is used.
+
+    >>> fakes = Fakes()
+    >>> x, y = [fakes.from_tensor(torch.ones(n, 5).t()) for n in (5, 1)]
+    >>> torch.div(x, y, rounding_mode="floor").stride()
+    (1, 5)
+    """
+
+    def __init__(self, learn: bool = True) -> None:
+        with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+            # without an environment, numbers in tensors have no symbols: asking for one is an error
+            env = ShapeEnv() if learn else None
+            super().__init__(allow_fallback_kernels=True, shape_env=env, static_shapes=True)
+        self.learn = learn
+        self._inside = False  # an operator that is made of others: only the outermost counts
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do what an operator does to fake tensors."""
+        kwargs = kwargs or {}
+        if self._inside or not _may_differ(func, args, kwargs):
+            if func in _LOOK_AT_NUMBERS:
+                raise DataDependentOutputException(func)
+            return super().dispatch(func, types, args, kwargs)
+        self._inside = True
+        try:
+            result = super().dispatch(func, types, args, kwargs)
+        finally:
+            self._inside = False
+        strides = self._strides(func, args, kwargs)
+        return result if strides is None else _restrided(result, strides, self)
+
+    def _strides(self, func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
+        key = _key(func, args, kwargs)
+        if key not in _known:
+            if not self.learn:
+                return None
+            _known[key] = _real_strides(func, args, kwargs)
+            if len(_known) > _MOST_KNOWN:
+                _known.popitem(last=False)
+        return _known[key]
+
+
+def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the real kernel decides about strides: it makes new memory from what is not contiguous."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
+        return False  # an operator of the user's: its kernel may do more than to return tensors
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    if name in _CONTIGUOUS or schema.is_mutable or any(item.alias_info is not None for item in schema.returns):
+        return False
+    given = [leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    plain = all(isinstance(leaf, FakeTensor) and _is_plain(leaf) for leaf in given)
+    return plain and not all(leaf.is_contiguous() for leaf in given)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return strided and tensor.numel() > 0 and tensor.device.type != "meta"
+
+
+def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
+    settings = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    return func, settings, repr(transform(_looks, (list(args), dict(kwargs))))
+
+
+def _looks(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg())
+
+
+def _real_strides(func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
+    """Return the strides of what the real kernel makes of tensors like these; None if it does not take them."""
+    device = next(leaf.device for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor))
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    if any(isinstance(leaf, torch.Generator) for leaf in flatten((args, kwargs))):
+        return None  # which would move
+    if draws and device.type != "cpu":
+        return None  # some of these end the process on an accelerator if they are given zeros
+    number = 1 if torch.Tag.pointwise in func.tags else 0  # indices must be 0; divisors must not
+    with no_dispatch():
+        before = torch.get_rng_state() if draws else None
+        try:
+            given, named = transform(lambda leaf: _real(leaf, number), (tuple(args), dict(kwargs)))
+            result = func(*given, **named)
+        except Exception:  # kernels refuse numbers in many ways
+            return None
+        finally:
+            if before is not None:
+                torch.set_rng_state(before)
+    made = [leaf for leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
+    return tuple([leaf.stride() if leaf.layout is torch.strided else None for leaf in made])
+
+
+def _real(leaf: Any, number: int) -> Any:
+    """Return a tensor that lies in memory as a fake one does."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    made = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
+    made = made.conj() if leaf.is_conj() else made
+    return made._neg_view() if leaf.is_neg() else made
+
+
+def _restrided(result: Any, strides: Strides, mode: FakeTensorMode) -> Any:
+    """Return fake results with these strides, as far as they have others."""
+    wanted = iter(strides)
+    if len(strides) != sum(isinstance(leaf, torch.Tensor) for leaf in flatten(result)):
+        return result
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        right = next(wanted)
+        if right is None or len(right) != leaf.dim() or right == leaf.stride():
+            return leaf
+        with mode:
+            return torch.empty_strided(leaf.shape, right, dtype=leaf.dtype, device=leaf.device)
+
+    return transform(change, result)

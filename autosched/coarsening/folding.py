@@ -1,0 +1,160 @@
+"""Folding: what of a graph may become part of a merged task, and which views such a task makes anew.
+
+A view costs nothing, and a task's results can share memory with one argument at most. So a merged task takes the value
+behind a view and makes the view itself, and so does each other that needs it. That says the same unless a write tells
+parts of that memory apart, or changes its shape: tasks and views of such memory stay as they are.
+
+Knows dependencies and memory, no cost and no module.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from autosched.graph.effects import MOVE, RESHAPE, effects_of
+from autosched.graph.graph import Graph, Task
+
+__all__ = ["Folding"]
+
+
+class Folding:
+    """Sorts the tasks of a graph: those that may be ``merged``, views that are ``folded`` away, and all others.
+
+    >>> graph = Graph()
+    >>> x, w = graph.inputs("x", "w")
+    >>> graph.output(y=x @ w.t(), z=x.t())
+    >>> folding = Folding(graph)
+    >>> [task.name for task in graph.tasks if task.index in folding.kept], sorted(folding.merged)
+    (['matmul', 't_1'], [1])
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.told_apart = self._told_apart()  # roots of memory whose views stay, and so do those who write to it
+        while more := self._needed_and_written() - self.told_apart:
+            self.told_apart |= more
+        needed = self._views_needed()
+        self.kept = {task.index for task in graph.tasks if not self.foldable(task) or task.index in needed}
+        self.merged = {task.index for task in graph.tasks if not task.view and not self._is_fixed(task)}
+        self.devices = _devices(graph)  # by task, where it must run because it is said of it, or of what stays with it
+        self.before: dict[int, list[int]] = {}  # of kept tasks, those that they depend on
+        self.behind: dict[int, list[int]] = {}  # of views that may be folded, the same
+        self._follow()
+
+    def foldable(self, task: Task) -> bool:
+        """Whether a task is a view that may be made again at any time: its argument is all that it needs."""
+        return (
+            task.view
+            and len(task.reads) == 1
+            and self._root(task.reads[0].value) not in self.told_apart
+            and all(dependency.kind != "order" for dependency in task.dependencies)
+        )
+
+    def views(self, task: Task) -> list[int]:
+        """Return the views (indices) that a merged task of which this is a part makes for it."""
+        found: dict[int, None] = {}
+        pending = [use.value for use in task.reads]
+        while pending:
+            producer = self.graph.values[pending.pop()].producer
+            if producer is not None and producer not in found and self.foldable(self.graph.tasks[producer]):
+                found[producer] = None
+                pending += [use.value for use in self.graph.tasks[producer].reads]
+        return list(found)
+
+    def follows(self, task: int, first: int) -> list[int]:
+        """Return the kept tasks that a task follows as it depends on ``first``: a merged one makes its views itself."""
+        is_folded = first in self.behind and (task in self.merged or first not in self.kept)
+        return self.behind[first] if is_folded else [first]
+
+    def _follow(self) -> None:
+        """Find what each task depends on, of kept tasks."""
+        for task in self.graph.tasks:
+            first = [dependency.task for dependency in task.dependencies]
+            if self.foldable(task):
+                behind = (self.behind.get(other, [other]) for other in first)
+                self.behind[task.index] = list(dict.fromkeys(chain(*behind)))
+            if task.index in self.kept:
+                self.before[task.index] = list(dict.fromkeys(chain(*(self.follows(task.index, i) for i in first))))
+
+    # ---- what stays as it is
+
+    def _root(self, value: int) -> int:
+        return self.graph.values[value].root
+
+    def _told_apart(self) -> set[int]:
+        """Return the roots of memory of which tasks write parts, or which they give another shape."""
+        found = set()
+        for task in self.graph.tasks:
+            for use in task.writes:
+                part = task.part[1] if task.part and task.part[0] == use.value else self.graph.values[use.value].part
+                if part.bounds or _reshapes(task):
+                    found.add(self._root(use.value))
+        return found
+
+    def _is_fixed(self, task: Task) -> bool:
+        """Whether a task that is no view stays as it is: its result may be its argument, or it touches parts.
+
+        Who makes or writes memory that is told apart must share a device with its views, and so with no one else.
+        """
+        touched = any(self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs))
+        return touched or task.part is not None or self._may_alias(task)
+
+    def _may_alias(self, task: Task) -> bool:
+        return not task.view and any(self._root(use.value) != use.value for use in task.outputs)
+
+    def _views_needed(self) -> set[int]:
+        """Return the views (tasks) that outputs or fixed tasks need."""
+        needed = set(self.graph.outputs.values())
+        found = set()
+        for task in reversed(self.graph.tasks):
+            if task.view:
+                if self.foldable(task) and not any(use.value in needed for use in task.outputs):
+                    continue
+                found.add(task.index)
+            elif not self._is_fixed(task):
+                continue
+            needed.update(use.value for use in task.reads)
+        return found
+
+    def _needed_and_written(self) -> set[int]:
+        """Return the roots of written memory that two values of a merged graph would share."""
+        aliases = {task.index for task in self.graph.tasks if self._may_alias(task)}
+        outputs = (use for index in self._views_needed() | aliases for use in self.graph.tasks[index].outputs)
+        return {root for root in (self._root(use.value) for use in outputs) if self._is_written(root)}
+
+    def _is_written(self, root: int) -> bool:
+        return any(self.graph.last_version(member) for member in self.graph.members(root))
+
+
+def _devices(graph: Graph) -> list[str | None]:
+    """Return by task the device to which it is bound, by itself or with those whose values are kept with its own."""
+    bonds: dict[int, list[int]] = {}  # by root
+    for number, values in enumerate(graph.kept_together):
+        for root in dict.fromkeys(graph.values[value].root for value in values):
+            bonds.setdefault(root, []).append(number)
+    parent = list(range(len(graph.kept_together)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = i = parent[parent[i]]
+        return i
+
+    first: list[int | None] = []  # by task, one of its bonds
+    for task in graph.tasks:
+        roots = dict.fromkeys(graph.values[use.value].root for use in (*task.changes, *task.outputs))
+        own = [number for root in roots if not task.view for number in bonds.get(root, ())]
+        for number in own:
+            parent[find(number)] = find(own[0])
+        first.append(own[0] if own else None)
+    pinned: dict[int, str] = {}
+    for task, bond in zip(graph.tasks, first, strict=True):
+        if bond is not None and task.device is not None:
+            pinned.setdefault(find(bond), task.device)
+    return [
+        task.device if task.device is not None or bond is None else pinned.get(find(bond))
+        for task, bond in zip(graph.tasks, first, strict=True)
+    ]
+
+
+def _reshapes(task: Task) -> bool:
+    return task.fn is not None and effects_of(task.fn, task.args, task.kwargs).name in RESHAPE | MOVE

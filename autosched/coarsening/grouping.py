@@ -1,0 +1,253 @@
+"""Grouping: which tasks of a graph to merge into one, by what they cost or by where they come from.
+
+Each task costs a step of ours, and perhaps an event and a wait, beside its operators, which are launched one by one in
+any case. What merging can cost is waiting: who could begin behind a part of a merged task now waits for all of it. So a
+task is merged with the only one that follows it, or that it follows, where that is mutual, and nobody waits; or where
+all the waiting at a merged task is at most such a step. So are tasks that nothing follows, and that follow the same.
+None of this makes a circle, and no path gets longer by more than is saved.
+
+Returns names; merges at the very end, if asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from autosched.coarsening.folding import Folding
+from autosched.coarsening.merging import common_origin, merged
+from autosched.costs.costs import Costs
+from autosched.errors import GraphError
+from autosched.graph.graph import Graph
+from autosched.graph.task import Task
+from autosched.machine.machine import Device
+
+__all__ = ["Granularity", "by_cost", "by_mark", "by_module", "check_granularity", "merge"]
+
+Granularity = Literal["op", "module", "auto"]
+G = TypeVar("G", bound=Graph)
+
+STEP = 1e-6  # seconds that a task costs beside its operators: measured, 0.4 us on one CPU; events take longer
+_REDUCED = 20_000  # tasks up to which it is known who comes before whom (n * n bits); beyond, less is merged
+
+
+def merge(
+    graph: G,
+    groups: Granularity | Mapping[str, str] = "auto",
+    *,
+    costs: Costs | None = None,
+    device: Device | None = None,
+) -> G:
+    """Return the graph with groups of tasks as one task each, which says the same.
+
+    ``groups`` has for tasks, by name, the name of their group; or is ``"module"``, a task for each call of a module,
+    forward and backward, or ``"auto"``: chains, and what is tiny by its ``costs`` on ``device``, if no parallelism is
+    lost that pays. A group is split where it would have to wait for itself, and where its tasks are pinned to different
+    devices. Raises GraphError for tasks that are not there and for other words.
+
+    >>> graph = Graph("step")
+    >>> x, w = graph.inputs("x", "w")
+    >>> graph.output(y=(x @ w).relu())
+    >>> [task.name for task in merge(graph).tasks], [task.name for task in merge(graph, {"relu": "act"}).tasks]
+    (['matmul+1'], ['matmul', 'act'])
+    """
+    if isinstance(groups, str):
+        check_granularity(groups)
+        if groups == "op":
+            return graph
+        by = by_module(graph) if groups == "module" else by_cost(graph, costs or Costs(), device or _DEVICE)
+        return merged(graph, by)
+    return merged(graph, groups)
+
+
+_DEVICE = Device("cuda:0")  # of the usual rates
+
+
+def check_granularity(word: object) -> None:
+    """Raise GraphError unless this is a granularity."""
+    if word not in ("op", "module", "auto"):
+        raise GraphError(f"granularity must be 'op', 'module' or 'auto', got {word!r}")
+
+
+def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
+    """Return groups of tasks on a device, as far as waiting for them costs no more than merging them saves.
+
+    >>> graph = Graph()
+    >>> x, y = graph.inputs("x", "y")
+    >>> graph.output(z=(x + 1).relu() * (y @ y))
+    >>> by_cost(graph, Costs.table({"add": 2e-7, "relu": 2e-7, "matmul": 1, "mul": 1}), Device("cuda:0"))
+    {'add': 'add+2', 'relu': 'add+2', 'mul': 'add+2'}
+    """
+    clusters = _clusters(graph, costs, device)
+    joined = 1
+    while joined:
+        joined = _join_neighbours(clusters, STEP, ahead=True)
+        joined += _join_neighbours(clusters, STEP, ahead=False)
+        joined += _join_ends(clusters, STEP)
+    found = [[graph.tasks[i] for i in sorted(c.tasks)] for c in clusters if len(c.tasks) > 1]
+    return _named((_label(tasks), tasks) for tasks in found)
+
+
+def by_module(graph: Graph) -> dict[str, str]:
+    """Return a group for each call of a module, for its backward, and for what an optimizer does to its parameters.
+
+    Tasks that do not know their module make a group for each phase.
+    """
+    found: dict[tuple[str, int], list[Task]] = {}
+    for task in graph.tasks:
+        origin = task.origin
+        if origin.phase and not origin.whole and not task.view:
+            label = ".".join(filter(None, (origin.module, origin.phase)))
+            found.setdefault((label, origin.call), []).append(task)
+    return _named((label, tasks) for (label, _), tasks in found.items())
+
+
+def by_mark(graph: Graph) -> dict[str, str]:
+    """Return a group for each call of a function that is to stay whole, and for its backward."""
+    found: dict[tuple[str, int], list[Task]] = {}
+    for task in graph.tasks:
+        origin = task.origin
+        if origin.whole and not task.view:
+            phase = origin.phase if origin.phase != "forward" else ""
+            found.setdefault((".".join(filter(None, (origin.whole, phase))), origin.call), []).append(task)
+    return _named((label, tasks) for (label, _), tasks in found.items())
+
+
+# ---- clusters of tasks, in an order in which each comes behind what it depends on
+
+
+@dataclass(eq=False)
+class _Cluster:
+    """Tasks that are to be one; a source that must be copied is one of no tasks.
+
+    ``work`` is their seconds, ``waiting`` what all that wait for one of them wait for the others.
+    """
+
+    kind: object  # only those of one kind are merged; None: with nothing
+    work: float = 0.0
+    waiting: float = 0.0
+    tasks: list[int] = field(default_factory=list)
+    before: dict[_Cluster, None] = field(default_factory=dict)
+    gone_to: _Cluster | None = None
+
+    def found(self) -> _Cluster:
+        """Return the cluster that this has become a part of, or itself."""
+        last = self
+        while last.gone_to is not None:
+            last = last.gone_to
+        while self.gone_to is not None:
+            self.gone_to, self = last, self.gone_to  # noqa: PLW0642
+        return last
+
+    def join(self, other: _Cluster, waiting: float) -> None:
+        """Become a part of another."""
+        other.work += self.work
+        other.waiting += self.waiting + waiting
+        self.gone_to = other
+
+
+def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
+    """Return a cluster for each task that a merged graph keeps, and for each source that is elsewhere."""
+    folding = Folding(graph)
+    sources = {v.index: _Cluster(None) for v in graph.sources if (v.home or "cpu").partition(":")[0] != device.kind}
+    found: dict[int, _Cluster] = {}
+    for index, before in folding.before.items():
+        task = graph.tasks[index]
+        free = index in folding.merged and not task.origin.whole
+        made = found[index] = _Cluster(("on", folding.devices[index]) if free else None, tasks=[index])
+        made.work = costs.task_seconds(task, device)
+        roots = (graph.values[use.value].root for use in task.reads)
+        made.before = dict.fromkeys(sources[root] for root in roots if root in sources)
+        made.before.update(dict.fromkeys(found[other] for other in before))
+    return [*sources.values(), *found.values()]
+
+
+def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
+    """Merge clusters with the one that follows, or that they follow, if it is one alone; return how many."""
+    before, behind = _reduced(clusters)
+    there, back = (behind, before) if ahead else (before, behind)
+    joined = 0
+    for cluster in clusters if ahead else reversed(clusters):
+        if len(there[cluster]) == 1 and there[cluster][0].kind == cluster.kind is not None:
+            other = there[cluster][0]
+            joined += _join(cluster, other, len(back[other]) == 1, most)
+    _close_ranks(clusters)
+    return joined
+
+
+def _join_ends(clusters: list[_Cluster], most: float) -> int:
+    """Merge clusters that nothing follows, and that follow the same; return how many."""
+    before, behind = _reduced(clusters)
+    joined, first = 0, dict[tuple[object, ...], _Cluster]()
+    for cluster in clusters:
+        if not behind[cluster] and cluster.kind is not None:
+            key = (cluster.kind, *(other for other in before[cluster] if other.tasks))
+            other = first.setdefault(key, cluster)
+            if other is not cluster and _join(cluster, other, False, most):
+                joined += 1
+            else:
+                first[key] = cluster
+    _close_ranks(clusters)
+    return joined
+
+
+def _join(cluster: _Cluster, other: _Cluster, alone: bool, most: float) -> bool:
+    """Merge one cluster into another, if they are alone with each other, or others wait no longer than ``most``."""
+    if not alone and cluster.waiting + other.waiting + cluster.work > most:
+        return False
+    cluster.join(other, 0.0 if alone else cluster.work)
+    return True
+
+
+def _close_ranks(clusters: list[_Cluster]) -> None:
+    """Take out the clusters that have become a part of others."""
+    for cluster in clusters:
+        if (found := cluster.found()) is not cluster:
+            found.tasks += cluster.tasks
+            found.before |= cluster.before
+    clusters[:] = [cluster for cluster in clusters if cluster.gone_to is None]
+    for cluster in clusters:
+        cluster.before = dict.fromkeys(found for b in cluster.before if (found := b.found()) is not cluster)
+
+
+def _reduced(
+    clusters: Sequence[_Cluster],
+) -> tuple[dict[_Cluster, list[_Cluster]], dict[_Cluster, list[_Cluster]]]:
+    """Return what each cluster follows, and what follows it, leaving out what other followers lead to anyway."""
+    position = {cluster: i for i, cluster in enumerate(clusters)}
+    reached: list[int] = []  # by cluster, a bit set of those before it
+    before: dict[_Cluster, list[_Cluster]] = {}
+    behind: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
+    keeps = len(clusters) <= _REDUCED
+    for cluster in clusters:
+        seen, nearest = 0, []
+        for i in sorted((position[other] for other in cluster.before), reverse=True):
+            if not seen >> i & 1:
+                nearest.append(clusters[i])
+                behind[clusters[i]].append(cluster)
+                seen |= reached[i] | 1 << i if keeps else 0
+        reached.append(seen)
+        before[cluster] = nearest
+    return before, behind
+
+
+# ---- names
+
+
+def _named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
+    """Return the group of each task by name, groups of one label numbered."""
+    counts: dict[str, int] = {}
+    found: dict[str, str] = {}
+    for label, tasks in groups:
+        count = counts[label] = counts.get(label, -1) + 1
+        found.update((task.name, f"{label}_{count}" if count else label) for task in tasks)
+    return found
+
+
+def _label(tasks: Sequence[Task]) -> str:
+    """Return a name for tasks: their module and phase, if they have one in common, or else the first, and how many."""
+    origin = common_origin(tasks)
+    if origin.module:
+        return ".".join(filter(None, (origin.module, origin.phase)))
+    return f"{tasks[0].name}+{len(tasks) - 1}"

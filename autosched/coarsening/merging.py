@@ -1,0 +1,257 @@
+"""Merging: a graph whose tasks run several calls of another graph's, in an order that says the same.
+
+Groups are given; where one task of a group would make a circle, because something else must run between, the group is
+split. Tasks that are pinned to different devices, or some of them to none, are not merged, nor is what ``Folding``
+calls fixed. Knows no costs: which groups pay is for ``grouping`` to say.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar, cast
+
+from autosched._lib.tree import flatten, transform
+from autosched.coarsening.folding import Folding
+from autosched.graph.composite import Composite
+from autosched.graph.graph import Graph
+from autosched.graph.including import repeat
+from autosched.graph.task import Origin, Task
+from autosched.graph.value import Value
+
+__all__ = ["common_origin", "merged"]
+
+G = TypeVar("G", bound=Graph)
+
+
+def merged(graph: G, groups: Mapping[str, str]) -> G:
+    """Return the graph with the tasks of each group as one; ``groups`` has the name of the group by that of a task.
+
+    Tasks make the views that they need themselves. Other values keep their names, inputs and outputs too. Raises
+    GraphError for tasks that are not there.
+
+    >>> graph = Graph("step")
+    >>> x, w = graph.inputs("x", "w")
+    >>> graph.output(y=(x @ w.t() + 1) * 2)
+    >>> print(merged(graph, {"matmul": "layer", "add": "layer"}))
+    graph step
+      input x
+      input w
+      layer(w, x)
+      mul(add)
+      output y = mul
+    """
+    wanted = {graph.task(name).index: group for name, group in groups.items()}
+    return cast(G, _Merger(graph, wanted).build())
+
+
+def common_origin(tasks: Sequence[Task]) -> Origin:
+    """Return where tasks come from: the first one's line, and the module, phase and call that are those of all."""
+    first, *others = [task.origin for task in tasks]
+    module = first.module.split(".")
+    for other in others:
+        same = [a == b for a, b in zip(module, other.module.split("."), strict=False)]
+        module = module[: [*same, False].index(False)]
+    alike = all(other.phase == first.phase for other in others)
+    call = all((other.call, other.whole) == (first.call, first.whole) for other in others)
+    return Origin(
+        first.where,
+        ".".join(module),
+        first.phase if alike else "",
+        first.call if call else 0,
+        first.whole if call else "",
+    )
+
+
+class _Merger:
+    """Cuts a graph into clusters, each of which is a task of the new graph."""
+
+    def __init__(self, graph: Graph, wanted: Mapping[int, str]):
+        self.graph, self.wanted, self.folding = graph, wanted, Folding(graph)
+        keys: dict[Hashable, int] = {}
+        cluster: dict[int, int] = {}
+        for index in sorted(self.folding.kept):
+            together = index in wanted and index in self.folding.merged
+            key = (wanted[index], self.folding.devices[index]) if together else index
+            cluster[index] = keys.setdefault(key, len(keys))
+        self.cluster = _split(cluster, self.folding.before)  # by kept task
+
+    def build(self) -> Graph:
+        """Add the clusters to a new graph, those that nothing holds up in the order of their first tasks."""
+        writer = _Writer(self.graph, self.folding, self.cluster)
+        clusters = [self._members(tasks) for tasks in self._ordered()]
+        taken = [_taken(self.graph, tasks) for tasks in clusters]
+        needed = set(chain(self.graph.outputs.values(), *taken))
+        for tasks, takes in zip(clusters, taken, strict=True):
+            label = next((self.wanted[i] for i in tasks if i in self.wanted and i in self.folding.merged), None)
+            members = [self.graph.tasks[i] for i in tasks]
+            if len(members) == 1 and label in (None, members[0].name):
+                writer.repeat(members[0])
+            else:
+                writer.compose(members, takes, needed, label)
+        for name, index in self.graph.outputs.items():
+            writer.new.output(**{name: writer.values[index]})
+        for bond in self.graph.kept_together:
+            writer.together(bond)
+        return writer.new
+
+    def _members(self, tasks: Sequence[int]) -> list[int]:
+        """Return the tasks of a cluster, with the views that it makes itself."""
+        if tasks[0] not in self.folding.merged:
+            return list(tasks)
+        views = (self.folding.views(self.graph.tasks[task]) for task in tasks)
+        return sorted({*tasks, *chain(*views)})
+
+    def _ordered(self) -> list[list[int]]:
+        """Return the tasks of each cluster, clusters in an order in which they can be added."""
+        tasks: dict[int, list[int]] = {}
+        for task, cluster in self.cluster.items():
+            tasks.setdefault(cluster, []).append(task)
+        waits, followers = dict.fromkeys(tasks, 0), {cluster: list[int]() for cluster in tasks}
+        for task, cluster in self.cluster.items():
+            for other in (self.cluster[before] for before in self.folding.before[task]):
+                if other != cluster:
+                    waits[cluster] += 1
+                    followers[other].append(cluster)
+        ready = [(tasks[cluster][0], cluster) for cluster, count in waits.items() if not count]
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            _, cluster = heapq.heappop(ready)
+            found.append(tasks[cluster])
+            for follower in followers[cluster]:
+                waits[follower] -= 1
+                if not waits[follower]:
+                    heapq.heappush(ready, (tasks[follower][0], follower))
+        return found
+
+
+class _Writer:
+    """Writes tasks of a graph into a new one of the same kind."""
+
+    def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
+        self.old, self.folding, self.cluster = graph, folding, cluster
+        self.new = copy.copy(graph)  # what else a graph of a subclass holds
+        Graph.__init__(self.new, graph.name, generators=graph._generators)
+        self.new._looks = graph._looks
+        self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
+        self.values: dict[int, Value] = {}  # by those of the old graph
+        self.names: dict[int, str] = {}  # of new tasks, by cluster
+        for value in graph.sources:
+            twin = self.new._new_value(
+                value.name, home=value.home, tensor=value.tensor, part=value.part, nbytes=value.nbytes
+            )
+            if value.tensor is not None:
+                self.new._constants[id(value.tensor)] = twin
+            self._note(value, twin)
+
+    def repeat(self, task: Task) -> None:
+        """Add a task as it was."""
+        made = [self.old.values[use.value] for use in task.outputs]
+        result = repeat(
+            self.new, self.old, task, self.values, task.name, outputs=transform(_name, task.result),
+            part=None if task.view else task.part, parts=[value.part for value in made], on=task.device,
+            after=self._after([task]), seconds=task.seconds,
+        )  # fmt: skip
+        self._added(task, made, flatten(result))
+
+    def compose(self, tasks: Sequence[Task], takes: Sequence[int], needed: set[int], label: str | None) -> None:
+        """Add tasks as one, which returns what others need."""
+        own = [task for task in tasks if task.index in self.cluster and not task.view]
+        made = [self.old.values[u.value] for task in own for u in task.outputs if u.value in needed]
+        composite = Composite(tasks, takes, [value.index for value in made])
+        roots = dict.fromkeys(self.old.values[use.value].root for task in own for use in task.writes)
+        origin = common_origin(own)
+        results = self.new._add(
+            composite if all(task.fn for task in tasks) else None,
+            (*(self.values[index] for index in takes), *composite.heres), {},
+            name=self._label(own[0], label), outputs=_shape([value.name for value in made]),
+            writes=[self.values[root] for root in roots if root in takes], parts=[value.part for value in made],
+            on=self.folding.devices[own[0].index], after=self._after(own), origin=origin, composite=composite,
+        )  # fmt: skip
+        self._added(own[0], made, flatten(results))
+
+    def together(self, bond: Sequence[int]) -> None:
+        """Keep together what of these values others see; for a view that is made anew, what it is a view of."""
+        seen = [index if index in self.values else self.old.values[index].root for index in bond]
+        if found := [self.values[index] for index in seen if index in self.values]:
+            self.new.together(*found)
+
+    def _added(self, task: Task, made: Sequence[Value], results: Iterable[Any]) -> None:
+        self.names[self.cluster[task.index]] = self.new.tasks[-1].name
+        for value, twin in zip(made, results, strict=True):
+            self._note(value, twin)
+
+    def _note(self, value: Value, twin: Value) -> None:
+        twin.nbytes, self.values[value.index] = value.nbytes, twin
+
+    def _after(self, tasks: Sequence[Task]) -> list[str]:
+        """Return the new tasks that are to come first though they leave nothing that these read."""
+        here = self.cluster[tasks[0].index]
+        pairs = ((task.index, d.task) for task in tasks for d in task.dependencies if d.kind == "order")
+        others = (self.cluster[before] for pair in pairs for before in self.folding.follows(*pair))
+        return list(dict.fromkeys(self.names[cluster] for cluster in others if cluster != here))
+
+    def _label(self, task: Task, label: str | None) -> str:
+        """Return the name of a new task: that of the old one, or one that means nothing else in the old graph."""
+        if label is None or label == task.name:
+            return task.name
+        name = self.new.fresh(label)
+        while name in self.taken:
+            name = self.new.fresh(label)
+        return name
+
+
+def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Take clusters that follow each other in a circle apart, into steps that do not.
+
+    A task is one step later than what it follows in another cluster of the circle; where it can, it goes with what
+    follows it in its own.
+    """
+    circle = _circles(cluster, before)
+    step, users = dict[int, int](), {task: list[int]() for task in cluster}
+    for task, own in cluster.items():
+        others = [other for other in before[task] if circle[cluster[other]] == circle[own]]
+        step[task] = max((step[other] + (cluster[other] != own) for other in others), default=0)
+        for other in others:
+            users[other].append(task)
+    for task, own in reversed(list(cluster.items())):
+        latest = min((step[user] - (cluster[user] != own) for user in users[task]), default=step[task])
+        if any(step[user] == latest and cluster[user] == own for user in users[task]):
+            step[task] = latest
+    numbers: dict[tuple[int, int], int] = {}
+    return {task: numbers.setdefault((own, step[task]), len(numbers)) for task, own in cluster.items()}
+
+
+def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Return a number for each cluster, the same for those that follow each other in a circle."""
+    import networkx
+
+    follows: networkx.DiGraph[int] = networkx.DiGraph()
+    follows.add_nodes_from(cluster.values())
+    follows.add_edges_from((cluster[other], cluster[task]) for task in cluster for other in before[task])
+    components = networkx.strongly_connected_components(follows)
+    return {member: number for number, found in enumerate(components) for member in found}
+
+
+def _taken(graph: Graph, tasks: Sequence[int]) -> list[int]:
+    """Return the values that tasks read and do not make, in the order in which they are read."""
+    made = {use.value for task in tasks for use in graph.tasks[task].outputs}
+    reads = (use.value for task in tasks for use in graph.tasks[task].reads)
+    return [value for value in dict.fromkeys(reads) if value not in made]
+
+
+def _part_names(task: Task) -> Iterator[str]:
+    for part in task.parts:
+        yield part.name
+        yield from _part_names(part)
+
+
+def _name(leaf: Value) -> str:
+    return leaf.name
+
+
+def _shape(names: Sequence[str]) -> str | tuple[str, ...]:
+    return names[0] if len(names) == 1 else tuple(names)

@@ -1,0 +1,201 @@
+"""What if: one graph planned for several machines by several policies, as a table and as a picture.
+
+Nothing runs, so no machine need be there. Plans as ``schedule`` does and decides nothing itself; a machine that a graph
+cannot run on is part of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from autosched._lib.allowed import device_name
+from autosched._lib.text_table import amount
+from autosched.comparison.comparison import Comparison, Refusal, Row
+from autosched.costs.costs import Costs
+from autosched.errors import AutoschedError, MachineError, ScheduleError, shown
+from autosched.graph.graph import Graph
+from autosched.machine.machine import LINKS, Machine
+from autosched.policies import TIMED, Policy
+from autosched.policies.noise import checked_noise, noisy_makespans
+from autosched.scheduling.arguments import check_kinds
+from autosched.scheduling.planning import estimated, paged, policy_of, schedule
+from autosched.scheduling.schedule import Schedule
+
+__all__ = ["compare"]
+
+POLICIES = ("single", "round_robin", "heft", "auto")
+
+
+def compare(
+    graph: Graph,
+    machines: Machine | Iterable[Machine] | Mapping[str, Machine],
+    policies: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy] = POLICIES,
+    *,
+    seconds: float | None = None,
+    seed: int = 0,
+    costs: Costs | None = None,
+    examples: Mapping[str, Any] | None = None,
+    inputs: str | Mapping[str, str] | None = None,
+    outputs: str | Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,
+    noise: float | None = None,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Comparison:
+    """Plan a graph for each machine by each policy; nothing runs.
+
+    With ``noise``, such as 0.2, rows also tell what becomes of each schedule, as it is, if tasks and copies take up to
+    20% more or less than predicted: the median of 100 makespans, and the longest of the best 95, with the same luck for
+    all. Machines and policies are named in mappings, or by what tells them apart. ``seconds`` are for each plan of a
+    policy that takes some; all else is as for ``schedule``, and examples are estimated once. ``track`` is given all
+    pairs to go through, as ``tqdm.tqdm`` is, and may show how far it is. What a machine or a policy refuses becomes a
+    ``Refusal``. Raises ScheduleError and MachineError for other arguments.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> a, b = (graph.add(abs, graph.input(name), seconds=1.0) for name in "ab")
+    >>> graph.output(a=a, b=b)
+    >>> found = asc.compare(graph, [asc.Machine.emulated(gpus=n) for n in (0, 1)], ["single", "heft"])
+    >>> [round(row.speedup, 2) for row in found.rows]
+    [1.0, 1.0, 1.0, 2.0]
+    """
+    inputs, outputs = device_name(inputs), device_name(outputs)
+    check_kinds(graph, costs, examples, inputs, outputs, place=place)
+    if noise is not None:
+        checked_noise(noise)
+    known = estimated(graph, examples) if costs is None and examples is not None else Costs()
+    named = _machines(machines)
+    ways = _policies(policies)
+    if costs is None:
+        priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
+    else:
+        priced = dict.fromkeys(named, costs)
+    plan = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host", seed=seed)
+    singles: dict[str, float | None] = {}
+    found: list[Row | Refusal] = []
+    for name, way in track([*product(named, ways)]):
+        if name not in singles:
+            singles[name] = _seconds(partial(plan, named[name], costs=priced[name], policy="single"))
+        try:
+            made = plan(named[name], costs=priced[name], policy=ways[way], seconds=_of(seconds, ways[way]))
+            found.append(_row(name, way, made, singles[name], noise))
+        except AutoschedError as error:
+            found.append(Refusal(name, way, str(error).partition("\n")[0]))
+    return Comparison(
+        graph.name,
+        tuple(item for item in found if isinstance(item, Row)),
+        tuple(item for item in found if isinstance(item, Refusal)),
+        noise,
+    )
+
+
+def _row(name: str, policy: str, made: Schedule, single: float | None, noise: float | None) -> Row:
+    timeline, machine = made.simulate(), made.machine
+    parts = made.program, made.graph, machine, made.costs
+    median, worst = (None, None) if noise is None else noisy_makespans(*parts, noise)
+    overlap = timeline.overlap()
+    busiest = max(map(timeline.computing, machine.names))
+    return Row(
+        machine=name,
+        gpus=len(machine.accelerators),
+        link=_link(machine),
+        policy=policy,
+        makespan=made.makespan,
+        speedup=single / made.makespan if single is not None and made.makespan else None,
+        lower_bound=made.lower_bound,
+        gap=made.gap,
+        copies_hidden=overlap.copies_hidden if overlap.copy_seconds else None,
+        busiest=busiest / made.makespan if made.makespan else 0.0,
+        peak_bytes=max(made.peak_bytes.values()),
+        median=median,
+        worst=worst,
+    )
+
+
+def _seconds(plan: Callable[[], Schedule]) -> float | None:
+    try:
+        return plan().makespan
+    except AutoschedError:
+        return None
+
+
+def _of(seconds: float | None, policy: str | Policy) -> float | None:
+    return seconds if policy in ("auto", *TIMED) else None
+
+
+def _policies(given: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy]) -> dict[str, str | Policy]:
+    """Return policies by name, functions by their own unless a mapping names them."""
+    items = [given] if isinstance(given, str) or callable(given) else given
+    if not isinstance(items, Iterable):
+        raise ScheduleError(f"policies must be names or functions, got {shown(given)}")
+    if isinstance(given, Mapping):
+        named = dict(given)
+    else:
+        given = list(items)
+        once = [item for i, item in enumerate(given) if item not in given[:i]]  # they may have no hash
+        named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
+    for item in named.values():
+        if item != "auto":
+            policy_of(item)
+    return named
+
+
+def _name(policy: Any) -> str:
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", shown(policy))
+
+
+# ---- what machines are called
+
+
+def _machines(given: Any) -> dict[str, Machine]:
+    """Return machines by name, equal ones once."""
+    if isinstance(given, Mapping):
+        names, items = [str(name) for name in given], list(given.values())
+    else:
+        items = list(given) if isinstance(given, Iterable) else [given]
+        names = []
+    if odd := [item for item in items if not isinstance(item, Machine)]:
+        raise MachineError(f"machines must be Machine, a list of them or a mapping by name, got {shown(odd[0])}")
+    if not items:
+        raise MachineError("machines must be one at least, got none")
+    items = items if names else list(dict.fromkeys(items))
+    return dict(zip(names or _names(items), items, strict=True))
+
+
+def _names(machines: Sequence[Machine]) -> list[str]:
+    """Name machines by their GPUs, their link, and what else tells them apart."""
+    facts = [_facts(machine) for machine in machines]
+    differ = [len(dict.fromkeys(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
+    told = [True, True, *differ[2:]]
+    names = [", ".join(fact for fact, tell in zip(mine, told, strict=True) if fact and tell) for mine in facts]
+    return _numbered(names)
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return names with the places of those that are there twice."""
+    return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _facts(machine: Machine) -> tuple[str, ...]:
+    gpus = len(machine.accelerators)
+    cpus, streams = len(machine.devices) - gpus, machine.device(machine.host).streams
+    devices = [f"{count} {kind}{'s' * (count > 1)}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
+    return (
+        " and ".join(devices if cpus > 1 else devices[-1:]),
+        _link(machine),
+        amount(machine.device(machine.accelerators[0]).flops_per_second, "FLOP/s") if gpus else "",
+        f"{streams} CPU stream{'s' * (streams > 1)}",
+        "with contention" if machine.contention else "no contention",
+    )
+
+
+def _link(machine: Machine) -> str:
+    """Say what joins the first two accelerators, or the host and the only one."""
+    ends = (*machine.accelerators, machine.host)[:2]
+    link = machine.link(*ends) if len(ends) == 2 else None
+    if link is None:
+        return ""
+    rates = link.bytes_per_second, link.latency
+    return next((name for name, known in LINKS.items() if known == rates), amount(link.bytes_per_second, "B/s"))

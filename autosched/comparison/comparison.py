@@ -1,0 +1,141 @@
+"""Comparison: what was predicted for machines and policies, as a table, as JSON and as a picture. Knows numbers."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby, product
+
+from autosched._lib.text_table import amount, table
+from autosched.viz import Bar, Line, bars_svg, lines_svg
+from autosched.viz.paint import duration
+
+__all__ = ["Comparison", "Refusal", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is predicted for a machine and a policy; times in seconds.
+
+    ``speedup`` is over the policy ``"single"``, all on one device, if that is possible there; ``busiest`` is the share
+    of the makespan in which the device that computes most does, ``peak_bytes`` what the fullest device holds at most.
+    ``copies_hidden`` is None where nothing is copied. Under noise ``median`` is of many makespans, and ``worst`` the
+    longest of the best 95%.
+    """
+
+    machine: str
+    gpus: int
+    link: str
+    policy: str
+    makespan: float
+    speedup: float | None
+    lower_bound: float
+    gap: float
+    copies_hidden: float | None
+    busiest: float
+    peak_bytes: float
+    median: float | None = None
+    worst: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why there is no schedule for a machine by a policy."""
+
+    machine: str
+    policy: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows by machine and policy; ``print`` it, or see ``svg()``. The best row of each machine has a star.
+
+    With ``noise``, a share, rows tell what becomes of them if tasks and copies take so much more or less; the best is
+    then that with the least ``worst``.
+
+    >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
+    >>> print(Comparison("two layers", (row,)))
+    two layers: predicted
+       machine  policy  makespan  speed-up   bound  gap  copies hidden  busiest  peak
+    *  2 GPUs   heft        2 ms      1.90  1.9 ms   5%              -      99%  4 MB
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    refusals: tuple[Refusal, ...] = ()
+    noise: float | None = None
+
+    @property
+    def best(self) -> tuple[Row, ...]:
+        """The first of the shortest rows of each machine; under noise, of those that stay shortest."""
+        names = dict.fromkeys(row.machine for row in self.rows)
+        mine = ([row for row in self.rows if row.machine == name] for name in names)
+        return tuple(min(rows, key=lambda row: row.makespan if row.worst is None else row.worst) for rows in mine)
+
+    def __str__(self) -> str:
+        lines = table(self._heads, self._cells(), left=3) if self.rows else []
+        how = "" if self.noise is None else f"; median, and 95% of runs, with {self.noise:.0%} of noise"
+        return "\n".join([f"{self.name}: predicted{how}", *lines, *self._refused()])
+
+    def to_json(self) -> str:
+        """Return rows and refusals as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def _repr_html_(self) -> str:
+        cells = [self._heads, *self._cells()]
+        rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in cells)
+        refused = "".join(f"<p>{html.escape(line)}</p>" for line in self._refused())
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
+
+    def svg(self) -> str:
+        """Draw makespans: over numbers of GPUs, a line for each policy and link, or else as bars."""
+        title = f"{self.name}: predicted"
+        places = [(row.gpus, row.link, row.policy) for row in self.rows]
+        if len(dict.fromkeys(row.gpus for row in self.rows)) > 1 and len(dict.fromkeys(places)) == len(places):
+            return lines_svg(self._lines(), title=title, x="GPUs", y="makespan", y_unit="s")
+        bars = [Bar(row.machine, row.makespan, series=row.policy) for row in self.rows]
+        return bars_svg(bars, title=title, x="makespan", unit="s")
+
+    def _lines(self) -> Iterator[Line]:
+        linked = [row for row in self.rows if row.gpus > 1] or self.rows
+        links = dict.fromkeys(row.link for row in linked)
+        there = {(row.gpus, row.link) for row in self.rows}
+        for policy, link in product(dict.fromkeys(row.policy for row in self.rows), links):
+            # With one GPU, or none, no link joins GPUs: such a point is on every line that has no other there.
+            mine = [row for row in self.rows if row.policy == policy]
+            rows = [row for row in mine if row.link == link or (row.gpus < 2 and (row.gpus, link) not in there)]
+            name = f"{policy}, {link}" if len(links) > 1 else policy
+            yield Line(name, [(row.gpus, row.makespan) for row in sorted(rows, key=lambda row: row.gpus)])
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return _HEADS if self.noise is None else (*_HEADS, "median", "95%")
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [_cells(row, row in self.best) for row in self.rows]
+
+    def _refused(self) -> Iterator[str]:
+        for (machine, reason), same in groupby(self.refusals, key=lambda found: (found.machine, found.reason)):
+            yield f"{machine}: refused ({', '.join(refusal.policy for refusal in same)}): {reason}"
+
+
+_HEADS = ("", "machine", "policy", "makespan", "speed-up", "bound", "gap", "copies hidden", "busiest", "peak")
+
+
+def _cells(row: Row, best: bool) -> tuple[str, ...]:
+    return (
+        "*" if best else "",
+        row.machine,
+        row.policy,
+        duration(row.makespan),
+        "-" if row.speedup is None else f"{row.speedup:.2f}",
+        duration(row.lower_bound),
+        f"{row.gap:.0%}",
+        "-" if row.copies_hidden is None else f"{row.copies_hidden:.0%}",
+        f"{row.busiest:.0%}",
+        amount(row.peak_bytes, "B"),
+        *(duration(seconds) for seconds in (row.median, row.worst) if seconds is not None),
+    )

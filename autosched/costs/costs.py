@@ -1,0 +1,265 @@
+"""Costs: how many seconds a task takes on a device, how many bytes a value has.
+
+Pure data, given by a table, estimated from work and rates (the roofline model), measured, or learnt from a profile.
+Where a copy goes and how long the link takes is the machine's part. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from autosched._lib import json_reader
+from autosched._lib.allowed import by_device, is_number, no_seconds
+from autosched._lib.tree import flatten
+from autosched.errors import ScheduleError, shown
+from autosched.graph.graph import Graph, Task, Value
+from autosched.machine.machine import Device, Machine
+
+__all__ = ["READER", "Costs", "Work", "read_seconds"]
+
+Seconds = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a task does, whatever the device: floating point operations, bytes read and written, operators launched.
+
+    Raises ScheduleError for numbers that are negative, infinite or no numbers.
+
+    >>> Work(flops=2e9, nbytes=1e6).seconds(Device("cuda:0", flops_per_second=1e12, launch_seconds=0))
+    0.002
+    """
+
+    flops: float
+    nbytes: float
+    launches: float = 1
+
+    def __post_init__(self) -> None:
+        _check_finite(self.flops, "flops of work")
+        _check_finite(self.nbytes, "nbytes of work")
+        _check_finite(self.launches, "launches of work")
+
+    def seconds(self, device: Device) -> float:
+        """Return the seconds on a device by the roofline model (Williams, Waterman, Patterson, CACM 2009)."""
+        busy = max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
+        return self.launches * device.launch_seconds + busy
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds per task and device, bytes per value. What comes first here wins.
+
+    1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
+    3. views cost nothing; 4. merged tasks what their parts cost, by name; 5. the roofline of ``work``;
+    6. ``default_seconds`` and ``default_nbytes``.
+
+    Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
+    ``pageable`` names inputs and constants in host memory that is not page-locked: see ``Link``.
+
+    >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
+    >>> costs.override(seconds={"a": 0.5}).seconds["a"]
+    0.5
+    """
+
+    seconds: Mapping[str, Seconds] = field(default_factory=dict)
+    nbytes: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, Work] = field(default_factory=dict)
+    default_seconds: float = 1e-5
+    default_nbytes: float = 0.0
+    pageable: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for kind in ("seconds", "nbytes", "work"):
+            _check_table(getattr(self, kind), kind)
+        if any(by_device(given) is not given for given in self.seconds.values()):
+            table = {name: by_device(given) for name, given in self.seconds.items()}
+            object.__setattr__(self, "seconds", table)
+        for name, given in self.seconds.items():
+            _check_seconds(given, f"seconds of {name!r}")
+        for name, number in self.nbytes.items():
+            _check_finite(number, f"nbytes of {name!r}")
+        for name, work in self.work.items():
+            if not isinstance(work, Work):
+                raise ScheduleError(f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}")
+        if not is_number(self.default_seconds, infinite=True):
+            raise ScheduleError(f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}")
+        _check_finite(self.default_nbytes, "default_nbytes")
+        if not isinstance(self.pageable, frozenset) or not all(isinstance(name, str) for name in self.pageable):
+            raise ScheduleError(f"pageable must be a frozenset of names of inputs, got {shown(self.pageable)}")
+
+    @classmethod
+    def table(cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None) -> Costs:
+        """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name."""
+        return cls().override(seconds, nbytes)
+
+    @classmethod
+    def estimate(cls, graph: Graph, examples: Mapping[str, Any]) -> Costs:
+        """Return the work of a graph's tasks and the bytes of its values, for inputs like these: nothing is computed.
+
+        What cannot be estimated keeps its default. Raises GraphError for missing and unknown examples.
+
+        >>> import torch
+        >>> graph = Graph()
+        >>> y = graph.input("x") + 1
+        >>> Costs.estimate(graph, {"x": torch.zeros(2, 3)}).work["add"].flops
+        6
+        """
+        from autosched.costs.estimate import estimate
+
+        return estimate(graph, examples).costs
+
+    @classmethod
+    def measure(
+        cls,
+        graph: Graph,
+        machine: Machine,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        repeat: int = 5,
+        replay: bool = False,
+        cache: bool | str | os.PathLike[str] | None = None,
+    ) -> Costs:
+        """Return what tasks take on the devices that are here, medians of ``repeat`` runs, and the bytes of values.
+
+        What does the same work is measured once; ``inputs`` stay as they are. ``replay``: what kernels take alone, as
+        where CUDA graphs replay them; else a task takes at least as long as Python takes to launch it. Where there are
+        CPUs alone, tasks run there wherever they must, and what they take counts for every device; else a CPU is left
+        as estimated for long tasks that an accelerator is estimated to do in a tenth of the time. ``cache`` is a
+        folder where readings of torch's own functions are kept for this machine, driver and torch, or True for
+        ``$XDG_CACHE_HOME/autosched``. What cannot be is measured again, then left as ``estimate`` has it, with a
+        warning. Raises MachineError for an imagined machine, and what tasks raise.
+
+        >>> import torch
+        >>> graph = Graph()
+        >>> y = graph.input("x") + 1
+        >>> 0 < Costs.measure(graph, Machine.local(gpus=0), {"x": torch.zeros(9)}).seconds["add"] < 1
+        True
+        """
+        from autosched.measurement import measured_costs
+
+        return measured_costs(graph, machine, inputs, repeat=repeat, replay=replay, cache=cache)
+
+    def to_json(self) -> str:
+        """Return the costs as JSON; infinite seconds stand as the string "inf". Raises ScheduleError for odd keys."""
+        return json.dumps(json_reader.plain(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Costs:
+        """Read what ``to_json`` wrote, or parts of it. Raises ScheduleError naming what is malformed.
+
+        >>> costs = Costs.table(seconds={"a": math.inf}, nbytes={"a": 4096})
+        >>> Costs.from_json(costs.to_json()) == costs
+        True
+        """
+        try:
+            costs: Costs = json_reader.parse(text, json_reader.record(Costs, _COSTS, optional=_COSTS))
+        except ScheduleError as error:
+            raise ScheduleError(f"not the JSON of costs: {error}") from error
+        return costs
+
+    def override(
+        self,
+        seconds: Mapping[str, Seconds] | None = None,
+        nbytes: Mapping[str, float] | None = None,
+        pageable: Iterable[str] = (),
+    ) -> Costs:
+        """Return costs in which these entries replace or join what is there.
+
+        >>> Costs().override(pageable=["x"]).pageable
+        frozenset({'x'})
+        """
+        _check_table(seconds or {}, "seconds")
+        _check_table(nbytes or {}, "nbytes")
+        tables = {**self.seconds, **(seconds or {})}, {**self.nbytes, **(nbytes or {})}
+        return replace(self, seconds=tables[0], nbytes=tables[1], pageable=self.pageable.union(pageable))
+
+    def task_seconds(self, task: Task, device: Device) -> float:
+        """Return the seconds of a task on a device; infinity where a table per device leaves the device out."""
+        given = self.seconds.get(task.name, task.seconds)
+        if given is not None:
+            return float(given.get(device.name, math.inf) if isinstance(given, Mapping) else given)
+        if task.view:
+            return 0.0
+        if task.parts:
+            return sum(self.task_seconds(part, device) for part in task.parts)
+        work = self.work.get(task.name)
+        return self.default_seconds if work is None else work.seconds(device)
+
+    def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
+        """Return the seconds of a task on each of these devices, or one number if a table says the same for all."""
+        given = self.seconds.get(task.name, task.seconds)
+        if type(given) is float or type(given) is int:
+            return float(given)
+        return [self.task_seconds(task, device) for device in devices]
+
+    def value_nbytes(self, value: Value) -> float:
+        """Return the bytes of a value."""
+        given = self.nbytes.get(value.name, value.nbytes)
+        return float(self.default_nbytes if given is None else given)
+
+    def check(self, graph: Graph) -> None:
+        """Raise ScheduleError if a table names what the graph does not have: a misspelt name would cost nothing."""
+        if not (self.seconds or self.nbytes or self.work or self.pageable):
+            return
+        called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
+        tasks = {task.name for task in called}
+        values = {value.name for value in chain(graph.values, *(flatten(task.result) for task in called))}
+        for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
+            for name in getattr(self, kind):
+                if name not in known:
+                    raise ScheduleError(f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have")
+        for name in sorted(self.pageable.difference(value.name for value in graph.sources)):
+            raise ScheduleError(f"costs call {name!r} pageable, which is no input of graph {graph.name!r}")
+
+
+def _with_parts(task: Task) -> Iterator[Task]:
+    """Yield a task, and what it was merged of."""
+    yield task
+    for part in task.parts:
+        yield from _with_parts(part)
+
+
+def _check_table(given: Any, kind: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ScheduleError(f"{kind} must be a table by name, got {shown(given)}")
+
+
+def _check_seconds(given: Any, what: str) -> None:
+    for number in no_seconds(given):
+        raise ScheduleError(f"{what} must be a number, 0 or more, got {shown(number)}")
+
+
+def _check_finite(number: Any, what: str) -> None:
+    if not is_number(number):
+        raise ScheduleError(f"{what} must be a number, 0 or more, and finite, got {shown(number)}")
+
+
+_text = json_reader.one("a string", lambda item: isinstance(item, str))
+_amount = json_reader.number("a number, 0 or more", lambda n: n >= 0)
+_finite = json_reader.number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+
+
+def _names(item: Any, place: str) -> frozenset[str]:
+    return frozenset(json_reader.each(_text)(item, place))
+
+
+def read_seconds(item: Any, place: str) -> Any:
+    """Read the seconds of a task: a number, or one per device."""
+    return (json_reader.table(_amount) if isinstance(item, dict) else _amount)(item, place)
+
+
+_COSTS = {
+    "seconds": json_reader.table(read_seconds),
+    "nbytes": json_reader.table(_finite),
+    "work": json_reader.table(json_reader.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
+    "default_seconds": _amount,
+    "default_nbytes": _finite,
+    "pageable": _names,
+}
+READER = json_reader.record(Costs, _COSTS, optional=["pageable"])

@@ -1,0 +1,273 @@
+"""Estimate the work of torch tasks, and the bytes of values, from example inputs: nothing is computed.
+
+The tasks run once, in the order they were added, on fake tensors: shapes without memory, all on one fake CPU, so that
+constraints and the devices of examples do not matter. Each op that they reach is counted, as follows.
+
+* FLOPs: of products, convolutions and attention what torch's own formulas say; of any other op one per element that
+  it makes, or reads where that is more. Decompositions, such as an SVD, are therefore underestimated.
+* Bytes: what it reads and what it writes, each tensor once; a dimension of stride 0 counts once. Lookups read of their
+  table only what they return. Views, ``empty`` and questions about shapes cost nothing.
+
+A task is **unknown**, and keeps its default cost, where its function fails on fake tensors (``.item()``, numpy, shapes
+that depend on data), reads what an unknown task returned, writes or differentiates by a tensor that is not among its
+arguments, or sees no tensor at all: that one could do anything, so only torch's own functions (``torch.zeros``) run.
+What an unknown task writes in place stays known, because writing changes no shape.
+
+Functions run as they do while torch.compile traces them: one that prints, prints; one that keeps its arguments, keeps
+fake tensors. Knows no device, no rate and no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from autosched._lib.fake_tensors import Fakes
+from autosched._lib.quiet import quiet
+from autosched._lib.tree import flatten, transform
+from autosched.costs.costs import Costs, Work
+from autosched.errors import GraphError
+from autosched.graph.graph import Graph, Task, Value, called_with
+
+__all__ = ["Estimate", "estimate"]
+
+aten = torch.ops.aten
+Op = OpOverload[..., Any]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Costs with the work and bytes that could be estimated, and the reason for each task (by name) that could not.
+
+    Of a merged task it has the parts.
+    """
+
+    costs: Costs
+    unknown: Mapping[str, str]
+
+
+def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
+    """Return the work of each task and the bytes of each value, for inputs like ``examples``.
+
+    Examples may be on any device, also ``"meta"``, which holds no data; they are not changed, and no random number is
+    drawn. Raises GraphError for missing or unknown examples, and for those whose sizes do not fit.
+
+    >>> import torch, autosched as asc
+    >>> graph = asc.Graph()
+    >>> x, w = graph.inputs("x", "w")
+    >>> graph.output(y=x @ w)
+    >>> estimate(graph, {"x": torch.zeros(2, 3), "w": torch.zeros(3, 5)}).costs.work
+    {'matmul': Work(flops=60, nbytes=124, launches=1)}
+    """
+    given = graph.bind(examples)
+    work: dict[str, Work] = {}
+    unknown: dict[str, str] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False), quiet():
+        data: dict[int, Any] = {}
+        for index, example in given.items():
+            with contextlib.suppress(Exception):  # its readers will say that it is unknown
+                data[index] = transform(_twin, example)
+        for task in graph.tasks:
+            _learn(task, data, work, unknown)
+        known = {index: list(_tensors(item)) for index, item in data.items()}
+        nbytes = {graph.values[i].name: sum(t.nbytes for t in tensors) for i, tensors in known.items() if tensors}
+    return Estimate(Costs(work=work, nbytes=nbytes), unknown)
+
+
+def _learn(task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]) -> None:
+    """Run a task on fake tensors, or its parts; note results, by the index of their value, and work."""
+    if task.composite is not None:
+        given = zip(task.composite.takes, task.args, strict=False)
+        inner = {index: data[value.index] for index, value in given if value.index in data}
+        for part in task.parts:
+            _learn(part, inner, work, unknown)
+        made = zip(task.outputs, task.composite.gives, strict=True)
+        data.update((use.value, inner[index]) for use, index in made if index in inner)
+        return
+    try:
+        results, work[task.name] = _run(task, data)
+    except Exception as error:
+        if _is_misfit(task, error):
+            raise GraphError(_misfit(task, data, error)) from error
+        unknown[task.name] = _reason(error)
+    else:
+        data.update(results)
+
+
+def _is_misfit(task: Task, error: Exception) -> bool:
+    """Whether one of torch's own functions says that the sizes of its arguments do not fit."""
+    own = task.fn is not None and _is_torch(task.fn)
+    return own and type(error) is RuntimeError and bool(_SIZES.search(str(error)))
+
+
+_SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
+
+
+def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
+    """Return what to say of a task that cannot run on the examples."""
+    graph = next(leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value))
+    sizes = [
+        f"{graph.values[use.value].name!r} is {tuple(data[use.value].shape)}"
+        for use in task.reads
+        if isinstance(data.get(use.value), torch.Tensor)
+    ]
+    return (
+        f"task {task.name!r}, added at {task.source}, cannot run on these examples: "
+        f"{str(error).splitlines()[0].rstrip('.')}; {', '.join(sizes)}"
+    )
+
+
+class _UnknownError(Exception):
+    """Why we do not run a task."""
+
+
+def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
+    """Run one task on fake tensors; return its results, by the index of their value, and its work."""
+    if task.fn is None:
+        raise _UnknownError("has no function")
+    for value in flatten((task.args, task.kwargs)):
+        if isinstance(value, Value) and value.index not in data:
+            raise _UnknownError(f"reads {value.name!r}, which is unknown")
+    args, kwargs = called_with(task, data)
+    if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
+        raise _UnknownError("has no tensor among its arguments")
+    if task.fn is aten._local_scalar_dense.default:  # any number that optimizers can divide by one less
+        return dict(task.results(0.5 if args[0].is_floating_point() else 1)), Work(0, 0)
+    with _Counter() as counter:
+        returned = task.fn(*args, **kwargs)
+    results = {index: transform(_as_fake, result) for index, result in task.results(returned)}
+    least = _PYTHON if getattr(task.fn, "__module__", "") in ("_operator", "builtins", "math") else 1
+    return results, Work(counter.flops, counter.nbytes, max(counter.launches, least))
+
+
+_PYTHON = 0.02  # launches that a function of Python's numbers costs: some 0.1 us
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sums what the ops under it do, keeps them on the fake CPU, and keeps them away from real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.nbytes = self.launches = 0
+
+    def __torch_dispatch__(self, op: Op, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        _refuse_real(op, _named(op, args, kwargs or {}))
+        args, kwargs = transform(_as_fake, (args, dict(kwargs or {})))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        result = op(*args, **kwargs)
+        if not (op.is_view or torch.Tag.inplace_view in op.tags or op.overloadpacket in _FREE):
+            self.launches += op.namespace != "prim"  # which asks fake tensors for their device
+            formula = _FORMULAS.get(op.overloadpacket)
+            self._count(op, _named(op, args, kwargs), result, formula and formula(*args, **kwargs, out_val=result))
+        return result
+
+    def _count(self, op: Op, given: Mapping[str, Any], result: Any, flops: int | None) -> None:
+        is_lookup = op.overloadpacket in _LOOKUPS
+        unread = {argument.name for argument in op._schema.arguments if argument.is_out}
+        if is_lookup or op.overloadpacket in _OVERWRITES:
+            unread.add(op._schema.arguments[0].name)
+        read = _once([item for name, item in given.items() if name not in unread])
+        made = _once([result, _written(op, given)])
+        if not made:  # a question about a shape
+            return
+        self.nbytes += sum(map(_memory, read)) + sum(map(_memory, made)) * (2 if is_lookup else 1)
+        elements = max(sum(tensor.numel() for tensor in made), *(tensor.numel() for tensor in read), 0)
+        self.flops += elements if flops is None else flops
+
+
+_LOOKUPS = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select})  # the table is the first argument
+_OVERWRITES = frozenset(  # what the first argument held before plays no part
+    {aten.bernoulli_, aten.copy_, aten.exponential_, aten.fill_, aten.normal_, aten.random_, aten.uniform_, aten.zero_}
+)
+_FREE = frozenset(  # these look at memory in another way without saying so, or get memory without filling it
+    {aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+)
+
+
+def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    flops = sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
+    return int(flops)
+
+
+_FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(  # torch has none for attention on a CPU
+    flop_registry,
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    },
+)
+
+
+def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
+    """Raise where an op would leave a fake tensor in what the user holds."""
+    if any(not isinstance(tensor, FakeTensor) for tensor in _tensors(_written(op, given))):
+        raise _UnknownError("writes a tensor that is not among its arguments")
+    real = (tensor for tensor in _tensors(given) if not isinstance(tensor, FakeTensor))
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in real):
+        raise _UnknownError("differentiates by a tensor that is not among its arguments")
+
+
+def _named(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an op's arguments by the names that its schema gives them."""
+    return {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
+
+
+def _written(op: Op, given: Mapping[str, Any]) -> list[Any]:
+    return [given.get(a.name) for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _twin(leaf: Any) -> Any:
+    """Make a fake tensor like this tensor, on the CPU; other leaves pass."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.layout is not torch.strided:
+        raise _UnknownError(f"meets a tensor of layout {leaf.layout}")
+    twin = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+    return twin.requires_grad_(leaf.requires_grad)
+
+
+def _as_fake(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, FakeTensor) and leaf.layout is torch.strided else _twin(leaf)
+
+
+def _is_torch(fn: Callable[..., Any]) -> bool:
+    """Whether it makes tensors of numbers, as ``torch.zeros`` does, or numbers of numbers, as operators do."""
+    if isinstance(fn, (OpOverload, OpOverloadPacket)) or getattr(fn, "__module__", "") == "_operator":
+        return True
+    return getattr(torch._C._VariableFunctions, getattr(fn, "__name__", ""), None) is fn
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _once(tree: Any) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in _tensors(tree)}.values())
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's memory: elements that a dimension of stride 0 repeats are there once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _UnknownError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")

@@ -1,0 +1,161 @@
+"""Case: a schedule as its explanation sees it, and what would be if something were otherwise.
+
+A what-if is a case with another part, and is predicted by the same ``simulate``. Knows no words and no advice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import HOST, Graph, Task, Use
+from autosched.lowering.fitting import fitted
+from autosched.machine.machine import Machine
+from autosched.placement import Placement, home
+from autosched.program.program import Copy, Program
+from autosched.simulation.simulate import durations, makespan, simulate
+from autosched.timeline.timeline import Timeline
+
+__all__ = ["SMALL", "Case"]
+
+SMALL = 2_000  # tasks, up to which there is time to lower many other programs
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a schedule is made of; ``wanted`` is where its outputs were asked for, as far as known.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 1.0, "cuda:0": 4.0}))
+    >>> made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
+    >>> case = Case(made.graph, made.machine, made.costs, made.placement, made.program)
+    >>> case.placed(Placement({"y": "cuda:0"}, ("y",))).makespan > case.makespan
+    True
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    placement: Placement
+    program: Program
+    wanted: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """The predicted timeline. Raises ScheduleError for what the machine cannot do."""
+        return simulate(self.program, self.graph, self.machine, self.costs)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Predicted seconds. Raises ScheduleError for what the machine cannot do."""
+        return makespan(self.program, self.seconds)
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """Predicted seconds of each instruction."""
+        return durations(self.program, self.graph, self.machine, self.costs)
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The accelerators, or all devices where there are none."""
+        return self.machine.accelerators or self.machine.names
+
+    @property
+    def tries(self) -> int:
+        """How many programs there is time to lower for one remedy."""
+        return 16 if len(self.graph) <= SMALL else 1
+
+    @cached_property
+    def used(self) -> tuple[str, ...]:
+        """The workers with tasks that take time, in the machine's order."""
+        busy = {
+            device
+            for task, device in self.placement.device.items()
+            if self.costs.task_seconds(self.graph.task(task), self.machine.device(device)) > 0
+        }
+        return tuple(name for name in self.workers if name in busy)
+
+    def readers(self, copy: Copy) -> frozenset[int]:
+        """Return the tasks that read a value where a copy takes it."""
+        return self._readers.get((copy.value, copy.destination), frozenset())
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, str], frozenset[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for task in self.graph.tasks:
+            for use in self.graph.needs(task):
+                key = self.graph.values[use.value].name, self.placement.device[task.name]
+                found.setdefault(key, []).append(task.index)
+        return {key: frozenset(tasks) for key, tasks in found.items()}
+
+    # ---- what if
+
+    def timed(self, seconds: Sequence[float]) -> float:
+        """Return the makespan if instructions took these seconds."""
+        return makespan(self.program, seconds)
+
+    def priced(self, costs: Costs) -> Case:
+        """Return the case at other costs, in which nothing moves."""
+        return dataclasses.replace(self, costs=costs)
+
+    def housed(self, homes: Mapping[str, str]) -> Case:
+        """Return the case with inputs, and constants, on other devices."""
+        return dataclasses.replace(self, graph=self.graph.pinned(homes)).placed(self.placement)
+
+    def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
+        """Return the case as placed otherwise, on another machine perhaps. Raises ScheduleError for what cannot be."""
+        machine = machine or self.machine
+        program = fitted(self.graph, machine, self.costs, placement, self._outputs)
+        return dataclasses.replace(self, machine=machine, placement=placement, program=program)
+
+    @cached_property
+    def _outputs(self) -> dict[str, str]:
+        """Where outputs must be: where they were asked for, and where they go from elsewhere."""
+        sent = {label: device for label, device in self.program.outputs if device != self._made(label)}
+        return {**sent, **self.wanted}
+
+    def _made(self, label: str) -> str:
+        value = self.graph.values[self.graph.outputs[label]]
+        maker = self.graph.maker(Use(value.index, self.graph.last_version(value.index)))
+        if maker is None:
+            return home(self.graph, self.machine, value)
+        return self.placement.device[self.graph.tasks[maker].name]
+
+    @cached_property
+    def bound(self) -> tuple[Task, ...]:
+        """The tasks that the user has bound to a worker."""
+        return tuple(task for task in self.graph.tasks if task.device != HOST and task.device in self.workers)
+
+    @cached_property
+    def freed(self) -> Case:
+        """The case with tasks free to go to any worker, if they are bound to one; placed as it was."""
+        workers = [self.machine.device(name) for name in self.workers]
+        seconds = {
+            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers} for task in self.bound
+        }
+        return dataclasses.replace(self.unbound(self.bound), costs=self.costs.override(seconds))
+
+    def unbound(self, tasks: Iterable[Task]) -> Case:
+        """Return the case with tasks free to go anywhere; placed as it was."""
+        twin = self.graph.pinned()
+        for task in tasks:
+            free = dataclasses.replace(task, device=None)
+            twin.tasks[task.index] = free
+            if twin.names[task.name] is task:
+                twin.names[task.name] = free
+        return dataclasses.replace(self, graph=twin)
+
+    @cached_property
+    def slow_here(self) -> tuple[Task, ...]:
+        """The tasks that the user has bound to a CPU, and that some accelerator would do in half the time or less."""
+        found = []
+        for task in self.graph.tasks:
+            if task.device not in (None, HOST) and task.device not in self.workers:
+                here = self.costs.task_seconds(task, self.machine.device(str(task.device)))
+                there = min(self.costs.task_seconds(task, self.machine.device(name)) for name in self.workers)
+                found += [task] if there < here and there <= here / 2 else []
+        return tuple(found)

@@ -1,0 +1,81 @@
+"""Causes: what each task and each copy of a timeline began behind, and why there.
+
+A span begins when the last of those that it stands behind has ended: one whose result it needs, or one that was on its
+stream. Where both end at once, what it needs counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from autosched.explanation.case import Case
+from autosched.program.program import Copy, Run, Stream
+from autosched.timeline.timeline import Timeline
+
+__all__ = ["Behind", "Cause", "all_before", "gates"]
+
+Cause = Literal["data", "copy", "order", "device", "link", "batch"]
+"""The other left what is needed here; brought it; must end before for another reason, such as reuse of memory; or was
+only ahead on the stream: a task on that of a device, a copy on that of a link, or one that the same task needs."""
+
+_NEEDED = ("data", "copy", "order")
+
+
+class Behind(NamedTuple):
+    """One span behind another, whose position in the timeline is ``span``, and why."""
+
+    span: int
+    cause: Cause
+
+    @property
+    def needed(self) -> bool:
+        """Whether the graph wants it so, and not only the stream."""
+        return self.cause in _NEEDED
+
+
+def all_before(case: Case, timeline: Timeline) -> list[list[Behind]]:
+    """Return for each span of a timeline all that it stands right behind."""
+    found: list[dict[int, None]] = [{} for _ in timeline.spans]
+    for a, b in timeline.arrows:
+        if a < b:  # clocks that disagree by a little may measure it the other way round
+            found[b][a] = None
+    last: dict[Stream, int] = {}
+    for i, span in enumerate(timeline.spans):
+        for stream in span.streams:
+            if stream in last:
+                found[i][last[stream]] = None
+            last[stream] = i
+    return [[Behind(other, _cause(case, timeline, i, other)) for other in before] for i, before in enumerate(found)]
+
+
+def gates(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[Behind | None]:
+    """Return for each span the one that it began behind; None where it stands behind nothing."""
+    ends = [span.end for span in timeline.spans]
+    return [max(some, key=lambda b: (ends[b.span], b.needed), default=None) for some in before]
+
+
+def _cause(case: Case, timeline: Timeline, here: int, other: int) -> Cause:
+    """Return why one span stands behind another."""
+    ours = case.program.instructions[timeline.spans[here].instruction]
+    theirs = case.program.instructions[timeline.spans[other].instruction]
+    shared = not set(timeline.spans[here].streams).isdisjoint(timeline.spans[other].streams)
+    if isinstance(ours, Run) and isinstance(theirs, Run):
+        kind = next((d.kind for d in case.graph.task(ours.task).dependencies if d.task == _index(case, theirs)), None)
+        return "data" if kind == "data" else "order" if kind or not shared else "device"
+    if isinstance(ours, Run) and isinstance(theirs, Copy):
+        value = case.graph.value(theirs.value).index
+        return "copy" if any(use.value == value for use in case.graph.task(ours.task).reads) else "order"
+    if isinstance(ours, Copy) and isinstance(theirs, Run):
+        value, task = case.graph.value(ours.value).index, case.graph.task(theirs.task)
+        return "data" if any(use.value == value for use in (*task.outputs, *task.changes)) else "order"
+    if isinstance(ours, Copy) and isinstance(theirs, Copy):
+        relayed = (theirs.value, theirs.version, theirs.destination) == (ours.value, ours.version, ours.source)
+        if relayed or not shared:
+            return "copy" if relayed else "order"
+        return "batch" if case.readers(ours) & case.readers(theirs) else "link"
+    return "order"
+
+
+def _index(case: Case, run: Run) -> int:
+    return case.graph.task(run.task).index

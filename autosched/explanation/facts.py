@@ -1,0 +1,151 @@
+"""Facts of a timeline: its critical path, when devices are idle and for what, what could be later at no cost.
+
+Everything is seconds. Decides and advises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autosched.explanation.causes import Behind
+from autosched.program.program import Copy, Instruction, Program
+from autosched.timeline.timeline import Span, Timeline
+
+__all__ = ["Idle", "Step", "critical_path", "held_up", "idle", "path_seconds", "slack"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task or a copy of the critical path: where, when, behind what and why, and ``gap`` seconds later than that.
+
+    ``where`` is a device, or two with an arrow between. ``cause`` is one of ``causes.Cause``, or ``start``.
+    """
+
+    kind: str
+    name: str
+    where: str
+    start: float
+    end: float
+    cause: str
+    behind: str
+    gap: float
+
+
+@dataclass(frozen=True)
+class Idle:
+    """How long no task ran on a device, and for what: the causes sum up to it.
+
+    ``copy``: what its next task needs was on its way; ``link``: that stood in line behind other copies; the name of a
+    device: it was being computed there; ``gap``: it was there already; ``end``: nothing was left to do.
+    """
+
+    device: str
+    seconds: float
+    causes: Mapping[str, float]
+
+
+def critical_path(program: Program, timeline: Timeline, gate: Sequence[Behind | None]) -> tuple[Step, ...]:
+    """Return the steps that hold each other up, from the beginning to the end of the span that ends last."""
+    spans, steps = timeline.spans, list[Step]()
+    at = max(range(len(spans)), key=lambda i: spans[i].end, default=None)
+    while at is not None:
+        span, behind = spans[at], gate[at]
+        before = spans[behind.span] if behind is not None else None
+        where = _where(program.instructions[span.instruction], span)
+        gap = max(0.0, span.start - (before.end if before is not None else 0.0))
+        cause, name = (behind.cause, before.name) if behind is not None and before is not None else ("start", "")
+        steps.append(Step(span.kind, span.name, where, span.start, span.end, cause, name, gap))
+        at = behind.span if behind is not None else None
+    return tuple(reversed(steps))
+
+
+def path_seconds(path: Sequence[Step]) -> dict[str, float]:
+    """Return what the makespan goes to: the seconds of each step, by why the next one had to wait for it.
+
+    ``compute`` and ``copy`` made and brought what the next step needs; ``device`` and ``link`` were only ahead of it;
+    ``order`` had to end before it for another reason; in a ``gap`` nothing held it up.
+    """
+    total = dict.fromkeys(("compute", "copy", "device", "link", "order", "gap"), 0.0)
+    for i, step in enumerate(path):
+        following = path[i + 1] if i + 1 < len(path) else None
+        ended = step.end if following is None else min(step.end, following.start)
+        cause = "data" if following is None else following.cause
+        if cause == "data":
+            cause = "compute" if step.kind == "run" else "copy"
+        total["copy" if cause == "batch" else cause] += ended - step.start
+        total["gap"] += step.gap
+    return {cause: seconds for cause, seconds in total.items() if seconds > 0}
+
+
+def idle(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Idle:
+    """Return when no task ran on a device, and for what."""
+    causes: dict[str, float] = {}
+    for span, cause, seconds in _waits(device, timeline, gate):
+        name = cause
+        if span is not None:
+            name = timeline.spans[span].streams[0].device if cause == "data" else cause
+        causes[name] = causes.get(name, 0.0) + seconds
+    return Idle(device, sum(causes.values()), causes)
+
+
+def held_up(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> dict[int, float]:
+    """Return for which spans (positions) a device was idle, and how long."""
+    found: dict[int, float] = {}
+    for span, _, seconds in _waits(device, timeline, gate):
+        if span is not None:
+            found[span] = found.get(span, 0.0) + seconds
+    return found
+
+
+def slack(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[float]:
+    """Return how much later each span could end while the last one does not."""
+    latest = [timeline.makespan] * len(timeline.spans)
+    for i in reversed(range(len(latest))):
+        for behind in before[i]:
+            latest[behind.span] = min(latest[behind.span], latest[i] - timeline.spans[i].seconds)
+    return [max(0.0, late - span.end) for late, span in zip(latest, timeline.spans, strict=True)]
+
+
+def _waits(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Iterator[tuple[int | None, str, float]]:
+    """Yield what a device was idle for, piece by piece: the span that it waited for, if any, why, and how long."""
+    busy = 0.0
+    for i, span in enumerate(timeline.spans):
+        if span.kind == "run" and span.streams[0].device == device:
+            if span.start > busy:
+                yield from _pieces(i, busy, device, timeline, gate)
+            busy = max(busy, span.end)
+    if timeline.makespan > busy:
+        yield None, "end", timeline.makespan - busy
+
+
+def _pieces(
+    span: int, since: float, device: str, timeline: Timeline, gate: Sequence[Behind | None]
+) -> Iterator[tuple[int | None, str, float]]:
+    """Yield what a span was waiting for from ``since`` to its start: its gate, ahead of that the gate's gate, and on.
+
+    What a task elsewhere waits for, the device waits for.
+    """
+    until = timeline.spans[span].start
+    while until > since:
+        behind = gate[span]
+        if behind is None:
+            yield None, "gap", until - since
+            return
+        other = timeline.spans[behind.span]
+        if (ended := max(since, min(until, other.end))) < until:
+            yield None, "gap", until - ended
+            until = ended
+        began = max(since, min(until, other.start))
+        if began < until:
+            cause = "data" if other.kind == "run" else "link" if behind.cause == "link" else "copy"
+            here = other.kind == "run" and other.streams[0].device == device
+            yield (None, "gap", until - began) if here else (behind.span, cause, until - began)
+            until = began
+        span = behind.span
+
+
+def _where(instruction: Instruction, span: Span) -> str:
+    if isinstance(instruction, Copy):
+        return f"{instruction.source} -> {instruction.destination}"
+    return span.streams[0].device

@@ -1,0 +1,198 @@
+"""Explanation: what ``explain`` returns for a whole schedule; ``print`` it to read it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from autosched._lib.gc_pause import without_collecting
+from autosched.bounds import bounds
+from autosched.errors import ScheduleError
+from autosched.explanation.advice import Advice, Remedy, worthwhile
+from autosched.explanation.case import Case
+from autosched.explanation.causes import Behind, all_before, gates
+from autosched.explanation.facts import Idle, Step, critical_path, held_up, idle, path_seconds
+from autosched.explanation.homes import keep
+from autosched.explanation.places import Plans, note, places
+from autosched.explanation.spills import spill_note
+from autosched.explanation.transfers import copy_streams, pageable_note, pin
+from autosched.explanation.words import count
+from autosched.explanation.work import host_note, host_reads, launches
+from autosched.explanation.writing import written
+from autosched.program.program import Copy, Run
+from autosched.timeline.timeline import Timeline, what
+
+__all__ = ["Efficiency", "Explanation", "Late", "explain"]
+
+_MOST_LATE = 3
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The lower bound over the makespan, and which bound that is: a name of ``autosched.bounds``."""
+
+    share: float
+    bound: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Late:
+    """What took longer than predicted: a task, a copy, gaps on the critical path, pauses of the garbage collector."""
+
+    kind: str
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Why a schedule takes as long as it does, and what would help. Times are seconds.
+
+    ``bound`` is how many of the tasks must run on a certain accelerator, and ``efficiency`` takes that as given.
+    ``path_seconds`` says what the makespan goes to (see ``facts.path_seconds``), ``idle`` has the accelerators, or all
+    devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or accelerators, twice as
+    fast would save. ``advice`` is as predicted, what gains most first; ``late`` is of a measured run.
+    """
+
+    name: str
+    measured: bool
+    makespan: float
+    predicted: float
+    tasks: int
+    bound: int
+    copies: int
+    devices: tuple[str, ...]
+    advice: tuple[Advice, ...]
+    notes: tuple[str, ...]
+    efficiency: Efficiency
+    critical_path: tuple[Step, ...]
+    path_seconds: Mapping[str, float]
+    idle: tuple[Idle, ...]
+    copied_bytes: float
+    copies_hidden: float
+    twice_as_fast: Mapping[str, float]
+    late: tuple[Late, ...]
+
+    def to_json(self) -> str:
+        """Return all fields as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        return written(self)
+
+    def __repr__(self) -> str:
+        how = "measured" if self.measured else "predicted"
+        return f"<Explanation of {self.name!r}: {self.makespan:.3g} s {how}, {count(len(self.advice), 'suggestion')}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self)}
+
+
+@without_collecting()
+def explain(case: Case, measured: Timeline | None = None) -> Explanation:
+    """Explain a schedule, as predicted or as ``measured``.
+
+    Raises ScheduleError for a timeline of another program.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph("one")
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", seconds=1.0))
+    >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().efficiency
+    Efficiency(share=1.0, bound='critical_path', seconds=1.0)
+    """
+    timeline = case.predicted if measured is None else _checked(case, measured)
+    before = all_before(case, timeline)
+    gate = gates(timeline, before)
+    path = critical_path(case.program, timeline, gate)
+    plans = Plans.of(case)
+    planned = before if measured is None else all_before(case, case.predicted)
+    waited = _waited(case, planned)
+    return Explanation(
+        name=case.graph.name,
+        measured=measured is not None,
+        makespan=timeline.makespan,
+        predicted=case.makespan,
+        tasks=len(case.graph),
+        bound=len(case.bound),
+        copies=sum(isinstance(i, Copy) for i in case.program),
+        devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
+        advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
+        notes=(*note(case, plans), *host_note(case, waited), *pageable_note(case), *spill_note(case)),
+        efficiency=_efficiency(case, timeline.makespan),
+        critical_path=path,
+        path_seconds=path_seconds(path),
+        idle=tuple(idle(name, timeline, gate) for name in case.workers),
+        copied_bytes=sum(span.nbytes for span in timeline.spans),
+        copies_hidden=timeline.overlap().copies_hidden,
+        twice_as_fast=_twice_as_fast(case),
+        late=_late(case, timeline, path) if measured is not None else (),
+    )
+
+
+def _waited(case: Case, before: Sequence[Sequence[Behind]]) -> Counter[int]:
+    """Return for how long accelerators are predicted to wait for each span."""
+    gate = gates(case.predicted, before)
+    waited: Counter[int] = Counter()
+    for device in case.used:
+        waited.update(held_up(device, case.predicted, gate))  # adds
+    return waited
+
+
+def _remedies(
+    case: Case, plans: Plans, before: Sequence[Sequence[Behind]], waited: Mapping[int, float]
+) -> Iterator[Remedy]:
+    """Yield all that could be changed, as predicted."""
+    yield from pin(case)
+    yield from keep(case)
+    yield from host_reads(case, waited)
+    yield from launches(case)
+    yield from places(case, plans)
+    yield from copy_streams(case, before)
+
+
+def _checked(case: Case, timeline: Timeline) -> Timeline:
+    """Return a timeline of this program. Raises ScheduleError for any other."""
+    here = {i: what(instruction) for i, instruction in enumerate(case.program) if isinstance(instruction, (Run, Copy))}
+    there = {span.instruction: (span.kind, span.name) for span in timeline.spans}
+    if here != there:
+        raise ScheduleError("measured= is a timeline of another program; schedule.profile(...) makes one of this")
+    return timeline
+
+
+def _efficiency(case: Case, makespan: float) -> Efficiency:
+    found = bounds(case.graph, case.machine, case.costs)
+    name = max(found, key=lambda bound: found[bound])
+    return Efficiency(found[name] / makespan if makespan else 1.0, name, found[name])
+
+
+def _twice_as_fast(case: Case) -> dict[str, float]:
+    """Return what links, and accelerators, that take half as long would save."""
+    workers = "accelerators" if case.machine.accelerators else "devices"
+    copies = [isinstance(i, Copy) for i in case.program]
+    halves = {
+        "links": copies,
+        workers: [not copy and i.stream.device in case.workers for i, copy in zip(case.program, copies, strict=True)],
+    }
+    found = {}
+    for name, half in halves.items():
+        if any(half) and case.makespan:
+            seconds = [s / 2 if fast else s for s, fast in zip(case.seconds, half, strict=True)]
+            found[name] = 1 - case.timed(seconds) / case.makespan
+    return found
+
+
+def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, ...]:
+    """Return what took longer than predicted, the longest first."""
+    seconds = case.seconds
+    found = [Late(s.kind, s.name, seconds[s.instruction], s.seconds) for s in timeline.spans]
+    found.append(Late("gaps", "", 0.0, sum(step.gap for step in path)))
+    found.append(Late("pauses", "", 0.0, sum(end - start for start, end in timeline.pauses)))
+    least = 0.01 * timeline.makespan
+    worst = sorted(
+        (late for late in found if late.measured - late.predicted > least), key=lambda x: x.predicted - x.measured
+    )
+    return tuple(worst[:_MOST_LATE])

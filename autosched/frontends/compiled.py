@@ -1,0 +1,220 @@
+"""Compiled: a function that is captured and scheduled when it is called, once for each kind of call.
+
+Two calls are of one kind if capture would write down the same: see ``frontends.guards``.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from autosched._lib.forks import rlock
+from autosched._lib.logs import LOG
+from autosched.coarsening.grouping import Granularity, check_granularity
+from autosched.costs.costs import Costs
+from autosched.errors import ScheduleError, shown
+from autosched.frontends.capture import Captured, arguments_of, captured
+from autosched.frontends.changes import changes, remedy
+from autosched.frontends.exclusive import check_not_capturing
+from autosched.frontends.granularity import coarse
+from autosched.frontends.guards import Guard, Shape, kind_of
+from autosched.frontends.reach import Reach
+from autosched.frontends.state import State
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.policies import Policy
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule
+
+__all__ = ["CacheInfo", "Compiled", "compile"]
+
+
+_WARNED = 3  # captures: a step has one before its optimizer has state, and one after
+
+
+class _Kind(NamedTuple):
+    """What calls of one kind are made of, and what knows the next of them."""
+
+    graph: Captured
+    schedule: Schedule
+    guard: Guard
+
+
+class CacheInfo(NamedTuple):
+    """How often a call was of a kind that was known, or not; and how many kinds are kept."""
+
+    hits: int
+    misses: int
+    maxsize: int
+    currsize: int
+
+
+def compile(
+    fn: Callable[..., Any],
+    machine: Machine | None = None,
+    *,
+    policy: str | Policy = "auto",
+    costs: Costs | None = None,
+    maxsize: int = 8,
+    granularity: Granularity = "op",
+    **options: Any,
+) -> Compiled:
+    """Return a function that does what ``fn`` does, on a machine, by a schedule.
+
+    ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
+    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate;
+    ``granularity`` is that of ``capture``, but that ``"auto"`` merges only where that is predicted to be no slower;
+    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger ``autosched`` tells of
+    each. Autograd does not follow it: gradients are taken inside, and one that would be lost is a GradientError.
+
+    >>> model = torch.nn.Linear(3, 2)
+    >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
+    >>> with torch.no_grad():
+    ...     torch.equal(run(torch.ones(4, 3)), model(torch.ones(4, 3))), run.cache_info()
+    (True, CacheInfo(hits=0, misses=1, maxsize=8, currsize=1))
+    """
+    if isinstance(fn, Compiled):
+        raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
+    if not callable(fn) or isinstance(fn, Graph | Schedule):
+        hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
+        raise ScheduleError(f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}")
+    if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
+        raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
+    check_granularity(granularity)
+    coarsen = functools.partial(_coarsened, granularity, machine, costs, options.get("place"))
+    make = functools.partial(schedule, machine=machine, policy=policy, **options)
+    return Compiled(fn, make, costs, maxsize, coarsen)
+
+
+def _coarsened(
+    granularity: Granularity,
+    machine: Machine | None,
+    costs: Costs | None,
+    place: Mapping[str, str] | None,
+    graph: Captured,
+    examples: Mapping[str, Any],
+) -> list[Captured]:
+    """Return the captured graphs to choose from, the first one at a granularity.
+
+    Tasks are in their places there: those in different ones are not merged.
+    """
+    plain = [coarse(graph, "op", examples)] if granularity != "module" else []
+    if granularity == "op":
+        return plain
+    machine = Machine.local() if machine is None else machine
+    device = machine.device((*machine.accelerators, machine.host)[0])
+    return [coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device), *plain]
+
+
+class Compiled:
+    """A function with a schedule for each kind of call. Made by ``compile``; ``close()`` it, or let go of it."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        make: Callable[..., Schedule],
+        costs: Costs | None,
+        maxsize: int,
+        coarsen: Callable[[Captured, Mapping[str, Any]], list[Captured]],
+    ):
+        self.fn, self.make, self.costs, self.maxsize, self.coarsen = fn, make, costs, maxsize, coarsen
+        self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
+        self._hits = self._misses = 0
+        self._guard = rlock()
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Do what the function does. Raises CaptureError for what no graph can say, and what a schedule's call does."""
+        check_not_capturing("a compiled function")
+        with self._guard:
+            kind, inputs = self._of(args, kwargs)
+            return kind.graph.finish(kind.schedule(**inputs))
+
+    def schedule(self, /, *args: Any, **kwargs: Any) -> Schedule:
+        """Return the schedule of calls like this one."""
+        check_not_capturing("a compiled function's schedule")
+        with self._guard:
+            return self._of(args, kwargs)[0].schedule
+
+    def _of(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
+        """Return the kind of a call, and the tensors of the call by name."""
+        shape = Shape(args, kwargs)
+        for key, kind in reversed(self._kept.items()):
+            inputs = kind.guard.inputs(shape)
+            if inputs is not None:
+                self._hits += 1
+                self._kept.move_to_end(key)
+                return kind, inputs
+        return self._anew(shape, args, kwargs)
+
+    def _anew(self, shape: Shape, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
+        """Do as ``_of``, having looked at everything."""
+        given = arguments_of(self.fn, args, kwargs)
+        state, reach = State.of(self.fn, [*args, *kwargs.values()]), Reach([self.fn, *shape.others])
+        key, guard = kind_of(state, reach, shape, given), Guard(state, reach, shape, given)
+        known = self._kept.pop(key, None)
+        if known is None:
+            self._misses += 1
+            self._tell(key, state)
+            operators = captured(self.fn, args, kwargs)
+            examples, operators.examples = operators.examples, {}  # or this batch would live as long as the schedule
+            costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
+            made = [(graph, self.make(graph, **costs)) for graph in self.coarsen(operators, examples)]
+            known = _Kind(*min(made, key=lambda pair: pair[1].makespan), guard)
+        else:
+            self._hits += 1
+        self._kept[key] = kind = known._replace(guard=guard)
+        while len(self._kept) > self.maxsize:
+            self._kept.popitem(last=False)[1].schedule.close()
+        return kind, {**state.tensors(), **given}
+
+    def _tell(self, key: Hashable, state: State) -> None:
+        """Say why a call is captured again: to the logger, and at the third time as a warning."""
+        if not self._kept:
+            return
+        found = changes(next(reversed(self._kept)), key)
+        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+        settings = frozenset(name for group in groups for name in group)
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        why = f"{name!r} is captured for the {_ordinal(self._misses)} time: " + ", ".join(
+            f"{what}: {how}" if what else how for what, how in found
+        )
+        LOG.info("%s", why)
+        if self._misses == _WARNED:
+            advice = remedy([what for what, _ in found], settings)
+            message = f"{why} since the last call; {advice}. Later captures are told to the logger 'autosched' alone"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+    def cache_info(self) -> CacheInfo:
+        """Return how often what was kept was of use."""
+        return CacheInfo(self._hits, self._misses, self.maxsize, len(self._kept))
+
+    def close(self) -> None:
+        """Close all schedules, and forget them."""
+        with self._guard:
+            while self._kept:
+                self._kept.popitem()[1].schedule.close()
+
+    def __enter__(self) -> Compiled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ordinal(number: int) -> str:
+    """Return a number as in a row of things.
+
+    >>> _ordinal(2), _ordinal(3), _ordinal(12), _ordinal(21)
+    ('2nd', '3rd', '12th', '21st')
+    """
+    ending = "th" if 10 < number % 100 < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

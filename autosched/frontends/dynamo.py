@@ -1,0 +1,211 @@
+"""Dynamo: schedules behind ``torch.compile``, which traces, guards and differentiates; what comes of it is scheduled.
+
+``torch.compile(model, backend="autosched", options={"machine": machine})``, or ``backend=TorchBackend(machine)``: an
+object, which can be asked for its schedules. ``default`` can be, for all that used the name.
+
+Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with one warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from autosched._lib.forks import rlock
+from autosched.costs.costs import Costs
+from autosched.costs.estimate import estimate
+from autosched.errors import AutoschedError, ScheduleError, TaskError, listed, shown
+from autosched.frontends.aot import Traced, run_as_given, split, traced
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.policies import Policy
+from autosched.scheduling.planning import schedule
+from autosched.scheduling.schedule import Schedule
+
+__all__ = ["TorchBackend", "default"]
+
+Entry = TypeVar("Entry")
+Planned = tuple[Traced, Schedule]
+
+_MOST_KEPT = 8  # schedules of one graph, for as many shapes
+
+
+class TorchBackend:
+    """What ``torch.compile`` takes as its backend; the options are those of ``autosched.scheduling.schedule``.
+
+    ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a function that makes
+    one, since each serves one schedule. Raises ScheduleError or MachineError for options that fit nothing.
+
+    >>> backend = TorchBackend(Machine.emulated(gpus=2), backend="virtual")
+    >>> model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
+    >>> model(torch.ones(4, 3)).sum().backward()
+    >>> [schedule.graph.name for schedule in backend.schedules()]
+    ['forward', 'backward']
+    """
+
+    def __init__(
+        self,
+        machine: Machine | None = None,
+        *,
+        policy: str | Policy = "auto",
+        costs: Costs | None = None,
+        backend: str | Callable[[], Any] | None = None,
+        check: Any = False,
+    ):
+        self._machine, self._costs, self._backend = machine, costs, backend
+        self._options: dict[str, Any] = {"policy": policy, "check": check}
+        self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
+        self._numbers = itertools.count()
+        self._check(machine, policy, costs, backend, check)
+
+    def __call__(
+        self, module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    ) -> Callable[..., Any]:
+        """Compile what Dynamo traced; ``options`` are given instead of this backend's own."""
+        chosen = self if not options else self._with(options)
+
+        def compile(part: torch.fx.GraphModule, phase: str, names: Sequence[str]) -> Callable[..., Any]:
+            def plan(arguments: Sequence[Any]) -> Planned:
+                graph = traced(part, arguments, phase, names, chosen.machine.host)
+                return graph, chosen._schedule(graph, graph.feed(arguments))
+
+            runner = _Runner(part, phase, plan)
+            self._runners[next(self._numbers)] = runner
+            return runner
+
+        return split(module, inputs, compile)
+
+    @functools.cached_property
+    def machine(self) -> Machine:
+        """What graphs run on."""
+        return Machine.local() if self._machine is None else self._machine
+
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Return the schedules that are in use, graph by graph, in the order in which torch compiled the graphs.
+
+        A graph has none before its first call, and one for each shape after; those of functions that are gone are gone.
+        """
+        runners = sorted(self._runners.items())
+        return tuple(made for _, runner in runners for made in runner.schedules())
+
+    def reset(self) -> None:
+        """Close all schedules; ``torch._dynamo.reset()`` calls this. A call of what is still there makes new ones."""
+        for _, runner in sorted(self._runners.items()):
+            runner.reset()
+
+    def _check(self, machine: Any, policy: Any, costs: Any, backend: Any, check: Any) -> None:
+        """Raise now for what would else be a reason to run without schedules."""
+        if not isinstance(backend, str) and backend is not None and not callable(backend):
+            raise ScheduleError(f"backend must be a name, or a function that makes one, got {shown(backend)}")
+        schedule(
+            Graph(),
+            Machine.emulated(gpus=0) if machine is None else machine,
+            policy="auto" if callable(policy) else policy,
+            costs=_restricted(costs, Graph()) if isinstance(costs, Costs) else costs,
+            backend=backend if isinstance(backend, str) else None,
+            check=check,
+        )
+
+    def _with(self, options: Mapping[str, Any]) -> TorchBackend:
+        known = list(inspect.signature(TorchBackend).parameters)
+        for name in options:
+            if name not in known:
+                raise ScheduleError(f"unknown option {name!r}; options of backend 'autosched' are {listed(known)}")
+        return TorchBackend(**options)
+
+    def _schedule(self, graph: Traced, examples: Mapping[str, Any]) -> Schedule:
+        """Schedule a graph whose outputs are wanted where torch has them."""
+        costs = estimate(graph, examples).costs if self._costs is None else _restricted(self._costs, graph)
+        backend = self._backend() if callable(self._backend) else self._backend
+        return schedule(graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options)
+
+
+class _Runner:
+    """Calls one graph of AOTAutograd's, by a schedule for each shape of its arguments."""
+
+    def __init__(self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]):
+        self.module, self.phase, self.plan = module, phase, plan
+        self._kept: OrderedDict[Hashable, Planned | None] = OrderedDict()
+        self._told = False
+        self._guard = rlock()
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        """Do what the graph does. Raises what its operators raise."""
+        with self._guard:
+            found = self._found(arguments)
+        if found is None:
+            return run_as_given(self.module, arguments)
+        graph, made = found
+        inputs = graph.feed(arguments)
+        arguments.clear()  # the caller has no other use for them
+        try:
+            with torch.no_grad():  # AOTAutograd has seen to gradients
+                return graph.finish(made(**inputs))
+        except TaskError as error:
+            cause = error.__cause__
+            assert cause is not None
+            cause.add_note(str(error))
+            raise cause from None
+
+    def _found(self, arguments: Sequence[Any]) -> Planned | None:
+        """Return the schedule for such arguments, with its graph; None if there can be none."""
+        key = tuple(map(_look, arguments))
+        if key not in self._kept:
+            self._kept[key] = self._made(arguments)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)  # not closed: another thread may be in it
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _made(self, arguments: Sequence[Any]) -> Planned | None:
+        try:
+            return self.plan(arguments)
+        except Exception as error:
+            self._tell(f"{error}" if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}")
+            return None
+
+    def _tell(self, why: str) -> None:
+        """Warn, once, of a graph that runs as it is."""
+        if not self._told:
+            warnings.warn(f"torch.compile's {self.phase} graph runs as it is, unscheduled: {why}", stacklevel=2)
+        self._told = True
+
+    def schedules(self) -> list[Schedule]:
+        """Return those that were made."""
+        with self._guard:
+            return [found[1] for found in self._kept.values() if found is not None]
+
+    def reset(self) -> None:
+        """Close them."""
+        with self._guard:
+            for made in self.schedules():
+                made.close()
+            self._kept.clear()
+
+
+def _look(argument: Any) -> Hashable:
+    """Return what a trace depends on."""
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride(), argument.dtype, argument.device, argument.is_inference()
+    return type(argument), argument
+
+
+def _restricted(costs: Costs, graph: Graph) -> Costs:
+    """Return costs without what this graph does not have."""
+
+    def known(table: Mapping[str, Entry]) -> dict[str, Entry]:
+        return {name: entry for name, entry in table.items() if name in graph.names}
+
+    return dataclasses.replace(costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work))
+
+
+default = TorchBackend()  # behind the name "autosched"

@@ -1,0 +1,283 @@
+"""What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
+
+Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name does not say what an
+operator does, a table here does. A function that is in no table here reads its arguments and returns
+fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument: treating a copy as a view is safe.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, NamedTuple
+
+from autosched._lib.tree import flatten
+from autosched.graph.parts import is_basic
+
+__all__ = ["Effects", "effects_of", "function_name", "shared_state"]
+
+_UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
+VIEWS = _UNMARKED_VIEWS | frozenset(
+    "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
+    "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
+    "t transpose adjoint unbind unflatten unfold unsqueeze view view_as view_as_real view_as_complex".split()
+)
+MAY_ALIAS = frozenset(
+    "reshape reshape_as flatten contiguous ravel to type type_as float double half bfloat16 int long bool cpu cuda "
+    "__pos__ to_dense "
+    "atleast_1d atleast_2d atleast_3d broadcast_to positive resolve_conj resolve_neg conj conj_physical "
+    "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten Unflatten".split()
+)
+
+# Functions that write arguments no name gives away: the running statistics, when training.
+BATCH_NORMS = frozenset("batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split())
+
+# Of other such functions: its parameters up to the one that it writes, and the one without which it does not.
+_ALSO_WRITES = {
+    "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
+    "embedding_bag": ("input weight", "max_norm"),
+    "mkldnn_rnn_layer_backward": ("input " * 22 + "workspace", ""),
+    "rrelu_with_noise": ("input noise", ""),
+}
+SET_ITEM = frozenset(("__setitem__", "setitem"))
+IN_PLACE_OPERATORS = (
+    frozenset(f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split())
+    | SET_ITEM
+)
+RANDOM = frozenset(
+    "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout RReLU "
+    "kaiming_normal_ kaiming_uniform_ orthogonal_ sparse_ trunc_normal_ xavier_normal_ xavier_uniform_ "
+    "alpha_dropout alpha_dropout_ dropout_ feature_alpha_dropout_ feature_dropout_ binomial native_dropout "
+    "bernoulli bernoulli_ cauchy_ dropout dropout1d dropout2d dropout3d exponential_ "
+    "feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric_ "
+    "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
+    "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
+)
+_DRAW_TO_DROP = frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu".split()
+)
+RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
+MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
+COUNTS_IN_MEMORY = frozenset("as_strided as_strided_copy as_strided_scatter".split())  # whatever tensor has it
+_LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
+_PLAIN = frozenset({NoneType, bool, int, float, complex, str, bytes, type, ModuleType})  # from which nothing is reached
+_MOST_ITEMS = 1000  # of what holds modules; longer ones are data
+_TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+_UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
+
+
+class Effects(NamedTuple):
+    """What a call does: the arguments it writes, the one whose memory its result may share, and more."""
+
+    name: str = ""  # under which tables know the function; empty if none may
+    writes: Sequence[Any] = ()
+    base: Any = None
+    view: bool = False  # only another look at the base's memory, at no cost
+    random: bool = False
+    in_place: bool = False  # returns what it wrote
+
+
+def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
+    """Return what ``fn`` does by torch's own conventions; of a function that is not torch's, nothing is known.
+
+    >>> import operator
+    >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
+    ['x']
+    """
+    home = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.graph.value":
+        return Effects()
+    name = _raw_name(fn)
+    if hasattr(fn, "_schema"):
+        return _by_schema(fn, name, args, kwargs)
+    writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
+    looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
+    may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
+    looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
+    shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
+    base = _first(args, kwargs) if shares else None
+    view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
+    return Effects(name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
+
+
+def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
+    """Return what an ATen operator's schema says, and what it does not say."""
+    schema = fn._schema
+    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
+    marked = [(given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    kept = ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()  # written where scaled
+    written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
+    writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
+    if name in BATCH_NORMS or name in _ALSO_WRITES:
+        writes += _written(name, args, kwargs, True)
+    returned = [item.alias_info for item in schema.returns]
+    seen = [item for item, alias in marked if not alias.is_write]
+    base = seen[0] if seen and any(returned) else _first(args, kwargs) if name in _UNMARKED_VIEWS else None
+    random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
+    random &= name not in _DRAW_TO_DROP or given.get("dropout_p", 0) != 0
+    in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
+    return Effects(name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
+    """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
+
+    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch norms.
+    """
+    written: list[Any] = []
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
+    if in_place or kwargs.get("inplace") is True:
+        first = _first(args, kwargs)
+        written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
+    if name.startswith("_fused_"):  # an optimizer's step: parameters, moments, and gradients where they are scaled
+        written = [leaf for leaf in flatten(args) if leaf is not None and not isinstance(leaf, (bool, int, float))]
+    if name in _ALSO_WRITES:
+        names, condition = _ALSO_WRITES[name]
+        parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)
+        if not condition or kwargs.get(condition) is not None or len(args) > 3:
+            written += [parameters[names.split()[-1]]] if names.split()[-1] in parameters else []
+    out = kwargs.get("out")
+    if out is not None:
+        written.extend(out if isinstance(out, (tuple, list)) else [out])
+    return written + (_statistics(args, kwargs, bare) if name in BATCH_NORMS else [])
+
+
+def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
+    """Return the running statistics that a batch norm writes: torch's bare ones have them behind weight and bias."""
+    training = kwargs.get("training", kwargs.get("use_input_stats", True))
+    if len(args) > _TRAINING_ARGUMENT:
+        training = args[_TRAINING_ARGUMENT]
+    position = 3 if bare else 1
+    found = [*args[position : position + 2]]
+    found += [kwargs.get(name) for name in ("running_mean", "running_var")[len(found) :]]
+    return [value for value in found if training and value is not None]
+
+
+def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this is a dropout that drops nothing: it returns its argument."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    training = given.get("training", given.get("train", getattr(fn, "training", True)))
+    return "dropout" in name.lower() and (not training or given.get("p", getattr(fn, "p", 0.5)) == 0)
+
+
+def _picks(key: Any) -> bool:
+    """Whether an index surely copies: a list does; a tensor that holds a single number makes a view."""
+    return any(isinstance(item, list) for item in (key if isinstance(key, tuple) else (key,)))
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument, which torch's functions call ``input``."""
+    return args[0] if args else kwargs.get("input")
+
+
+def _raw_name(fn: Callable[..., Any]) -> str:
+    """Return the name under which the tables know ``fn``; Python's ``operator.and_`` is not torch's in-place form."""
+    if getattr(fn, "__module__", None) == "_operator":
+        return f"__{fn.__name__.strip('_')}__"
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    if name == "__get__":  # a property of Tensor, such as T: the descriptor behind it has the name
+        name = getattr(getattr(fn, "__self__", None), "__name__", name)
+    return str(name).partition(".")[0]  # an ATen overload is called mm.default
+
+
+def function_name(fn: Callable[..., Any] | None) -> str:
+    """Return the name that tasks made from ``fn`` get.
+
+    >>> import operator
+    >>> function_name(operator.matmul), function_name(lambda x: x)
+    ('matmul', 'lambda')
+    """
+    if fn is None:
+        return "task"
+    name = _raw_name(fn)
+    return (name if name.isidentifier() else re.sub(r"\W", "", name)).strip("_") or "task"
+
+
+def is_uninitialized(fn: Any) -> bool:
+    """Whether what a function returns holds what happened to be in memory."""
+    return _raw_name(fn) in _UNINITIALIZED
+
+
+def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
+    """Return the modules, parameters, optimizers and generators that a task reaches.
+
+    As function, argument, closure, default or global of a function, its own or of the same file; in a list, tuple, set
+    or dict; or as an attribute of an object that it reaches. Running one, even under ``functional_call``, may change
+    it, so tasks that share one must not run at the same time.
+
+    >>> shared_state(abs, [1.0])
+    []
+    """
+    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # kept, so that no id is used again
+    pending = [fn, *args]
+    while pending:
+        item = pending.pop()
+        if type(item) not in _PLAIN and id(item) not in seen:
+            seen[id(item)] = item
+            if _is_state(item):
+                found.update((id(part), part) for part in _parts(item))
+            else:
+                pending += _reached(item)
+    return list(found.values())
+
+
+def _parts(state: Any) -> list[Any]:
+    """Return what a module or an optimizer shares with others of its kind: its modules, its parameters."""
+    if hasattr(type(state), "named_parameters"):
+        modules = list(state.modules())
+        return modules + [item for module in modules for item in module.parameters(recurse=False)]
+    groups = state.param_groups if hasattr(type(state), "add_param_group") else ()
+    return [state, *(parameter for group in groups for parameter in group["params"])]
+
+
+def _reached(item: Any) -> Iterable[Any]:
+    """Return what a task that reaches an item can reach through it."""
+    match item:
+        case functools.partial():
+            return [item.func, *item.args, *item.keywords.values()]
+        case MethodType():
+            return [item.__self__, item.__func__]
+        case FunctionType():
+            return [] if str(item.__module__).startswith("torch.") else _reached_by_call(item)
+        case list() | tuple() | set() | frozenset() | dict():
+            inside = item.values() if isinstance(item, dict) else item
+            return inside if len(item) <= _MOST_ITEMS else ()
+        case type() | ModuleType():  # of a class of their own: the plain ones are not asked
+            return ()
+    if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
+        return ()
+    attributes = getattr(item, "__dict__", {})  # not their attributes in turn: one could reach the whole program
+    return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
+
+
+def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
+    yield from (cell.cell_contents for cell in fn.__closure__ or () if cell != CellType())
+    yield from (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+    codes = [fn.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+        for item in map(fn.__globals__.get, code.co_names):
+            if not isinstance(item, FunctionType) or item.__module__ == fn.__module__:
+                yield item
+
+
+def _is_state(item: Any) -> bool:
+    """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
+    kind = type(item)
+    return hasattr(kind, "named_parameters") or hasattr(kind, "add_param_group") or hasattr(kind, "manual_seed")
+
+
+def draws(state: Any) -> bool:
+    """Whether something that a task shares is a module that draws random numbers."""
+    rate = getattr(state, "dropout", 0)  # of recurrent networks and attention
+    drops = type(state).__name__ in RANDOM or (isinstance(rate, (int, float)) and rate > 0)
+    return drops and bool(getattr(state, "training", True))

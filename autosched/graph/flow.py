@@ -1,0 +1,81 @@
+"""Flow: who makes and who reads what in a graph, as arrays of numbers. Knows no device, no cost and no program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.graph.graph import Graph
+
+__all__ = ["Flow", "flow", "rows_of", "starts"]
+
+Ints = NDArray[np.int64]
+
+
+class Flow(NamedTuple):
+    """Ragged tables by task, each a pair: where the row of a task begins, and what stands in all rows.
+
+    >>> graph = Graph()
+    >>> graph.output(y=-graph.input("x").abs())
+    >>> [column.tolist() for column in flow(graph)[:4]]
+    [[0, 1, 2], [0, 1], [0, 1, 2], [1, 2]]
+    """
+
+    reads_at: Ints
+    reads: Ints  # values
+    makes_at: Ints
+    makes: Ints  # values that are used
+    after_at: Ints
+    after: Ints  # tasks that it was told to follow
+    depends_at: Ints
+    depends: Ints  # all tasks on which it depends
+
+
+def flow(graph: Graph) -> Flow:
+    """Return the flow of a graph, which is made once: graphs only grow."""
+    size = len(graph.tasks), len(graph.outputs)
+    known: tuple[tuple[int, int], Flow] | None = graph.__dict__.get("_flow")
+    if known is None or known[0] != size:
+        known = graph.__dict__["_flow"] = size, _flow(graph)
+    return known[1]
+
+
+def _flow(graph: Graph) -> Flow:
+    tasks = graph.tasks
+    made = [v.index for v in graph.values if v.producer is not None and graph.is_used(v.index)]
+    depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
+    depends_at = _at([len(task.dependencies) for task in tasks])
+    before, kinds = np.array(depends[::2], np.int64), depends[1::2]
+    told = np.array([kind == "order" for kind in kinds] if "order" in kinds else [False] * len(kinds), bool)
+    reads_at = _at([len(task.reads) for task in tasks])
+    reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
+    return Flow(
+        reads_at,
+        np.fromiter(reads, np.int64, 2 * reads_at[-1])[::2].copy(),  # without their versions
+        starts(np.array([graph.values[index].producer for index in made], np.int64), len(tasks)),
+        np.array(made, np.int64),
+        starts(rows_of(depends_at)[told], len(tasks)),
+        before[told],
+        depends_at,
+        before,
+    )
+
+
+def _at(lengths: Sequence[int] | Ints) -> Ints:
+    at = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=at[1:])
+    return at
+
+
+def starts(rows: Ints, count: int) -> Ints:
+    """Return where each of so many rows begins, if rows have as many items as their numbers stand here."""
+    return _at(np.bincount(rows, minlength=count))
+
+
+def rows_of(at: Ints) -> Ints:
+    """Return the row of each item, if rows begin there."""
+    return np.repeat(np.arange(len(at) - 1), np.diff(at))

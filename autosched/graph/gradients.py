@@ -1,0 +1,209 @@
+"""Gradients: tensors that autograd did not follow raise in backward.
+
+Tasks run without autograd. Where a run is given tensors that require grad while autograd is on, what depends on them
+would be constant to the caller's ``backward()``, and their gradients would be missing without a word. So such outputs
+require grad, as they would in plain PyTorch, and raise GradientError when a gradient reaches them. The numbers in them
+are the same, and nothing is kept for backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+
+from autosched._lib.tree import flatten, transform
+from autosched.errors import GradientError, listed
+from autosched.graph.effects import function_name
+from autosched.graph.graph import Graph
+
+__all__ = ["Gradients", "guarded"]
+
+Where = Callable[[list[bool]], list[str]]  # says of some outputs what they are; asked for where it goes wrong alone
+_MODULES = 1  # the bit for parameters of modules that tasks call; the values have those above it
+
+
+class Gradients:
+    """What autograd would have followed in the runs of a graph.
+
+    ``graph.followed`` says it exactly where a graph was captured. Of other graphs it is not known what functions do:
+    there an output counts that is computed from what requires grad.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self._constants = [value for value in graph.sources if isinstance(value.tensor, torch.Tensor)]
+
+    def guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost."""
+        if not torch.is_grad_enabled():
+            return outputs
+        given: list[tuple[str, torch.Tensor]] = []
+        for name, item in inputs.items():
+            if isinstance(item, torch.Tensor):
+                if item.requires_grad:
+                    given.append((name, item))
+            else:
+                given += [(name, leaf) for leaf in _following(item)]
+        given += [(value.name, value.tensor) for value in self._constants if value.tensor.requires_grad]
+        parameters = [item for item in self._parameters if item.requires_grad]
+        if not given and not parameters:
+            return outputs
+        names = {name for name, _ in given}
+        sources = [tensor for _, tensor in given] + parameters
+        self._mark_written(inputs, names, sources)
+        labels = self._labels(names, bool(parameters))
+        lost = {id(leaf): (label, leaf) for label in labels for leaf in self._cut_off(label, inputs, outputs[label])}
+        if not lost:
+            return outputs
+
+        def where(reached: list[bool]) -> list[str]:
+            pairs = zip(lost_labels, reached, strict=True)
+            return [self._said(label, names) for label, one in pairs if one]
+
+        lost_labels = [label for label, _ in lost.values()]
+        followed = _Lost.apply(where, [leaf for _, leaf in lost.values()], *sources)  # type: ignore[no-untyped-call]
+        twins = dict(zip(lost, followed, strict=True))
+        changed = {label: transform(lambda leaf: twins.get(id(leaf), leaf), outputs[label]) for label in labels}
+        return {**outputs, **changed}
+
+    def _cut_off(self, label: str, inputs: Mapping[str, Any], output: Any) -> Iterator[torch.Tensor]:
+        """Yield the tensors of an output that would require grad, and do not, or not as what they are copies of."""
+        own: set[int] | None = None
+        for leaf in flatten(output):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if not leaf.requires_grad:
+                if (leaf.is_floating_point() or leaf.is_complex()) and not leaf.is_inference():
+                    yield leaf
+            elif leaf.is_leaf and label in self._passed_on:
+                if own is None:
+                    own = {id(tensor) for item in inputs.values() for tensor in flatten(item)}
+                if id(leaf) not in own and all(leaf is not value.tensor for value in self._constants):
+                    yield leaf
+
+    def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
+        """Return the outputs that autograd would have followed, where these inputs require grad."""
+        followed = self.graph.followed
+        if followed is not None and not modules and followed.given.issuperset(names):
+            return followed.outputs
+        wanted = sum(_bit(self.graph.value(name).index) for name in names) | (_MODULES if modules else 0)
+        return [label for label, bits in self._from.items() if bits & wanted]
+
+    def _mark_written(self, inputs: Mapping[str, Any], names: Collection[str], sources: list[torch.Tensor]) -> None:
+        """Let inputs raise in backward to which tasks wrote where autograd would have noted that."""
+        followed = self.graph.followed
+        if followed is not None and followed.given.issuperset(names):
+            found = [(name, inputs[name]) for name in followed.written]
+        else:
+            graph = self.graph
+            changed = [name for name in inputs if name in names and graph.last_version(graph.value(name).index)]
+            found = [(name, leaf) for name in changed for leaf in _following(inputs[name])]
+        written = [(name, leaf) for name, leaf in found if not _is_source(leaf)]
+        if not written:
+            return
+        where = [f"{name!r}, to which graph {self.graph.name!r} writes in place" for name, _ in written]
+        try:
+            _Written.apply(where, len(written), *(leaf for _, leaf in written), *sources)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise GradientError(f"{_told(where)}; autograd cannot note that either: {error}") from error
+
+    @cached_property
+    def _parameters(self) -> list[torch.Tensor]:
+        """The parameters of modules that tasks call."""
+        shared = {id(item): item for task in self.graph.tasks for item in task.shared}
+        return [item for item in shared.values() if isinstance(item, torch.Tensor)]
+
+    @cached_property
+    def _from(self) -> dict[str, int]:
+        """What each output is computed from, as bits: inputs and constants by their index, and modules."""
+        bits = {value.index: _bit(value.index) for value in self.graph.sources}
+        for task in self.graph.tasks:
+            shares = any(isinstance(item, torch.Tensor) for item in task.shared)
+            found = _MODULES if shares else 0
+            if function_name(task.fn) != "detach":
+                for use in task.reads:
+                    found |= bits[use.value]
+            for use in chain(task.changes, task.outputs):
+                bits[use.value] = bits.get(use.value, 0) | found
+        return {label: bits[index] for label, index in self.graph.outputs.items()}
+
+    @cached_property
+    def _passed_on(self) -> set[str]:
+        """The outputs that are inputs or constants, which may be copies on another device."""
+        return {label for label, index in self.graph.outputs.items() if self.graph.values[index].producer is None}
+
+    def _said(self, label: str, names: Iterable[str]) -> str:
+        value = self.graph.values[self.graph.outputs[label]]
+        where = f" (computed at {self.graph.tasks[value.producer].source})" if value.producer is not None else ""
+        inputs = listed(sorted(names), most=3) if names else "parameters of its modules"
+        return f"output {label!r} of graph {self.graph.name!r}{where}, whose gradient is for {inputs}"
+
+
+def guarded(graph: Graph, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> graph = Graph("double")
+    >>> graph.output(y=graph.input("x") * 2)
+    >>> graph.run_serial(x=x)["y"].requires_grad
+    True
+    """
+    return Gradients(graph).guarded(inputs, outputs)
+
+
+class _Lost(torch.autograd.Function):
+    """Makes tensors of a run depend on what they were computed from, to autograd; its backward raises.
+
+    All that the run was given is an input, so that torch.autograd.grad comes by here too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, where: Where, lost: list[torch.Tensor], *sources: torch.Tensor) -> Any:
+        ctx.where = where
+        ctx.set_materialize_grads(False)
+        return tuple([tensor.detach() for tensor in lost])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GradientError(_told(ctx.where([gradient is not None for gradient in gradients])))
+
+
+class _Written(torch.autograd.Function):
+    """Notes in tensors that they were written to; its backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, where: list[str], count: int, *tensors: torch.Tensor) -> Any:
+        ctx.where = where
+        ctx.mark_dirty(*tensors[:count])
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GradientError(_told(ctx.where))
+
+
+def _told(where: list[str]) -> str:
+    return (
+        f"a gradient would be lost: autograd does not follow the tasks of a schedule. It reached "
+        f"{' and '.join(where)}; call backward() within the function that is captured or compiled, or "
+        f"use torch.compile(fn, backend='autosched'), which autograd follows; where no gradient is "
+        f"wanted, use .detach() or torch.no_grad()"
+    )
+
+
+def _bit(index: int) -> int:
+    return 2 << index
+
+
+def _following(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that require grad."""
+    return (leaf for leaf in flatten(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+
+
+def _is_source(leaf: torch.Tensor) -> bool:
+    """Whether autograd collects gradients in a tensor; it lets nobody write there but under no_grad."""
+    return leaf.requires_grad and leaf.is_leaf

@@ -1,0 +1,905 @@
+"""Graph: what is to be computed, in the order in which you would run it serially.
+
+A graph is append-only. A task reads and writes values and sees the versions that the tasks added before it left,
+so insertion order is a topological order and there are no cycles. A tensor and its views share memory: a write to one
+is a write to all that see the part that it changes, and leaves their next versions.
+
+Knows no device but as a name in a constraint, no time, no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import fnmatch
+import functools
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autosched._lib.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
+from autosched._lib.tree import flatten, is_deeper, transform
+from autosched.errors import GraphError, listed, shown
+from autosched.graph import effects
+from autosched.graph.including import include
+from autosched.graph.parts import Accesses, Index, Looks, Part, is_basic
+from autosched.graph.task import HOST, Dependency, Followed, Here, Kind, Origin, Seconds, Task, Use
+from autosched.graph.value import Value
+
+if TYPE_CHECKING:
+    import networkx
+
+    from autosched.graph.composite import Composite
+
+__all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "called_with"]
+
+
+class Graph:
+    """The tasks of one step and what they depend on.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph("sum of squares")
+    >>> x, y = graph.inputs("x", "y")
+    >>> graph.output(total=x * x + y * y)
+    >>> graph.run_serial(x=3, y=4)
+    {'total': 25}
+    """
+
+    followed: Followed | None = None  # what autograd would have followed, where that is known
+
+    def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
+        """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
+
+        Tasks that draw keep their order; those that must run on such devices, only among those of the same generator.
+        """
+        self.name = name
+        self._generators = dict(generators or {})
+        self._drawn = {name: _Generator(name) for name in (None, *self._generators.values())}
+        self.tasks: list[Task] = []
+        self.values: list[Value] = []
+        self.outputs: dict[str, int] = {}  # what the user calls it -> value
+        self.names: dict[str, Value | Task] = {}
+        self.users: list[list[int]] = []  # of each task, the tasks that depend on it
+        self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
+        self._seen: dict[int, Index[list[int]]] = {}  # the same by the part that they see, for roots that have views
+        self._looks = Looks()
+        self._now: list[Use] = []  # of each value, the version that it is in
+        self._places: dict[tuple[str, int], Origin] = {}  # where tasks come from that nobody says
+        self._accesses: dict[int, Accesses] = {}  # by root
+        self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
+        self._portions: dict[int, int] = {}  # by root, how many tasks write a part of it by an index
+        self.kept_together: list[tuple[int, ...]] = []  # values whose makers and writers share a device
+        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # the same by value
+        self._used: set[int] = set()
+        self._constants: dict[int, Value] = {}
+        self._counts: dict[str, int] = {}
+        self._device: str | None = None
+        self._grows = True
+        self._last: dict[int, int] = {}  # by the id of what tasks share beside values, the task that used it last
+
+    # ---- building
+
+    def input(self, name: str, *, nbytes: int | None = None) -> Value:
+        """Declare one input, to be given by name when the graph runs; ``nbytes`` is its size, where you know.
+
+        Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or
+        it lives on the host. Raises GraphError for sizes that are no numbers, and names that are taken.
+        """
+        if nbytes is not None and not is_number(nbytes):
+            raise GraphError(f"nbytes of input {name!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
+        return self._new_value(self._claim(name), home=self._device, nbytes=nbytes)
+
+    def inputs(self, *names: str) -> tuple[Value, ...]:
+        """Declare several inputs.
+
+        >>> import autosched as asc
+        >>> asc.Graph().inputs("x", "w1", "w2")
+        (Value('x'), Value('w1'), Value('w2'))
+        """
+        return tuple(self.input(name) for name in names)
+
+    def constant(self, tensor: Any, name: str | None = None) -> Value:
+        """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments.
+
+        Raises GraphError for a name that is taken, and for another than that which the tensor has.
+        """
+        found = self._constants.get(id(tensor))
+        if found is None:
+            device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
+            found = self._new_value(
+                self._claim(name) if name is not None else self.fresh("constant"),
+                home=None if device == "cpu" else device,
+                tensor=tensor,
+            )
+            self._constants[id(tensor)] = found
+        if name not in (None, found.name):
+            raise GraphError(f"the tensor is constant {found.name!r} of graph {self.name!r} already, got name {name!r}")
+        return found
+
+    @contextlib.contextmanager
+    def on(self, device: str) -> Iterator[None]:
+        """Constrain the tasks and inputs added inside to ``device``. Views ignore it: they live with their base.
+
+        Tasks on ``"host"`` run on the machine's first CPU, whatever its name.
+        """
+        before, self._device = self._device, check_device(device)
+        try:
+            yield
+        finally:
+            self._device = before
+
+    def add(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        name: str | None = None,
+        writes: Value | Iterable[Value] = (),
+        aliases: Value | None = None,
+        after: Task | Value | str | Iterable[Task | Value | str] = (),
+        on: str | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        seconds: Seconds | None = None,
+        nbytes: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
+
+        Autograd is off in tasks: a function that computes gradients does so under ``torch.enable_grad()``.
+        Arguments may be Values, tuples, lists and dicts of them, tensors (which become constants) and anything else.
+
+        * ``writes``: the arguments that ``fn`` changes in place; later tasks see their new version.
+        * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of it).
+        * ``after``: tasks, or values whose tasks, must have ended before.
+        * ``on``: the device it must run on; default: that of the enclosing ``with graph.on(device)``, if any.
+        * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or a tuple, list or
+          dict (nested at will) of names. The same shape of Values is returned.
+        * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do those that share
+          a module or an optimizer. Other things that functions share, tasks must not change.
+        * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones return what they write.
+        * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
+
+        Raises GraphError for values of another graph, names already taken, writes that are no argument, and costs
+        that are no numbers.
+        """
+        if not callable(fn):
+            hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
+            raise GraphError(f"graph.add needs a function first, got {fn!r}{hint}")
+        return self.record(
+            fn, args, kwargs, name=name, writes=_as_tuple("writes", writes), aliases=aliases,
+            after=_as_tuple("after", after), on=on, outputs=outputs, random=random, seconds=seconds, nbytes=nbytes,
+        )  # fmt: skip
+
+    def record(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        writes: Sequence[Value] = (),
+        aliases: Value | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        **facts: Any,
+    ) -> Any:
+        """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known.
+
+        ``by`` is called in the place of ``fn``, and does the same.
+        """
+        for what, tree, most in (("arguments", (args, kwargs), _DEEPEST + 2), ("outputs=", outputs, _DEEPEST)):
+            if is_deeper(most, tree):
+                label = facts.get("name") or effects.function_name(fn)
+                raise GraphError(f"task {label!r} has {what} nested more than {_DEEPEST} deep")
+        known = effects.effects_of(fn, args, kwargs)
+        returns_written = known.in_place and outputs is None
+        base = self._as_argument(known.base)
+        base = base if isinstance(base, Value) else None
+        written = [self._as_value(item) for item in known.writes]
+        if known.name in effects.MOVE:
+            self._check_moves(known.name, written[0])
+        part = None
+        if known.name in effects.SET_ITEM and len(args) > 1 and is_basic(args[1]):
+            part = written[0].index, self._looks.item(written[0].part, args[1])
+            if _is_there(args[2:], written[0], part[1]):  # x[key] += y, which Python follows up with x[key] = x[key]
+                return None
+        result = self._add(
+            fn,
+            tuple(args),
+            kwargs,
+            writes=writes or written,
+            aliases=base if aliases is None else aliases,
+            outputs=() if returns_written else outputs,
+            random=random or known.random,
+            look=known.name if base is not None and aliases is None else None,
+            view=known.view and base is not None,
+            part=part,
+            **facts,
+        )
+        if known.name in effects.RESHAPE | effects.MOVE:
+            for member in self.members(written[0].index):  # one of them may be the very same tensor
+                self.values[member].part = self._looks.anew(self.values[member].part)
+        if not returns_written:
+            return result
+        return written[0] if len(written) == 1 else tuple(written)
+
+    def include(
+        self,
+        other: Graph,
+        inputs: Mapping[str, Value],
+        *,
+        prefix: str = "",
+        on: str | Mapping[str, str] | None = None,
+        seconds: Mapping[str, Seconds] | None = None,
+        nbytes: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+    ) -> dict[str, Value]:
+        """Add all tasks of another graph, with a Value of this one for each of its inputs; return its outputs by name.
+
+        A graph may be included again and again, under another ``prefix`` of names each time. What its tasks write,
+        they write to the values given. ``on`` is the device of all tasks, or of those named; views and tasks on
+        ``"host"`` ignore it. ``seconds`` by task and ``nbytes`` by value, by their names in the other graph, are what
+        they cost; else what was said there. With ``only`` these tasks are added, by name; then ``inputs`` has what they
+        read of others too, and all values that they make are returned, by name. Raises GraphError for names that are
+        taken and inputs that do not fit.
+
+        >>> import autosched as asc
+        >>> layer, net = asc.Graph("layer"), asc.Graph("net")
+        >>> layer.output(y=(layer.input("x") @ layer.input("w")).relu())
+        >>> x, w = net.inputs("x", "w")
+        >>> for i in range(2):
+        ...     x = net.include(layer, {"x": x, "w": w}, prefix=f"{i}.")["y"]
+        >>> [task.name for task in net.tasks]
+        ['0.matmul', '0.relu', '1.matmul', '1.relu']
+        """
+        self._check_grows()
+        if isinstance(on, Mapping):
+            on = {name: check_device(device) for name, device in on.items()}
+        else:
+            on = None if on is None else check_device(on)
+        return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
+
+    def output(self, /, *values: Value, **named: Value) -> None:
+        """Declare outputs: what a run returns, by name. An output shows the last version of its value.
+
+        Raises GraphError for values of another graph, and for names that are taken or can be none.
+        """
+        self._check_grows()
+        declared: dict[str, int] = {}
+        for label, item in (*((None, value) for value in values), *named.items()):
+            if not isinstance(item, Value):
+                raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
+            name = item.name if label is None else label
+            if not is_name(name):
+                raise GraphError(f"the name of an output must be a string without spaces and '@', got {name!r}")
+            if name in self.outputs or name in declared:
+                so_far = listed([*self.outputs, *declared])
+                raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
+            declared[name] = self._own(item).index
+        self.outputs.update(declared)
+        self._used.update(declared.values())
+
+    def together(self, *values: Value) -> None:
+        """Keep all tasks that make or write any of these values on one device, under every policy.
+
+        So a parameter and its moments are updated in one place. Tasks count that are added later, too. Raises
+        GraphError for what is no Value of this graph; ``schedule`` raises ScheduleError where constraints contradict.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> w, m = graph.inputs("w", "m")
+        >>> graph.together(w, m)
+        >>> _ = m.mul_(0.9), w.sub_(m)
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), place={"mul": "cuda:1"})
+        >>> schedule.placement.device["sub"]
+        'cuda:1'
+        """
+        self._check_grows()
+        for item in values:
+            if not isinstance(item, Value):
+                raise GraphError(f"only Values of graph {self.name!r} can be kept together, got {shown(item)}")
+        bond = tuple(dict.fromkeys(self._own(value).index for value in values))
+        self.kept_together.append(bond)
+        self._bonds.update((index, (*self._bonds.get(index, ()), bond)) for index in bond)
+
+    def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
+        """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
+
+        ``inputs`` says where inputs live, by their names or by patterns of the shell, ``place`` where tasks must run,
+        by patterns for names or modules; the first that fits counts.
+        """
+        twin = copy.copy(self)
+        for field, item in self.__dict__.items():
+            if isinstance(item, (list, dict, set)):
+                setattr(twin, field, item.copy())
+        twin.users = [list(users) for users in self.users]
+        twin._views = {root: list(members) for root, members in self._views.items()}
+        twin._grows = False
+        sources = {value.name: value for value in self.sources}
+        for name, device in by_pattern(inputs or {}, sources, "inputs", "input", self.input_names).items():
+            moved = copy.copy(sources[name])
+            moved.home = check_device(device)
+            twin.values[moved.index] = twin.names[name] = moved
+        where = {pattern: check_device(device) for pattern, device in (place or {}).items()}
+        for pattern, device in where.items():
+            fits = functools.partial(fnmatch.fnmatchcase, pat=pattern)
+            found = [task for task in self.tasks if any(map(fits, _called(task)))]
+            if not found:
+                raise GraphError(f"pattern {pattern!r} in place= fits no task's name and no module")
+            for task in found:
+                if twin.tasks[task.index].device is None and not task.view:
+                    twin.tasks[task.index] = placed = dataclasses.replace(task, device=device)
+                    if twin.names[task.name] is task:
+                        twin.names[task.name] = placed
+        return twin
+
+    # ---- looking
+
+    @property
+    def sources(self) -> tuple[Value, ...]:
+        """The inputs and constants: the values that no task makes."""
+        return tuple(v for v in self.values if v.producer is None)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names that a run must be given."""
+        return tuple(v.name for v in self.sources if v.tensor is None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no task writes in place, no value shares memory with another, and none are kept together."""
+        return not (self._left or self._views or self.kept_together)
+
+    def task(self, name: str) -> Task:
+        """Return a task by its name. Raises GraphError if there is none."""
+        found = self.names.get(name) if isinstance(name, str) else None
+        index = found.index if isinstance(found, Task) else found.producer if found is not None else None
+        if index is None or self.tasks[index].name != name:
+            raise GraphError(
+                f"graph {self.name!r} has no task {name!r}; tasks are {listed(t.name for t in self.tasks)}"
+            )
+        return self.tasks[index]
+
+    def value(self, name: str) -> Value:
+        """Return a value by its name. Raises GraphError if there is none."""
+        found = self.names.get(name) if isinstance(name, str) else None
+        if not isinstance(found, Value):
+            raise GraphError(
+                f"graph {self.name!r} has no value {name!r}; values are {listed(v.name for v in self.values)}"
+            )
+        return found
+
+    def members(self, value: int) -> Sequence[int]:
+        """Return the values (indices) that share memory with this one, the root first."""
+        return self._views.get(self.values[value].root) or (value,)
+
+    def bonds(self, task: Task) -> list[tuple[int, ...]]:
+        """Return what is kept together (values, by index) of which a task makes or writes some."""
+        left = [self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs)] if self._bonds else []
+        return list(dict.fromkeys(chain(*left)))
+
+    def last_version(self, value: int) -> int:
+        """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
+        return self._now[value].version
+
+    def maker(self, use: Use) -> int | None:
+        """Return the task (its index) that leaves a value in this version; None for what was there from the start."""
+        return self._left.get(use, self.values[use.value].producer)
+
+    def in_parts(self, value: int) -> bool:
+        """Whether tasks may touch parts of the memory behind a value (an index) in another order than they were added.
+
+        Then all that write it share a device.
+        """
+        root = self.values[value].root
+        return root in self._views or self._portions.get(root, 0) > 1
+
+    def touched(self, task: Task, value: int) -> Part | None:
+        """Return the part of an argument (an index) that a task touches, if that is less than the whole argument."""
+        if task.part is None or task.part[0] != value or not self.in_parts(value):
+            return None
+        return task.part[1]
+
+    def needs(self, task: Task) -> Iterator[Use]:
+        """Yield what must have come to where a task runs. Who touches a part needs no write but those it depends on."""
+        for use in task.reads:
+            yield use if self.touched(task, use.value) is None else Use(use.value, 0)
+
+    def is_used(self, value: int) -> bool:
+        """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
+        return value in self._used
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def draw(
+        self,
+        path: str | os.PathLike[str],
+        device: Mapping[str, str] | None = None,
+        *,
+        critical: Iterable[str] = (),
+        group: str = "device",
+        depth: int | None = None,
+    ) -> None:
+        """Draw it into a file, by its suffix: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid); see ``graph_svg``.
+
+        With ``depth``, a module at that level is one box; without, large graphs are folded to fit. ``.png`` and
+        ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
+        """
+        from autosched.viz.drawing import draw_graph
+
+        draw_graph(self, path, device, critical, group, depth)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        from autosched.viz.drawing import show_graph
+
+        return show_graph(self)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"
+        return f"<Graph {self.name!r}: {counts}>"
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.name}"]
+        lines += [
+            f"  {'input' if v.tensor is None else 'constant'} {v.name}" + (f" on {v.home}" if v.home else "")
+            for v in self.sources
+        ]
+        lines += [f"  {self._line(task)}" for task in self.tasks]
+        lines += [f"  together {', '.join(self.values[i].name for i in values)}" for values in self.kept_together]
+        lines += [f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()]
+        return "\n".join(lines)
+
+    def _line(self, task: Task) -> str:
+        reads = ", ".join(self.values[v].name + (f"@{version}" if version else "") for v, version in task.reads)
+        facts = [f"writes {self.values[use.value].name}" for use in task.writes]
+        facts += [f"after {self.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"]
+        facts += [f"on {task.device}"] if task.device else []
+        return f"{task.name}({reads})" + (": " + ", ".join(facts) if facts else "")
+
+    # ---- running: the reference
+
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
+        """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
+
+        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as its function is.
+        Autograd does not record across tasks: where what is given requires grad, outputs raise GradientError in
+        ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
+        Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
+        """
+        inputs, keep = self.completed(args, inputs)
+        data = self.bind(inputs)
+        with no_grad():
+            for task in self.tasks:
+                if task.fn is None:
+                    raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
+                args, kwargs = called_with(task, data)
+                try:
+                    data.update(task.results(task.fn(*args, **kwargs)))
+                except Exception as error:
+                    error.add_note(f"in task {task.name!r}, added at {task.source}")
+                    raise
+        outputs = {label: data[index] for label, index in self.outputs.items()}
+        if "torch" in sys.modules:
+            from autosched.graph.gradients import guarded
+
+            outputs = guarded(self, inputs, outputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    def completed(
+        self, args: Sequence[Any], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
+        """Return the inputs of a run by name, and what is to be called with its outputs, if anything.
+
+        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for one that is given twice.
+        """
+        if not args:
+            return inputs, None
+        names = self.input_names
+        if len(args) > len(names):
+            raise GraphError(f"graph {self.name!r} was given {len(args)} inputs; it has {len(names)}: {listed(names)}")
+        for name in names[: len(args)]:
+            if name in inputs:
+                raise GraphError(f"graph {self.name!r} was given input {name!r} twice, by position and by name")
+        return {**dict(zip(names, args, strict=False)), **inputs}, None
+
+    def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
+        """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
+        sources = self.sources
+        names = {v.name for v in sources if v.tensor is None}
+        for name in names ^ inputs.keys() and sorted(names ^ inputs.keys(), key=str):
+            what = f"misses input {name!r}" if name in names else f"was given {name!r}, which is no input"
+            raise GraphError(f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}")
+        return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
+
+    # ---- networkx
+
+    def to_networkx(self) -> networkx.DiGraph[Any]:
+        """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``, in order of insertion."""
+        from autosched.graph.networkx import to_networkx
+
+        return to_networkx(self)
+
+    @staticmethod
+    def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
+        """Make a graph of a networkx DAG, each node a task.
+
+        Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its result, ``fn``
+        (called with the results of its predecessors, in the order of its edges), ``device``. Edge attributes:
+        ``nbytes``, what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without
+        successors are outputs. Raises GraphError for cycles and undirected graphs.
+
+        >>> import networkx as nx, autosched as asc
+        >>> print(asc.Graph.from_networkx(nx.DiGraph([("a", "b"), ("a", "c")]), name="fork"))
+        graph fork
+          a()
+          b(a)
+          c(a)
+          output b = b
+          output c = c
+        """
+        from autosched.graph.networkx import from_networkx
+
+        return from_networkx(dag, name)
+
+    # ---- how a task is added
+
+    def _add(
+        self,
+        fn: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        writes: Sequence[Value] = (),
+        aliases: Value | None = None,
+        after: Iterable[Task | Value | str] = (),
+        on: str | None = None,
+        outputs: Any = None,
+        random: bool = False,
+        seconds: Seconds | None = None,
+        nbytes: int | None = None,
+        look: str | None = None,
+        view: bool = False,
+        part: tuple[int, Part] | None = None,
+        parts: Sequence[Part] = (),
+        origin: Origin | None = None,
+        by: Callable[..., Any] | None = None,
+        composite: Composite | None = None,
+    ) -> Any:
+        label = self.fresh(effects.function_name(fn)) if name is None else self._claim(name)
+        args, kwargs = transform(self._as_argument, (args, kwargs))
+        leaves = list(flatten((args, kwargs)))
+        found = {leaf.index: leaf for leaf in leaves if isinstance(leaf, Value)}
+        reads = list(found.values())
+        for value in (*writes, *([aliases] if aliases is not None else [])):
+            if not isinstance(value, Value) or found.get(value.index) is not value:
+                raise _no_argument(label, value, reads)
+        names, aliases, view = self._result_names(label, outputs, aliases, view)
+        check_costs(label, seconds, nbytes)
+        device = None if view else check_device(on) if on is not None else self._device
+        state, random = self._state(fn, leaves, composite, random, device)
+        earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
+        # From here on nothing fails: an error leaves the graph as it was.
+        index = len(self.tasks)
+        seen, written = (tuple([self._now[value.index] for value in values]) for values in (reads, writes))
+        parts = parts or self._parts(aliases, look, args, kwargs, list(flatten(names)))
+        if view and aliases is not None:
+            part = aliases.index, parts[0] if names == label else aliases.part
+        dependencies = self._depend(index, reads, writes, part, earlier)
+        changes = self._change(index, writes, part) if writes else ()
+        seen_as = iter(parts)
+        result = transform(
+            lambda leaf: self._new_value(leaf, index, root=aliases, part=next(seen_as), nbytes=nbytes), names
+        )
+        made = tuple([self._now[leaf.index] for leaf in flatten(result)])
+        task = Task(
+            index, label, by or fn, args, kwargs, seen, written, changes, made, result, dependencies, device, view,
+            random, part, by_device(seconds), origin or self._origin(_caller()), tuple(state), composite,
+        )  # fmt: skip
+        self.tasks.append(task)
+        self.users.append([])
+        self._last.update((id(shared), index) for shared in state)
+        for dependency in dependencies:
+            self.users[dependency.task].append(index)
+        self.names.setdefault(label, task)
+        return result
+
+    def _origin(self, where: tuple[str, int]) -> Origin:
+        found = self._places.get(where)
+        if found is None:
+            found = self._places[where] = Origin(where)
+        return found
+
+    def _state(
+        self, fn: Any, args: Iterable[Any], composite: Composite | None, random: bool, device: str | None
+    ) -> tuple[list[Any], bool]:
+        """Return what a task shares beside values, and whether it draws random numbers."""
+        if composite is not None:
+            shared = {
+                id(item): item for part in composite.tasks for item in part.shared if not isinstance(item, _Generator)
+            }
+            state, random = list(shared.values()), any(part.random for part in composite.tasks)
+        else:
+            state = effects.shared_state(fn, (item for item in args if not isinstance(item, Value)))
+            random = random or any(map(effects.draws, state))
+        own = self._generators.get(device) if device is not None else None
+        drawn = [self._drawn[own]] if own is not None else list(self._drawn.values())
+        return state + (drawn if random else []), random
+
+    def _parts(
+        self, base: Value | None, look: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+    ) -> list[Part]:
+        """Return which part of its memory each result is, which is ``base``'s memory if that is given."""
+        if base is None:
+            return [self._looks.root() for _ in names]
+        if look is None or not args or args[0] is not base:
+            return [self._looks.opaque(base.part) for _ in names]
+        whole = self._looks.view(base.part, look, args[1:], kwargs)
+        return [whole] if len(names) == 1 else self._looks.pieces(whole, look, len(names))
+
+    def _depend(
+        self,
+        index: int,
+        reads: Sequence[Value],
+        writes: Sequence[Value],
+        part: tuple[int, Part] | None,
+        earlier: Iterable[int],
+    ) -> tuple[Dependency, ...]:
+        """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
+        found: dict[int, Kind] = {}
+        disturbed: list[int] = []
+        written = {value.index for value in writes}
+        for value in reads:
+            self._used.add(value.index)
+            touched = part[1] if part is not None and part[0] == value.index else value.part
+            accesses = self._accesses.get(value.root)
+            if accesses is None:
+                accesses = self._accesses[value.root] = Accesses()
+            if value.index in written:
+                writers, readers = accesses.write(touched, index)
+                disturbed += readers
+            else:
+                writers = accesses.read(touched, index)
+            if value.producer is not None:
+                found[value.producer] = "data"
+            for writer in writers:
+                found[writer] = "data"
+        for reader in disturbed:
+            found.setdefault(reader, "anti")
+        for task in earlier:
+            if found.get(task) != "data":  # an anti dependency is between memory blocks, and does not order the tasks
+                found[task] = "order"
+        found.pop(index, None)
+        return tuple([Dependency(task, kind) for task, kind in found.items()])
+
+    def _change(self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None) -> tuple[Use, ...]:
+        """Let all values that see what task ``index`` writes go on to their next version; return those they had."""
+        changed: set[int] = set()
+        for value in writes:
+            touched = value.part
+            if part is not None and part[0] == value.index:
+                touched = part[1]
+                self._portions[value.root] = self._portions.get(value.root, 0) + 1
+            members = self._seen.get(value.root)
+            changed.update([value.index] if members is None else chain(*(m for _, m in members.overlapping(touched))))
+        uses = tuple([self._now[member] for member in sorted(changed)])
+        for member, version in uses:
+            left = self._now[member] = Use(member, version + 1)
+            self._left[left] = index
+        return uses
+
+    def _result_names(
+        self, label: str, outputs: Any, aliases: Value | None, view: bool
+    ) -> tuple[Any, Value | None, bool]:
+        """Return the names of a task's results, in the shape of ``outputs``, what they alias, and whether as views.
+
+        Where there are none, no memory is shared.
+        """
+        names = self._named(label, outputs)
+        return (names, aliases, view) if any(True for _ in flatten(names)) else (names, None, False)
+
+    def _named(self, label: str, outputs: Any) -> Any:
+        if outputs is None:
+            return label
+        if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 0:
+            outputs = tuple(f"{label}.{i}" for i in range(outputs))
+        taken: set[str] = set()
+        for leaf in flatten(outputs):
+            if not isinstance(leaf, str):
+                raise GraphError(f"outputs= of task {label!r} must be a number or a tree of names, got {leaf!r} in it")
+            if self._claim(leaf) in taken:
+                raise GraphError(f"outputs= of task {label!r} has the name {leaf!r} twice; names are unique")
+            taken.add(leaf)
+        return outputs
+
+    def _new_value(
+        self,
+        name: str,
+        producer: int | None = None,
+        *,
+        root: Value | None = None,
+        part: Part | None = None,
+        home: str | None = None,
+        tensor: Any = None,
+        nbytes: int | None = None,
+    ) -> Value:
+        index = len(self.values)
+        part = part or self._looks.root()
+        value = Value(self, index, name, producer, index if root is None else root.root, part, home, tensor, nbytes)
+        self.values.append(value)
+        self._now.append(Use(index, 0))
+        self.names[name] = value
+        if root is not None:
+            self._views.setdefault(root.root, [root.root]).append(index)
+            members = self._seen.setdefault(root.root, Index())
+            members.setdefault(self.values[root.root].part, [root.root])
+            members.setdefault(part, []).append(index)
+        return value
+
+    def _as_argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return self._own(leaf)
+        return self.constant(leaf) if hasattr(leaf, "data_ptr") else leaf
+
+    def _as_value(self, item: Any) -> Value:
+        value = self._as_argument(item)
+        if not isinstance(value, Value):
+            raise GraphError(f"cannot write {item!r} in place: it is no tensor")
+        return value
+
+    def _check_moves(self, name: str, value: Value) -> None:
+        """Raise GraphError where a method would make a value share other memory than it did."""
+        if name == "set_" or value.part.bounds or len(self.members(value.index)) > 1:
+            raise GraphError(
+                f"{name} gives value {value.name!r} other memory, which other values may see; make a new value instead"
+            )
+
+    def _own(self, value: Value) -> Value:
+        if value.graph is not self:
+            raise GraphError(
+                f"value {value.name!r} belongs to graph {value.graph.name!r}, not to {self.name!r}; "
+                f"make it an input of this graph"
+            )
+        return value
+
+    def _task_of(self, item: Any) -> int:
+        if isinstance(item, str):
+            item = self.task(item)
+        if isinstance(item, Task) and item.index < len(self.tasks) and self.tasks[item.index] is item:
+            return item.index
+        if isinstance(item, Value) and self._own(item).producer is not None:
+            return item.producer  # type: ignore[return-value]
+        raise GraphError(f"after= needs tasks, or values that tasks of this graph made, got {item!r}")
+
+    def _check_grows(self) -> None:
+        if not self._grows:
+            raise GraphError(f"this is a schedule's own copy of graph {self.name!r}; add to the graph that you made")
+
+    def _claim(self, name: str) -> str:
+        self._check_grows()
+        if not is_name(name):
+            raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
+        if name in self.names:
+            raise GraphError(f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out")
+        return name
+
+    def fresh(self, base: str) -> str:
+        """Return a name that begins like this and is not taken."""
+        self._check_grows()
+        count = self._counts.get(base, 0)
+        name = f"{base}_{count}" if count else base
+        while name in self.names:
+            count += 1
+            name = f"{base}_{count}"
+        self._counts[base] = count + 1
+        return name
+
+
+_DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
+
+
+class _Generator(NamedTuple):
+    """Stands for a generator of random numbers among what tasks share: that of a device, or any (None)."""
+
+    name: str | None
+
+
+def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
+    """Return the arguments of a task, with ``data`` for values, by index, and ``device`` for the one where it runs."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return data[leaf.index]
+        return leaf if type(leaf) is not Here else leaf.usual if device is None else device
+
+    args, kwargs = transform(change, (task.args, task.kwargs))
+    return args, kwargs
+
+
+def check_device(device: Any) -> str:
+    """Return a device's name. Raises GraphError if it can be none."""
+    name = device_name(device)
+    if not is_device(name):
+        raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
+    return name
+
+
+def by_pattern(
+    given: Mapping[str, Any], names: Collection[str], argument: str, what: str, shown: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """Return by name what is given by names or by patterns of the shell; a name counts before patterns, which in turn.
+
+    Raises GraphError for what fits no name.
+
+    >>> by_pattern({"w*": 0, "w2": 1}, ["x", "w1", "w2"], "inputs", "input")
+    {'w2': 1, 'w1': 0}
+    """
+    found = {name: item for name, item in given.items() if name in names}
+    for pattern, item in given.items():
+        fits = [] if pattern in names else fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not fits and pattern not in names:
+            known = listed(names if shown is None else shown)
+            raise GraphError(f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}")
+        for name in fits:
+            found.setdefault(name, item)
+    return found
+
+
+def check_costs(label: str, seconds: Any, nbytes: Any) -> None:
+    """Raise GraphError unless these are what a task may cost, as far as they are given."""
+    for number in no_seconds(0 if seconds is None else seconds):
+        raise GraphError(f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}")
+    if nbytes is not None and not is_number(nbytes):
+        raise GraphError(f"nbytes of task {label!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
+
+
+def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:
+    return GraphError(
+        f"task {label!r} declares {value!r} as written or aliased, which is not among its arguments "
+        f"{listed(read.name for read in reads)}"
+    )
+
+
+def _called(task: Task) -> Iterator[str]:
+    """Yield the names by which a pattern may mean a task: its own, its module's, and those of what it was merged of."""
+    yield from filter(None, (task.name, task.origin.module))
+    for part in task.parts:
+        yield from _called(part)
+
+
+def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
+    """Whether what is to be written to a part is that very part already."""
+    return any(
+        isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0 for item in items
+    )
+
+
+def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
+    if isinstance(item, (Task, Value, str)):
+        return (item,)
+    if not isinstance(item, Iterable):
+        raise GraphError(f"{what}= needs one item or a list of them, got {item!r}")
+    return tuple(item)
+
+
+def _caller() -> tuple[str, int]:
+    """Find the user's line: the nearest frame that is neither ours, but for the demo, nor torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("autosched", "torch", "contextlib") or module == "autosched.demo":
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def no_grad() -> contextlib.AbstractContextManager[Any]:
+    """Switch autograd off if torch is in use at all."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()

@@ -1,0 +1,188 @@
+"""Including: the tasks of one graph written into another, as often as they are needed there.
+
+What was an input becomes a value of the other graph; names get a prefix. Knows no device but as a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autosched._lib.tree import flatten, transform
+from autosched.errors import GraphError, listed
+from autosched.graph.effects import MOVE, RESHAPE, effects_of
+from autosched.graph.parts import Looks, Part
+from autosched.graph.task import HOST, Seconds, Task
+from autosched.graph.value import Value
+
+if TYPE_CHECKING:
+    from autosched.graph.graph import Graph
+
+__all__ = ["include", "repeat"]
+
+
+def include(
+    graph: Graph,
+    other: Graph,
+    inputs: Mapping[str, Value],
+    prefix: str,
+    on: str | Mapping[str, str] | None,
+    seconds: Mapping[str, Seconds],
+    nbytes: Mapping[str, int],
+    only: Collection[str] | None,
+) -> dict[str, Value]:
+    """Do what ``Graph.include`` says."""
+    tasks = other.tasks if only is None else [other.tasks[i] for i in sorted({other.task(name).index for name in only})]
+    values = _given(graph, other, inputs, tasks, only is None)
+    _check_names(graph, tasks, other, prefix)
+    parts = _Parts(graph._looks, other, values)
+    for task in tasks:
+        device = on.get(task.name) if isinstance(on, Mapping) else on
+        made = [other.values[use.value] for use in task.outputs]
+        results = repeat(
+            graph, other, task, values, prefix + task.name,
+            outputs=transform(lambda leaf: prefix + leaf.name, task.result),
+            part=None if task.part is None or task.view else (task.part[0], parts.now(task.part[1], task.part[0])),
+            parts=parts.of(task, made) if _aliases(made) else (),
+            on=HOST if task.device == HOST else device or task.device,
+            after=[name for name in _after(other, task, prefix) if name in graph.names],
+            seconds=seconds.get(task.name, task.seconds),
+        )  # fmt: skip
+        for value, twin in zip(made, flatten(results), strict=True):
+            twin.nbytes = nbytes.get(value.name, value.nbytes)
+            values[value.index] = twin
+        _reshape(graph, task, values)
+    for bond in other.kept_together if not isinstance(on, str) else ():
+        if found := [values[index] for index in bond if index in values]:
+            graph.together(*found)
+    if only is None:
+        return {name: values[index] for name, index in other.outputs.items()}
+    made_here = (other.values[use.value] for task in tasks for use in task.outputs)
+    return {value.name: values[value.index] for value in made_here}
+
+
+def _after(other: Graph, task: Task, prefix: str) -> list[str]:
+    """Return the names of the tasks that come first though they leave nothing; they may have been included before."""
+    return [prefix + other.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
+
+
+def repeat(
+    graph: Graph,
+    old: Graph,
+    task: Task,
+    values: Mapping[int, Value],
+    name: str,
+    *,
+    outputs: Any,
+    part: tuple[int, Part] | None,
+    parts: Iterable[Part],
+    on: str | None,
+    after: Iterable[str],
+    seconds: Seconds | None,
+) -> Any:
+    """Add a task of an old graph to a graph, ``values`` for those of the old one; return its results."""
+    args, kwargs = transform(
+        lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
+    )
+    return graph._add(
+        task.fn, args, kwargs, name=name, outputs=outputs, writes=[values[use.value] for use in task.writes],
+        aliases=_base(old, task, values), view=task.view, random=task.random,
+        part=None if part is None else (values[part[0]].index, part[1]), parts=list(parts), on=on, seconds=seconds,
+        after=after, origin=task.origin, composite=task.composite,
+    )  # fmt: skip
+
+
+def _base(old: Graph, task: Task, values: Mapping[int, Value]) -> Value | None:
+    """Return the argument whose memory a result of a task shares, if one does."""
+    made = [old.values[use.value] for use in task.outputs]
+    if not _aliases(made):
+        return None
+    if task.view and task.part:
+        return values[task.part[0]]
+    roots = {value.root for value in made}
+    return values[next(use.value for use in task.reads if old.values[use.value].root in roots)]
+
+
+def _aliases(made: Iterable[Value]) -> bool:
+    return any(value.root != value.index for value in made)
+
+
+def _given(
+    graph: Graph, other: Graph, inputs: Mapping[str, Value], tasks: Sequence[Task], whole: bool
+) -> dict[int, Value]:
+    """Return what stands for each value that these tasks do not make, by its index in the other graph."""
+    made = {use.value for task in tasks for use in task.outputs}
+    needed = [*other.sources] if whole else [other.values[use.value] for task in tasks for use in task.reads]
+    needed = [value for value in dict.fromkeys(needed) if value.index not in made]
+    names = [value.name for value in needed if value.tensor is None]
+    for name in names:
+        if name not in inputs:
+            raise GraphError(f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}")
+    for name, value in inputs.items():
+        if name not in names and (whole or not isinstance(other.names.get(name), Value)):
+            raise GraphError(
+                f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs {listed(names)}"
+            )
+        if not isinstance(value, Value):
+            raise GraphError(f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}")
+        graph._own(value)
+    return {
+        value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor) for value in needed
+    }
+
+
+def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str) -> None:
+    """Raise GraphError for a name that is taken before anything is added."""
+    for task in tasks:
+        for name in dict.fromkeys([task.name, *(other.values[use.value].name for use in task.outputs)]):
+            if prefix + name in graph.names:
+                raise GraphError(
+                    f"name {prefix + name!r} is already taken in graph {graph.name!r}; give another prefix"
+                )
+
+
+def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
+    """Forget how a value counts its elements where a task gives it another shape in place."""
+    if task.fn is None or not task.writes or task.composite is not None:
+        return
+    name = effects_of(task.fn, task.args, task.kwargs).name
+    written = values[task.writes[0].value]
+    if name in MOVE:
+        graph._check_moves(name, written)
+    if name in RESHAPE | MOVE:
+        for member in graph.members(written.index):
+            graph.values[member].part = graph._looks.anew(graph.values[member].part)
+
+
+class _Parts:
+    """Says which part of memory a value sees in its new graph, which has looks of its own."""
+
+    def __init__(self, looks: Looks, other: Graph, values: Mapping[int, Value]):
+        self.looks, self.other, self.values = looks, other, values
+        self.known: dict[int, int] = {-1: -1}
+        self.token = object()
+
+    def of(self, task: Task, made: Iterable[Value]) -> list[Part]:
+        """Return what the results of a task are, some of which share the memory of an argument."""
+        bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
+        return [
+            self.looks.root() if value.root == value.index else self.now(value.part, bases[value.root])
+            for value in made
+        ]
+
+    def now(self, part: Part, value: int) -> Part:
+        """Return what a part of the memory behind a value (an index) is in the new graph."""
+        root = self.other.values[self.other.values[value].root]
+        if root.index not in self.values:  # of memory of which only a part was given
+            return self.looks.opaque(self.values[value].part)
+        base = self.values[root.index].part
+        if base.bounds or base.lead or base.tail != (base.look, 0):  # it is a part itself there
+            return self.looks.opaque(base)
+        if root.part.look >= 0:
+            self.known[root.part.look] = base.look
+        return part.counted(self._look)
+
+    def _look(self, look: int) -> int:
+        if look not in self.known:
+            self.known[look] = self.looks.twin(self.token, look)
+        return self.known[look]

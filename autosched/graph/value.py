@@ -1,0 +1,306 @@
+"""Value: a variable of a graph. Torch functions, operators and methods on Values add tasks to their graph.
+
+Knows how Python and torch spell a call, and hands it to its graph; it decides nothing itself and
+does not import torch (the ``__torch_function__`` protocol needs no import).
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from autosched.errors import GraphError, UnknownMethodError
+
+if TYPE_CHECKING:
+    from autosched.graph.graph import Graph
+    from autosched.graph.parts import Part
+
+__all__ = ["Attribute", "InPlace", "Method", "On", "Value"]
+
+_ATTRIBUTES = frozenset("T mT H mH real imag values indices".split())  # read, not called
+_AUTOGRAD = frozenset("backward requires_grad_ retain_grad register_hook".split())
+_UNKNOWN = frozenset(
+    "shape dtype device grad grad_fn data ndim requires_grad is_cuda is_leaf layout names itemsize nbytes".split()
+)
+
+
+def _recorded(of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any) -> Value:
+    """Add a task that has one result to the graph of a value."""
+    result: Value = of.graph.record(fn, args, kwargs or {}, **options)
+    return result
+
+
+def _binary(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+    def method(self: Any, other: Any) -> Value:
+        return _recorded(self, fn, (self, other))
+
+    return method
+
+
+def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
+    def method(self: Any, other: Any) -> Value:
+        return _recorded(self, fn, (other, self))
+
+    return method
+
+
+class InPlace:
+    """Do an in-place operator, and insist that it was: ``n += 1`` makes a new object of a Python number."""
+
+    def __init__(self, fn: Callable[[Any, Any], Any]):
+        self.__name__ = f"__{fn.__name__}__"
+        self.fn = fn
+
+    def __call__(self, value: Any, other: Any) -> Any:
+        """Change the value."""
+        if self.fn(value, other) is not value:
+            raise TypeError(f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place")
+        return value
+
+
+def _in_place(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Value]:
+    return _binary(InPlace(fn))
+
+
+def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
+    def method(self: Any) -> Value:
+        return _recorded(self, fn, (self,))
+
+    return method
+
+
+class Value:
+    """A variable that tasks read and write: an input, a constant, or a result of a task.
+
+    Use it as you would a tensor: each operator, method or torch function applied to it adds a task, and nothing
+    runs. It has no shape yet, and Python control flow cannot look into it.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> x, w = graph.inputs("x", "w")
+    >>> (x @ w).relu()
+    Value('relu')
+    """
+
+    __slots__ = ("graph", "home", "index", "name", "nbytes", "part", "producer", "root", "tensor")
+
+    def __init__(
+        self,
+        graph: Graph,
+        index: int,
+        name: str,
+        producer: int | None,
+        root: int,
+        part: Part,
+        home: str | None,
+        tensor: Any,
+        nbytes: int | None,
+    ):
+        self.graph = graph
+        self.index = index
+        self.name = name
+        self.producer = producer  # index of the task that makes it; None for inputs and constants
+        self.root = root  # index of the value whose memory it shares; its own where it shares none
+        self.part = part  # of that memory
+        self.home = home  # the device where an input must live; None where schedule() may say
+        self.tensor = tensor  # of a constant
+        self.nbytes = nbytes  # its size, where the user said
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r})"
+
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # so that numpy numbers leave operators to us
+
+    @classmethod
+    def __torch_function__(cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        graph = _first_value((args, kwargs)).graph
+        return graph.record(fn, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNKNOWN or _is_property(name):
+            raise GraphError(
+                f"value {self.name!r} has no {name} before it runs; do what needs it inside a function and add that "
+                f"as one task: graph.add(fn, {self.name})"
+            )
+        if name in _AUTOGRAD:
+            raise GraphError(
+                f"autograd does not record across tasks, so value {self.name!r} has no {name}; compute gradients "
+                f"inside a task, under torch.enable_grad(), or by tasks of their own"
+            )
+        if name.startswith("_"):
+            raise AttributeError(f"Value has no attribute {name!r}")
+        if name in _ATTRIBUTES:
+            return self.graph.record(Attribute(name), (self,), {})
+        _check_method(self.name, name)
+        return _Recorder(self, name)
+
+    def to(self, /, *args: Any, **kwargs: Any) -> Value:
+        """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], str):
+            return _recorded(self, On(args[0]), (self,), on=args[0], aliases=self)
+        return _recorded(self, Method("to"), (self, *args), kwargs)
+
+    def cpu(self) -> Value:
+        """Return this value on the CPU, as ``to("cpu")`` does."""
+        return self.to("cpu")
+
+    def cuda(self, index: int = 0) -> Value:
+        """Return this value on a GPU, as ``to("cuda:0")`` does."""
+        return self.to(f"cuda:{index}")
+
+    def __getitem__(self, key: Any) -> Value:
+        return _recorded(self, operator.getitem, (self, key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.graph.record(operator.setitem, (self, key, value), {})
+
+    def __bool__(self) -> NoReturn:
+        raise GraphError(
+            f"value {self.name!r} is not known before it runs, so Python cannot branch on it; put the branch into a "
+            f"function and add that as one task: graph.add(fn, {self.name})"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        raise GraphError(
+            f"value {self.name!r} has no length before it runs; to unpack a task's result, say its shape: "
+            f"graph.add(fn, ..., outputs=2)"
+        )
+
+    def _no_number(self) -> NoReturn:
+        raise GraphError(f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs")
+
+    __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
+
+    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
+    __matmul__, __rmatmul__, __imatmul__ = (
+        _binary(operator.matmul),
+        _reflected(operator.matmul),
+        _in_place(operator.imatmul),
+    )
+    __truediv__, __rtruediv__, __itruediv__ = (
+        _binary(operator.truediv),
+        _reflected(operator.truediv),
+        _in_place(operator.itruediv),
+    )
+    __floordiv__, __rfloordiv__, __ifloordiv__ = (
+        _binary(operator.floordiv),
+        _reflected(operator.floordiv),
+        _in_place(operator.ifloordiv),
+    )
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _in_place(operator.ipow)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _in_place(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _in_place(operator.ixor)
+    __lshift__, __rlshift__, __ilshift__ = (
+        _binary(operator.lshift),
+        _reflected(operator.lshift),
+        _in_place(operator.ilshift),
+    )
+    __rshift__, __rrshift__, __irshift__ = (
+        _binary(operator.rshift),
+        _reflected(operator.rshift),
+        _in_place(operator.irshift),
+    )
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
+    __eq__ = _binary(operator.eq)  # type: ignore[assignment]
+    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+
+
+class Method:
+    """Call the method ``name`` of the first argument."""
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __call__(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return getattr(value, self.__name__)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Tensor.{self.__name__}"
+
+
+class Attribute(Method):
+    """Read the attribute ``name`` of the argument."""
+
+    def __call__(self, value: Any) -> Any:
+        """Read it."""
+        return getattr(value, self.__name__)
+
+
+class On:
+    """Return the argument: that it is on a device is the schedule's part."""
+
+    def __init__(self, device: str):
+        self.__name__ = f"to_{device}"
+
+    def __call__(self, value: Any) -> Any:
+        """Return it."""
+        return value
+
+
+class _Recorder:
+    """A bound method of a value: calling it adds the task."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, value: Value, name: str):
+        self.value = value
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<method {self.name!r} of {self.value!r}: call it to add a task>"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.value.graph.record(Method(self.name), (self.value, *args), kwargs)
+
+
+def _tensor_class() -> Any:
+    """Return ``torch.Tensor``; None where torch is not in use, and values are no tensors."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _is_property(name: str) -> bool:
+    """Whether tensors have an attribute of this name that is no method and has no task."""
+    known = getattr(_tensor_class(), name, None)
+    return known is not None and name not in _ATTRIBUTES and not callable(known)
+
+
+def _check_method(value: str, name: str) -> None:
+    """Raise GraphError for a method that tensors do not have, with those of a similar name."""
+    tensor = _tensor_class()
+    if tensor is None or hasattr(tensor, name):
+        return
+    close = difflib.get_close_matches(name, [known for known in dir(tensor) if not known.startswith("_")])
+    meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
+    raise UnknownMethodError(
+        f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is no tensor, add a "
+        f"function: graph.add(lambda item: item.{name}(...), {value})"
+    )
+
+
+def _first_value(tree: Any) -> Value:
+    stack = [tree]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Value):
+            return item
+        if isinstance(item, (tuple, list)):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise GraphError("no Value among the arguments")

@@ -1,0 +1,157 @@
+"""Fitting: memory as a hard limit. What can never fit, what fits as it is, and a program that is made to fit.
+
+Counts bytes as ``footprint`` does. Knows no times: which of several placements that fit is the best is for others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from autosched.costs.costs import Costs
+from autosched.errors import MemoryLimitError, listed
+from autosched.graph.graph import Graph, Task
+from autosched.lowering import lower
+from autosched.machine.machine import Machine
+from autosched.placement import Placement, choices, home
+from autosched.program.program import Program
+from autosched.simulation.footprint import footprint
+
+__all__ = ["confined", "fits", "fitted", "is_limited"]
+
+
+def is_limited(graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether some device could run out of memory, if it held all versions of all values."""
+    least = min(device.nbytes for device in machine.devices)
+    if math.isinf(least):
+        return False
+    return sum(costs.value_nbytes(value) * (1 + graph.last_version(value.index)) for value in graph.values) > least
+
+
+def fits(program: Program, graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether no device ever holds more bytes than it has, in issue order."""
+    courses = footprint(program, graph, machine, costs)
+    return all(max(course) <= machine.device(name).nbytes for name, course in courses.items())
+
+
+def fitted(
+    graph: Graph, machine: Machine, costs: Costs, placement: Placement, outputs: Mapping[str, str] | None = None
+) -> Program:
+    """Lower a placement to a program that keeps to the memory of each device.
+
+    As ``lower`` does it if that fits, else with late copies, frees that are waited for, and what has no room sent to
+    another device and fetched back. Raises MemoryLimitError where that does not suffice, ScheduleError as ``lower``.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="y", nbytes=8, on="cuda:0"))
+    >>> fitted(graph, asc.Machine.emulated(gpus=1), asc.Costs(), Placement({"y": "cuda:0"}, ("y",))).outputs
+    (('y', 'cuda:0'),)
+    """
+    program = lower(graph, machine, placement, outputs)
+    if not is_limited(graph, machine, costs) or fits(program, graph, machine, costs):
+        return program
+    return lower(graph, machine, placement, outputs, [costs.value_nbytes(value) for value in graph.values])
+
+
+def confined(graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str] | None = None) -> Costs:
+    """Return costs by which no task can run on a device that could not even hold what the task alone needs there.
+
+    That is: its arguments, its results, and the inputs that live there. So every policy knows. Raises MemoryLimitError
+    where this, or the outputs that are wanted on a device, proves that no schedule exists.
+    """
+    if not is_limited(graph, machine, costs):
+        return costs
+    count = _Count(graph, machine, costs)
+    for device, labels in _by_device(outputs or {}).items():
+        count.check(device, [graph.outputs[label] for label in labels if label in graph.outputs])
+    needs = {task.name: {device: count.needed(task, device) for device in machine.names} for task in graph.tasks}
+    tight = {
+        name: {p for p, needed in devices.items() if needed > machine.device(p).nbytes}
+        for name, devices in needs.items()
+    }
+    _check_groups(graph, machine, costs, needs, tight)
+    seconds = {
+        name: {
+            device.name: math.inf if device.name in tight[name] else costs.task_seconds(graph.task(name), device)
+            for device in machine.devices
+        }
+        for name in tight
+        if tight[name]
+    }
+    return costs.override(seconds)
+
+
+class _Count:
+    """The bytes that a device cannot do without."""
+
+    def __init__(self, graph: Graph, machine: Machine, costs: Costs):
+        self.graph, self.machine = graph, machine
+        self.nbytes = [costs.value_nbytes(value) for value in graph.values]
+        self.home = {value.index: home(graph, machine, value) for value in graph.sources}
+        self.lives = dict.fromkeys(machine.names, 0.0)
+        for index, device in self.home.items():
+            self.lives[device] += self.nbytes[index]
+        for device in machine.names:
+            self.check(device, ())
+
+    def at_once(self, device: str, values: Iterable[int]) -> float:
+        """Return the bytes of values (indices) on a device, and of all inputs that live there.
+
+        Of values that share memory, copies of views may be smaller: the smallest counts.
+        """
+        roots = dict.fromkeys(self.graph.values[value].root for value in values)
+        away = [root for root in roots if self.home.get(root) != device]
+        return self.lives[device] + sum(min(self.nbytes[v] for v in self.graph.members(root)) for root in away)
+
+    def needed(self, task: Task, device: str) -> float:
+        """Return what a device holds at least while a task runs there."""
+        made = [use.value for use in task.outputs if self.graph.is_used(use.value)]
+        return self.at_once(device, [*(use.value for use in task.reads), *made])
+
+    def check(self, device: str, outputs: Iterable[int]) -> None:
+        """Raise MemoryLimitError if inputs that live on a device, and outputs that are wanted there, exceed it."""
+        outputs = list(outputs)
+        needed, limit = self.at_once(device, outputs), self.machine.device(device).nbytes
+        if needed > limit:
+            homes = [self.graph.values[index].name for index, where in self.home.items() if where == device]
+            names = [*homes, *(self.graph.values[index].name for index in outputs)]
+            raise MemoryLimitError(
+                f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once takes "
+                f"{needed:,.0f} B: {listed(names)}. This proves that no schedule exists"
+            )
+
+
+def _by_device(outputs: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for label, device in outputs.items():
+        found.setdefault(device, []).append(label)
+    return found
+
+
+def _check_groups(
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    needs: Mapping[str, Mapping[str, float]],
+    tight: Mapping[str, set[str]],
+) -> None:
+    """Raise MemoryLimitError if tasks that share a device, or a task alone, fit on none where they may run."""
+    allowed = choices(graph, machine)
+    left: dict[int, list[str]] = {}
+    for task in graph.tasks:
+        group = allowed.group[task.index]
+        able = [p for p in allowed.devices[task.index] if costs.task_seconds(task, machine.device(p)) < math.inf]
+        before = [p for p in left.get(group, able) if p in able]
+        left[group] = [p for p in before if p not in tight[task.name]]
+        if before and not left[group]:
+            sizes = ", ".join(
+                f"{needs[task.name][p]:,.0f} B of {machine.device(p).nbytes:,.0f} B on {p}" for p in before
+            )
+            others = [other.name for other in graph.tasks if allowed.group[other.index] == group and other is not task]
+            raise MemoryLimitError(
+                f"task {task.name!r} fits on no device where it may run: with its arguments, its results and the "
+                f"inputs that live there it takes {sizes}"
+                + (f"; it must be with {listed(others)}" if others else "")
+                + ". This proves that no schedule exists"
+            )

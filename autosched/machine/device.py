@@ -1,0 +1,155 @@
+"""Device and Link: the parts of a machine, as plain data. Know no machine, no task and no tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autosched._lib.allowed import device_name, is_device, is_number, is_whole
+from autosched.errors import MachineError, shown
+
+__all__ = ["Device", "Link", "device_line", "link_line", "plain"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``; ``torch.device("cuda:0")`` and 0 mean the same.
+
+    ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
+    reaches. ``nbytes`` of memory is a hard limit: no schedule holds more there.
+    ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
+    ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and so is a copy with other rates.
+
+    >>> Device("cuda:1").kind
+    'cuda'
+    """
+
+    name: str
+    streams: int = 1
+    flops_per_second: float = 10e12
+    bytes_per_second: float = 1e12
+    launch_seconds: float = 5e-6
+    nbytes: float = math.inf  # of memory
+    physical: str | None = None
+    # The machine says in JSON whether its devices are imagined.
+    imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", device_name(self.name))
+        object.__setattr__(self, "physical", device_name(self.physical))
+        _check_device(self)
+
+    @property
+    def kind(self) -> str:
+        """What comes before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects two devices, with the same rate in both directions, which do not disturb each other.
+
+    ``bytes_per_second=inf, latency=0`` is free. ``pageable_bytes_per_second`` is the rate of copies from or to host
+    memory that is not page-locked, at most the other; None, the default, if it is the same. That such a copy also
+    holds up the thread that issues it is left out.
+
+    >>> Link("cpu", "cuda:0", bytes_per_second=1e9, latency=1e-5).seconds(1e9)
+    1.00001
+    """
+
+    source: str
+    destination: str
+    bytes_per_second: float
+    latency: float = 0.0
+    pageable_bytes_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", device_name(self.source))
+        object.__setattr__(self, "destination", device_name(self.destination))
+        _check_link(self)
+
+    def seconds(self, nbytes: float, pageable: bool = False) -> float:
+        """Return how long a copy takes, of host memory that is ``pageable``, or of any other."""
+        rate = self.pageable_bytes_per_second if pageable else None
+        return self.latency + nbytes / (self.bytes_per_second if rate is None else rate)
+
+
+def device_line(device: Device) -> str:
+    """Describe a device for readers."""
+    memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
+    return (
+        f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
+        f"{_figure(device.bytes_per_second / 1e9)} GB/s, "
+        f"{_figure(device.launch_seconds * 1e6)} us to launch, {device.streams} compute stream"
+        f"{'s' if device.streams != 1 else ''}{memory}"
+        + (f" (on {device.physical})" if device.physical not in (None, device.name) else "")
+    )
+
+
+def link_line(link: Link) -> str:
+    """Describe a link for readers."""
+    slow = link.pageable_bytes_per_second
+    return (
+        f"{link.source} <-> {link.destination}: "
+        f"{_figure(link.bytes_per_second / 1e9)} GB/s, {_figure(link.latency * 1e6)} us"
+        + (f", {_figure(slow / 1e9)} GB/s of pageable memory" if slow is not None else "")
+    )
+
+
+def plain(item: Device | Link) -> dict[str, Any]:
+    """Return it as JSON has it, infinity as a string; what it does not say is left out."""
+    made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
+    made.pop("imagined", None)
+    if made.get("pageable_bytes_per_second", math.inf) is None:
+        del made["pageable_bytes_per_second"]  # so that what says nothing of it reads as it ever did
+    return made
+
+
+_STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
+
+
+def _check_device(device: Device) -> None:
+    """Raise MachineError for what no device can be."""
+    if not is_device(device.name):
+        raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
+    most = 1024 if device.kind == "cpu" else _STREAMS
+    if not is_whole(device.streams) or not 1 <= device.streams <= most:
+        raise MachineError(f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible")
+    _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
+    _not_negative(device, "launch_seconds")
+    if device.physical is not None and not is_device(device.physical):
+        raise MachineError(f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}")
+
+
+def _check_link(link: Link) -> None:
+    """Raise MachineError for rates and latencies that no link can have."""
+    _positive(link, "bytes_per_second")
+    _not_negative(link, "latency")
+    if link.pageable_bytes_per_second is not None:
+        _positive(link, "pageable_bytes_per_second")
+        if link.pageable_bytes_per_second > link.bytes_per_second:
+            raise MachineError(f"pageable_bytes_per_second of {shown(link)} must be at most bytes_per_second")
+
+
+def _positive(item: Device | Link, *names: str) -> None:
+    for name in names:
+        value = getattr(item, name)
+        if not isinstance(value, (int, float)) or not is_number(value, infinite=True) or value == 0:
+            raise MachineError(f"{name} of {shown(item)} must be a number above 0")
+
+
+def _not_negative(item: Device | Link, *names: str) -> None:
+    for name in names:
+        value = getattr(item, name)
+        if not isinstance(value, (int, float)) or not is_number(value):
+            raise MachineError(f"{name} of {shown(item)} must be a number, 0 or more")
+
+
+def _figure(number: float) -> str:
+    """Return a number for readers: four digits, or all that stand before the point.
+
+    >>> _figure(20_000.0), _figure(0.25)
+    ('20,000', '0.25')
+    """
+    return f"{number:,.4g}" if number < 1000 or math.isinf(number) else f"{number:,.0f}"

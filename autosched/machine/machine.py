@@ -1,0 +1,356 @@
+"""Machine: devices, and the links between them, as plain data, real or imagined.
+
+Knows rates and latencies, no task and no tensor. torch is asked in one place, ``Machine.local``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from autosched._lib.allowed import device_name, is_device, is_number, is_whole
+from autosched._lib.json_reader import each, number, one, parse, record
+from autosched.errors import MachineError, ScheduleError, shown
+from autosched.machine.device import Device, Link, device_line, link_line, plain
+
+__all__ = ["LINKS", "READER", "Device", "Link", "Machine"]
+
+# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds to start a copy.
+LINKS: Mapping[str, tuple[float, float]] = {
+    "pcie3": (12e9, 1e-5),
+    "pcie4": (25e9, 1e-5),
+    "pcie5": (50e9, 1e-5),
+    "nvlink3": (240e9, 1e-5),
+    "nvlink4": (360e9, 1e-5),
+}
+_PAGEABLE = 0.5  # of the rate, since the driver first moves all bytes to page-locked memory; 0.3 to 0.7 are reported
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and links. Two devices without a link exchange nothing.
+
+    With ``contention`` (the default) copies occupy copy streams: those that leave a device run one after another,
+    and so do those that enter it. Without, copies take time but occupy nothing: the literature's model.
+    ``imagined`` machines are emulated. By default a machine is imagined if one of its devices is, so that a machine
+    made of the devices of ``Machine.emulated``, or of copies of them, is emulated too.
+
+    >>> machine = Machine.emulated(gpus=2, link="pcie4")
+    >>> machine.names
+    ('cpu', 'cuda:0', 'cuda:1')
+    >>> machine.copy_seconds("cpu", "cuda:1", 25_000_000)
+    0.00101
+    """
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    contention: bool = True
+    imagined: bool = False
+
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        links: Iterable[Link] = (),
+        *,
+        contention: bool = True,
+        imagined: bool | None = None,
+    ):
+        for field, items in (("devices", devices), ("links", links)):
+            if not isinstance(items, Iterable):
+                raise MachineError(f"{field} of a machine must be a list, got {items!r}")
+            object.__setattr__(self, field, tuple(items))
+        object.__setattr__(self, "contention", contention)
+        if imagined is None:
+            imagined = any(getattr(device, "imagined", False) for device in self.devices)
+        object.__setattr__(self, "imagined", imagined)
+        self._check()
+        if any(device.imagined != imagined for device in self.devices):
+            marked = tuple(replace(device, imagined=imagined) for device in self.devices)
+            object.__setattr__(self, "devices", marked)
+            self.__dict__.pop("_by_name", None)  # which the check above has filled
+
+    # ---- making one
+
+    @classmethod
+    def local(cls, gpus: int | None = None, cpu_streams: int = 1) -> Machine:
+        """Return the machine this is, as far as ``torch.accelerator`` shows it.
+
+        ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
+        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads.
+        A GPU's memory is what it has, less a share for what no task asks for; logical devices have equal parts of it.
+        Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
+        """
+        import torch
+
+        kind, count = "cuda", 0
+        if torch.accelerator.is_available():
+            kind, count = str(torch.accelerator.current_accelerator()), torch.accelerator.device_count()
+        wanted = count if gpus is None else gpus
+        _check_count(wanted)
+        if wanted and not count:
+            raise MachineError(
+                f"this machine has no accelerator, so gpus={gpus} cannot be; Machine.emulated(gpus={gpus}) can"
+            )
+        names = [f"{kind}:{i}" for i in range(wanted)]
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        host = Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)
+        devices = [
+            replace(_GPU, name=name, physical=f"{kind}:{i % count}", nbytes=_memory(kind, i % count, wanted, count))
+            for i, name in enumerate(names)
+        ]
+        return cls([host, *devices], _links(names, "pcie4", None, None))
+
+    def measured(self, *, repeat: int = 9, cache: bool | str | os.PathLike[str] | None = None) -> Machine:
+        """Return this machine with its links and the compute streams of its accelerators as they are measured.
+
+        A link has the rate and latency of the line through copies of 1 KiB to 64 MiB, the slower of its two ways. An
+        accelerator has as many streams as pay for kernels too small to fill it; larger ones take turns all the same.
+        ``cache`` as for ``Costs.measure``. Raises MachineError for an imagined machine.
+
+        >>> Machine.local(gpus=0).measured() == Machine.local(gpus=0)
+        True
+        """
+        from autosched.measurement import measured_machine
+
+        return measured_machine(self, repeat=repeat, cache=cache)
+
+    @classmethod
+    def emulated(
+        cls,
+        gpus: int = 2,
+        link: str | None = None,
+        *,
+        bytes_per_second: float | None = None,
+        latency: float | None = None,
+        nbytes: float = math.inf,
+        contention: bool = True,
+        cpu_streams: int = 1,
+    ) -> Machine:
+        """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
+
+        Where the real work of a task takes longer here than on the GPU, so does the task: see ``slower``.
+        ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
+        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. ``nbytes`` is the memory of each GPU;
+        host memory has no limit. Raises MachineError for unknown names.
+        """
+        _check_count(gpus)
+        names = [f"cuda:{i}" for i in range(gpus)]
+        links = _links(names, link or "pcie4", bytes_per_second, latency)
+        gpu = replace(_GPU, nbytes=nbytes)
+        devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(gpu, name=name) for name in names)]
+        return cls(devices, links, contention=contention, imagined=True)
+
+    def slower(self, factor: float | Literal["auto"]) -> Machine:
+        """Return this machine with every rate divided and every latency multiplied by ``factor``.
+
+        What a slow CPU needs to play a fast machine: all ratios stay. ``"auto"`` measures this CPU, which takes a
+        moment, and takes the factor at which it does in time what all devices and links can do at once; less may do
+        for a graph that does not use them all. Raises MachineError unless it is above 0.
+        """
+        if isinstance(factor, str) and factor == "auto":
+            from autosched.measurement import keeping_up
+
+            return self.slower(keeping_up(self))
+        if not is_number(factor) or factor == 0:
+            raise MachineError(f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}")
+        devices = [
+            replace(
+                d,
+                flops_per_second=d.flops_per_second / factor,
+                bytes_per_second=d.bytes_per_second / factor,
+                launch_seconds=d.launch_seconds * factor,
+            )
+            for d in self.devices
+        ]
+        links = [
+            replace(
+                k,
+                bytes_per_second=k.bytes_per_second / factor,
+                latency=k.latency * factor,
+                pageable_bytes_per_second=k.pageable_bytes_per_second and k.pageable_bytes_per_second / factor,
+            )
+            for k in self.links
+        ]
+        return Machine(devices, links, contention=self.contention, imagined=self.imagined)
+
+    # ---- asking it
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the devices."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def host(self) -> str:
+        """Where inputs and constants live unless told otherwise: the first CPU, or else the first device."""
+        return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
+
+    @cached_property
+    def accelerators(self) -> tuple[str, ...]:
+        """The names of the devices that are no CPU."""
+        return tuple(device.name for device in self.devices if device.kind != "cpu")
+
+    def device(self, name: str) -> Device:
+        """Return a device by name. Raises MachineError if there is none."""
+        known = device_name(name)
+        found = self._by_name.get(known) if isinstance(known, str) else None
+        if found is None:
+            raise MachineError(f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}")
+        return found
+
+    def link(self, source: str, destination: str) -> Link | None:
+        """Return what connects two devices, or None."""
+        return self._by_ends.get((device_name(source), device_name(destination)))
+
+    def copy_seconds(self, source: str, destination: str, nbytes: float, pageable: bool = False) -> float:
+        """Return how long a copy takes, of ``pageable`` host memory perhaps: 0 on one device, infinity without a link.
+
+        >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
+        0.00201
+        """
+        if source == destination:
+            return 0.0
+        if type(source) is not str or type(destination) is not str:
+            return self.copy_seconds(device_name(source), device_name(destination), nbytes, pageable)
+        link = self._by_ends.get((source, destination))
+        return math.inf if link is None else link.seconds(nbytes, pageable)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def _by_ends(self) -> dict[tuple[str, str], Link]:
+        ends = {(link.destination, link.source): link for link in self.links}
+        return ends | {(link.source, link.destination): link for link in self.links}
+
+    def __str__(self) -> str:
+        lines = [*map(device_line, self.devices), *map(link_line, self.links)]
+        return "\n".join(lines)
+
+    # ---- JSON
+
+    def to_json(self) -> str:
+        """Return the machine as JSON; infinite rates and memory stand as the string "inf"."""
+        document = {
+            "devices": [plain(device) for device in self.devices],
+            "links": [plain(link) for link in self.links],
+            "contention": self.contention,
+            "imagined": self.imagined,
+        }
+        return json.dumps(document, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        """Read what ``to_json`` wrote. Raises MachineError naming what is malformed.
+
+        >>> machine = Machine.emulated(gpus=1)
+        >>> Machine.from_json(machine.to_json()) == machine
+        True
+        """
+        try:
+            machine: Machine = parse(text, READER)
+        except ScheduleError as error:
+            raise MachineError(f"not the JSON of a machine: {error}") from error
+        return machine
+
+    def _check(self) -> None:
+        if not self.devices:
+            raise MachineError("a machine needs at least one device")
+        for device in self.devices:
+            if not isinstance(device, Device):
+                raise MachineError(f"a machine's devices must be Device, got {device!r}")
+        for device in self.devices:
+            if self.names.count(device.name) > 1:
+                raise MachineError(f"device {device.name!r} is there twice")
+        for link in self.links:
+            if not isinstance(link, Link):
+                raise MachineError(f"a machine's links must be Link, got {link!r}")
+            for end in (link.source, link.destination):
+                self.device(end)
+            if link.source == link.destination:
+                raise MachineError(f"a link joins two devices, got {link.source!r} twice")
+        if len(self._by_ends) != 2 * len(self.links):
+            ends = [frozenset((link.source, link.destination)) for link in self.links]
+            twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
+            raise MachineError(f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways")
+        for flag in ("contention", "imagined"):
+            if not isinstance(getattr(self, flag), bool):
+                raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
+
+
+_CPU_RATES = (50e9, 10e9, 5e-6)
+_USABLE = 15 / 16  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
+_GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
+
+
+def _memory(kind: str, index: int, wanted: int, count: int) -> float:
+    """Return the bytes of a logical device: of ``wanted`` that share out ``count`` real ones, on one of these."""
+    import torch
+
+    sharers = len(range(index, wanted, count))
+    with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
+        return float(torch.get_device_module(kind).get_device_properties(index).total_memory) * _USABLE / sharers
+    return math.inf  # torch cannot tell
+
+
+def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:
+    if not isinstance(link, str) or link not in LINKS:
+        raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
+    between, to_host = LINKS[link], LINKS["pcie4" if link.startswith("nvlink") else link]
+
+    def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
+        rate = rates[0] if bytes_per_second is None else bytes_per_second
+        slow = rate * _PAGEABLE if source == "cpu" else None
+        return Link(source, destination, rate, rates[1] if latency is None else latency, slow)
+
+    pairs = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
+    return [make("cpu", gpu, to_host) for gpu in gpus] + [make(a, b, between) for a, b in pairs]
+
+
+def _check_count(gpus: Any) -> None:
+    if not is_whole(gpus) or gpus < 0:
+        raise MachineError(f"gpus must be a whole number, 0 or more, got {gpus!r}")
+
+
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
+_name_or_null = one("the name of a device, or null", lambda item: item is None or is_device(item))
+_streams = one("a whole number, 1 to 1024", lambda item: is_whole(item) and 1 <= item <= 1024)
+_flag = one("true or false", lambda item: isinstance(item, bool))
+_rate = number("a number above 0", lambda n: n > 0)
+_delay = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+_DEVICE = {
+    "name": _name,
+    "streams": _streams,
+    "flops_per_second": _rate,
+    "bytes_per_second": _rate,
+    "launch_seconds": _delay,
+    "nbytes": _rate,
+    "physical": _name_or_null,
+}
+
+
+def _perhaps_rate(item: Any, place: str) -> Any:
+    return None if item is None else _rate(item, place)
+
+
+_LINK = {
+    "source": _name,
+    "destination": _name,
+    "bytes_per_second": _rate,
+    "latency": _delay,
+    "pageable_bytes_per_second": _perhaps_rate,
+}
+_MACHINE = {
+    "devices": each(record(Device, _DEVICE, optional=_DEVICE.keys() - {"name"})),
+    "links": each(record(Link, _LINK, optional=["latency", "pageable_bytes_per_second"])),
+    "contention": _flag,
+    "imagined": _flag,
+}
+READER = record(Machine, _MACHINE, optional=_MACHINE.keys() - {"devices"})

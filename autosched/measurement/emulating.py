@@ -1,0 +1,74 @@
+"""Emulating: how much slower a machine must be for this CPU to emulate it in real time.
+
+Compares what all devices and links do at once with what this CPU does, as measured: products of matrices, sums of long
+vectors, and what it takes to issue a task. Knows no graph but one of its own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Device, Link, Machine
+from autosched.policies import in_order
+from autosched.runtime.backends.emulated import Emulated
+from autosched.runtime.backends.pace import rounded_up
+from autosched.scheduling.planning import schedule
+
+__all__ = ["keeping_up"]
+
+_SIZE = 384  # of square matrices
+_LENGTH = 1 << 21  # of vectors, 8 MiB each
+_TASKS = 40
+_REPEAT = 5
+
+
+def keeping_up(machine: Machine) -> int:
+    """Return the factor for ``Machine.slower`` at which this CPU does in time what the machine can do at once."""
+    a, b = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
+    flops = 2 * _SIZE**3 / _seconds(lambda: torch.mm(a, b))
+    x, y = torch.ones(_LENGTH), torch.empty(_LENGTH)
+    nbytes = 2 * x.nbytes / _seconds(lambda: y.copy_(x))
+    issued = _issuing()
+    devices, links = machine.devices, machine.links
+    ratios = [
+        sum(device.flops_per_second for device in devices if device.flops_per_second < float("inf")) / flops,
+        sum(device.bytes_per_second for device in devices if device.bytes_per_second < float("inf")) / nbytes,
+        sum(link.bytes_per_second for link in links if link.bytes_per_second < float("inf")) / nbytes,
+        *(len(devices) * issued / device.launch_seconds for device in devices if device.launch_seconds),
+    ]
+    return rounded_up(max(1.0, *ratios))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """Return the median of a call's times, the first of which does not count."""
+    times = []
+    with torch.no_grad():
+        for _ in range(_REPEAT + 1):
+            begun = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begun)
+    return max(statistics.median(times[1:]), 1e-9)
+
+
+def _issuing() -> float:
+    """Return the seconds that an emulated task takes of which nothing is computed, one after another."""
+    graph = Graph("issuing")
+    x = graph.input("x")
+    for number in range(_TASKS):
+        x = graph.add(abs, x, name=f"task{number}", on=f"cuda:{number % 2}", seconds=0.0)
+    graph.output(x=x)
+    fast = Machine(
+        [Device("cpu"), Device("cuda:0"), Device("cuda:1")],
+        [Link("cpu", "cuda:0", float("inf")), Link("cpu", "cuda:1", float("inf")), Link("cuda:0", "cuda:1", 1e30)],
+        imagined=True,
+    )
+    with schedule(graph, fast, policy=in_order({}), costs=Costs(), backend=Emulated()) as made:
+        made(x=1)
+        return _seconds(lambda: made(x=1)) / _TASKS

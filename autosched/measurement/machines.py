@@ -1,0 +1,43 @@
+"""Machines: the one that is here, with what copies and probes show of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from autosched.errors import MachineError
+from autosched.machine.machine import Device, Machine
+from autosched.measurement.kept import Kept, real
+from autosched.measurement.links import Track, measured_links
+from autosched.measurement.probes import COUNTS, paying, sharing
+from autosched.scheduling.arguments import checked_count
+
+__all__ = ["measured_machine"]
+
+
+def measured_machine(
+    machine: Machine,
+    *,
+    repeat: int = 9,
+    cache: bool | str | os.PathLike[str] | None = None,
+    track: Track = iter,
+) -> Machine:
+    """Return the machine with its links, and the streams of its accelerators, as measured: ``Machine.measured``."""
+    if machine.imagined:
+        raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
+    checked_count(repeat, "repeat", 1)
+    kept = Kept(cache)
+    made = measured_links(machine, repeat=repeat, kept=kept, track=track)
+    behind = [real(device) for device in made.devices]
+    devices = [_streamed(device, behind.count(real(device)), kept) for device in made.devices]
+    kept.save()
+    return Machine(devices, made.links, contention=made.contention)
+
+
+def _streamed(device: Device, sharers: int, kept: Kept) -> Device:
+    """Return a device with its part of as many streams as pay; a CPU's are a matter of its threads, and stay."""
+    where = real(device)
+    if where.type == "cpu":
+        return device
+    most = paying([(count, sharing(where, count, kept=kept)) for count in COUNTS])
+    return replace(device, streams=max(1, most // sharers))

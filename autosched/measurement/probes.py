@@ -1,0 +1,100 @@
+"""Probes: whether streams of one accelerator run side by side, as probes show it.
+
+Small kernels leave most of a device to others, large ones nothing. How much several streams disturb each other so hangs
+on the kernels, and no one figure of a device would tell: a program is simulated with streams that do not, and a device
+gets as many as pay for kernels that are small.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from autosched.measurement.kept import Kept, model
+from autosched.measurement.stopwatch import EventWatch, settle
+from autosched.program.program import Stream
+from autosched.runtime.backends.accelerator import _pooled
+
+__all__ = ["COUNTS", "Sharing", "paying", "sharing"]
+
+COUNTS = (2, 4, 8)  # streams that are tried
+GAIN = 1.1  # times the work per second that more streams must do, to pay for their events and memory
+_SMALL, _LARGE = 128, 2048  # of the square matrices that are multiplied
+_CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
+
+
+class Sharing(NamedTuple):
+    """How many times longer some streams take, all with the same work, than one alone: 1 is side by side.
+
+    As many times as there are streams is no gain. ``small``: with kernels that leave room; ``large``: that leave none.
+    """
+
+    small: float
+    large: float
+
+
+def sharing(device: torch.device, streams: int = 2, *, repeat: int = 5, kept: Kept | None = None) -> Sharing:
+    """Probe an accelerator with so many streams of a schedule's."""
+    kept = kept or Kept(None)
+    name = "sharing", model(device), str(streams)
+    earlier = kept.get(*name)
+    found = Sharing(*(earlier or [_longer(device, streams, size, repeat) for size in (_SMALL, _LARGE)]))
+    kept.put((found.small, found.large), *name)
+    return found
+
+
+def paying(found: Sequence[tuple[int, Sharing]]) -> int:
+    """Return how many streams pay, of readings by their number: each step must gain, and no reading may be absurd.
+
+    >>> paying([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
+    4
+    """
+    best, done = 1, 1.0
+    for streams, reading in found:
+        if not reading.small >= 0.5 or streams / reading.small < GAIN * done:
+            break
+        best, done = streams, streams / reading.small
+    return best
+
+
+def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float:
+    """Return how many times longer the streams take than one of them."""
+    alone, together = (
+        statistics.median(_seconds(device, count, size) for _ in range(repeat + 1)) for count in (1, streams)
+    )
+    return together / alone if alone > 0 else float("nan")
+
+
+def _seconds(device: torch.device, count: int, size: int) -> float:
+    """Return how long streams take for the same products each, launched while the device sleeps."""
+    watch = EventWatch(device)
+    own = [_pooled(device, Stream(str(device), f"compute{number or ''}")) for number in range(count)]
+    matrices = [torch.ones(size, size, device=device) for _ in own]
+    products = [torch.empty_like(matrix) for matrix in matrices]
+    settle(device)
+
+    def fork_and_join() -> None:
+        begun = torch.Event(device)
+        begun.record(watch.stream)
+        for stream in own:
+            stream.wait_event(begun)
+        for _ in range(_CALLS[size]):
+            for stream, matrix, product in zip(own, matrices, products, strict=True):
+                torch.accelerator.set_stream(stream)
+                torch.mm(matrix, matrix, out=product)
+        torch.accelerator.set_stream(watch.stream)
+        for stream in own:
+            done = torch.Event(device)
+            done.record(stream)
+            watch.stream.wait_event(done)
+
+    current = torch.accelerator.current_device_index()
+    try:
+        issued = watch.time([fork_and_join])[0].issued
+        return watch.time([fork_and_join], 2 * issued)[0].seconds
+    finally:
+        torch.accelerator.set_stream(watch.stream)
+        torch.accelerator.set_device_index(current)

@@ -1,0 +1,79 @@
+"""Shapes: which calls do the same work, as far as their function and arguments tell. Measures nothing."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from autosched._lib.tree import flatten
+
+__all__ = ["Shape", "shape_of", "spelt"]
+
+Shape = tuple[Hashable, ...]
+
+
+def shape_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Shape:
+    """Return what a call's work depends on: function, shapes, dtypes and strides of tensors, and all else as it is.
+
+    >>> shape_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
+    (('alpha',), (torch.float32, (2, 3), (3, 1)), (<class 'int'>, 1), (<class 'int'>, 2))
+    """
+    return _hashed(fn), tuple(kwargs), *map(_leaf, flatten((args, kwargs)))
+
+
+def spelt(shape: Shape) -> str | None:
+    """Return a shape as a text that means the same in another process; None if there is none.
+
+    Functions must be torch's own, or Python's operators: others may change from one day to the next.
+
+    >>> spelt(shape_of(torch.add, (torch.ones(2, 3), 1), {}))
+    'torch._VariableFunctionsClass.add () float32(2, 3)(3, 1) 1'
+    >>> spelt(shape_of(abs, (print,), {}))
+    """
+    fn, names, *leaves = shape
+    words = [_function(fn), str(names), *map(_word, leaves)]
+    return None if None in words else " ".join(filter(None, words))
+
+
+def _leaf(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        strides = leaf.stride() if leaf.layout is torch.strided else (str(leaf.layout),)
+        return leaf.dtype, tuple(leaf.shape), strides
+    return type(leaf), _hashed(leaf)
+
+
+def _hashed(item: Any) -> Hashable:
+    try:
+        hash(item)
+    except TypeError:
+        return id(item)
+    return item  # type: ignore[no-any-return]
+
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _word(leaf: Any) -> str | None:
+    if len(leaf) == 3:
+        dtype, sizes, strides = leaf
+        return f"{str(dtype).removeprefix('torch.')}{sizes}{strides}"
+    kind, item = leaf
+    return repr(item) if kind in _PLAIN else None
+
+
+def _function(fn: Any) -> str | None:
+    """Return the full name of a function of torch's or Python's operators, which is found under it."""
+    if isinstance(fn, (OpOverload, OpOverloadPacket)):
+        return str(fn)
+    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    name = getattr(fn, "__qualname__", "")
+    if module.partition(".")[0] not in ("torch", "_operator"):
+        return None
+    if isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return f"{module}.{name}"
+    return f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is fn else None  # no closure of torch's

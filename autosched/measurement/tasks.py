@@ -1,0 +1,97 @@
+"""Tasks: costs of a graph, of serial runs on each model of device that the machine has, on the first of its kind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autosched.costs.costs import Costs
+from autosched.errors import MachineError
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Device, Machine
+from autosched.measurement.bench import Bench
+from autosched.measurement.kept import Kept, model, real
+from autosched.measurement.links import Track
+from autosched.scheduling.arguments import checked_count
+from autosched.scheduling.planning import paged
+
+__all__ = ["measured_costs"]
+
+
+def measured_costs(
+    graph: Graph,
+    machine: Machine,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    repeat: int = 5,
+    replay: bool = False,
+    cache: bool | str | os.PathLike[str] | None = None,
+    track: Track = iter,
+) -> Costs:
+    """Return the median seconds of each task but views on each device, and the bytes of values: ``Costs.measure``.
+
+    ``track`` goes through a sequence and shows how far it is.
+    """
+    if machine.imagined:
+        raise MachineError("an emulated machine has nothing to measure; measure on Machine.local()")
+    checked_count(repeat, "repeat", 1)
+    inputs = inputs or {}
+    known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
+    kept = Kept(cache)
+    benches = [Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)]
+    with _same_numbers(machine):
+        for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
+            if not bench.is_done(run):
+                bench.walk(warm=run == 0)
+        seconds = {bench.devices: bench.believed(replay) for bench in benches}
+    for complaint in (complaint for bench in benches for complaint in bench.complaints):
+        warnings.warn(complaint, stacklevel=3)
+    kept.save()
+    measured = known.override(_tables(graph, machine, known, seconds), benches[0].nbytes)
+    measured.check(graph)
+    return measured
+
+
+def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
+    """Draw afterwards the random numbers that would have been drawn without measuring."""
+    if not machine.accelerators:
+        return torch.random.fork_rng([])
+    found = dict.fromkeys(device for device in map(real, machine.devices) if device.type != "cpu")
+    kind = next(iter(found)).type if found else "cuda"
+    return torch.random.fork_rng([device.index for device in found], device_type=kind)
+
+
+def _groups(machine: Machine) -> list[tuple[Device, ...]]:
+    """Return the devices that are measured as one: all if they are CPUs, else those of one model."""
+    if not machine.accelerators:
+        return [machine.devices]
+    groups: dict[str, list[Device]] = {}
+    for device in machine.devices:
+        groups.setdefault(f"{device.kind} {model(real(device))}", []).append(device)
+    return [tuple(devices) for devices in groups.values()]
+
+
+def _tables(
+    graph: Graph, machine: Machine, known: Costs, seconds: Mapping[tuple[Device, ...], Mapping[str, float]]
+) -> dict[str, Any]:
+    """Return the seconds of each measured task: one number if only CPUs are there, else by device.
+
+    Where it was not measured it takes what was known; where it cannot run it still cannot.
+    """
+    found: dict[str, Any] = {}
+    for task in graph.tasks:
+        table = {
+            device.name: times[task.name] for group, times in seconds.items() if task.name in times for device in group
+        }
+        if table and not machine.accelerators:
+            found[task.name] = table[machine.names[0]]
+        elif table:
+            every = {device.name: known.task_seconds(task, device) for device in machine.devices}
+            found[task.name] = every | {name: taken for name, taken in table.items() if every[name] < math.inf}
+    return found

@@ -1,0 +1,104 @@
+"""Walking: a serial run of a graph with all tasks on one device, in which another decides how tasks are called.
+
+What must run elsewhere does, on copies; what it writes is copied back. Inputs and constants are copied when they are
+first needed, so the caller's stay as they are, and values go with their last use, so little memory is held.
+Knows no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autosched._lib.tree import flatten, transform
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph, Task, Value, called_with, no_grad
+from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
+
+__all__ = ["walk"]
+
+Place = Callable[[Task], torch.device]
+Do = Callable[[Task, Any, Any, torch.device], Any]  # (task, its args, its kwargs, where) -> what it returned
+
+
+def walk(graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, do: Do) -> dict[str, float]:
+    """Run the tasks one by one, with values on ``device`` and tasks where ``place`` says; return the bytes of values.
+
+    Raises GraphError for missing or unknown inputs, ScheduleError for a task without a function, and what a task
+    raises, with a note that names it.
+    """
+    data = graph.bind(inputs)
+    given = set(data)
+    last = _last_uses(graph)
+    nbytes: dict[str, float] = {}
+    with no_grad():
+        for task in graph.tasks:
+            for value in _seen(graph, task):
+                if value in given:
+                    given.remove(value)
+                    data[value] = transform(lambda leaf: _fresh(leaf, device), data[value])
+                    _note(graph.values[value], data[value], nbytes)
+            results = _run(task, data, device if task.view else place(task), do)
+            data.update(results)
+            for value, made in results.items():
+                _note(graph.values[value], made, nbytes)
+            for value in last.get(task.index, ()):
+                data.pop(value, None)
+    return nbytes
+
+
+def _run(task: Task, data: Mapping[int, Any], where: torch.device, do: Do) -> dict[int, Any]:
+    """Run a task; return its results by the index of their value."""
+    if task.fn is None:
+        raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not measured")
+    moved: list[tuple[Any, Any]] = []
+
+    def bring(leaf: Any) -> Any:
+        if task.view or not isinstance(leaf, torch.Tensor) or leaf.device == where:
+            return leaf
+        moved.append((leaf, as_parameter(leaf.detach().to(where), leaf)))
+        return moved[-1][1]
+
+    try:
+        args, kwargs = transform(bring, called_with(task, data, where))
+        returned = do(task, args, kwargs, where)
+        results = dict(task.results(returned))
+    except Exception as error:
+        error.add_note(f"in task {task.name!r}, added at {task.source}")
+        raise
+    for here, there in moved if task.writes else ():
+        here.copy_(there)
+    own = {id(there): here for here, there in moved}  # what returns its argument returns the one that stays
+    return {index: transform(lambda leaf: own.get(id(leaf), leaf), result) for index, result in results.items()}
+
+
+def _fresh(leaf: Any, device: torch.device) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.device == device == torch.device("cpu"):
+        return copy_in_host_memory(leaf, None)
+    return as_parameter(leaf.detach().to(device, copy=True), leaf)
+
+
+def _seen(graph: Graph, task: Task) -> list[int]:
+    """Return the values whose data a task is called with."""
+    return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
+
+
+def _last_uses(graph: Graph) -> dict[int, list[int]]:
+    """Return for each task the values that none behind it is called with."""
+    last = {value: task.index for task in graph.tasks for value in (*_made(task), *_seen(graph, task))}
+    by_task: dict[int, list[int]] = {}
+    for value, task in last.items():
+        by_task.setdefault(task, []).append(value)
+    return by_task
+
+
+def _made(task: Task) -> list[int]:
+    return [use.value for use in task.outputs]
+
+
+def _note(value: Value, made: Any, nbytes: dict[str, float]) -> None:
+    tensors = [leaf for leaf in flatten(made) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    if tensors:
+        nbytes[value.name] = float(sum(tensor.nbytes for tensor in tensors))

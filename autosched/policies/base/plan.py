@@ -1,0 +1,197 @@
+"""Plan: what is planned so far, task by task: who runs when on which stream, and which copies that takes.
+
+What list scheduling asks: where would this task finish first, given all that was placed before? Tasks go into gaps that
+are long enough; copies onto the copy streams that they hold, one after another. Chooses no order of tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from autosched.errors import ScheduleError
+from autosched.policies.base.problem import Path, Problem
+
+__all__ = ["Plan", "Slot"]
+
+_MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
+
+# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its arrival elsewhere.
+_Source = tuple[float, int, int, Sequence[Path], float, dict[int, float]]
+_Copy = tuple[int, int, float]  # datum, source, when it ends
+
+
+class Slot(NamedTuple):
+    """Where and when a task could run, and the copies that this takes."""
+
+    device: int
+    stream: int
+    gap: int  # among those of the stream
+    start: float
+    copies: list[_Copy]
+
+
+class Plan:
+    """What is planned so far: the tasks on each compute stream, the copies on each copy stream."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        devices, tasks = range(len(problem.devices)), len(problem.tasks)
+        self.device = [-1] * tasks
+        self.start = [math.nan] * tasks
+        self.finish = [0.0] * tasks
+        # Of each device, of each stream: when its gaps begin, and when they end; the last one never does.
+        self.gaps = [[([0.0], [math.inf]) for _ in range(streams)] for streams in problem.streams]
+        self.out_free = [0.0 for _ in devices]
+        self.in_free = [0.0 for _ in devices]
+        # Of each datum: the devices that it was copied to, and when it arrives.
+        self.arrival: list[dict[int, float]] = [{} for _ in problem.data.names]
+        self.together = _group_seconds(problem)
+
+    def earliest_finish(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot:
+        """Return the slot where a task would finish first, or where its finish plus ``bias[device]`` is least.
+
+        Ties go to the device named earlier. Raises ScheduleError if it fits nowhere.
+        """
+        best = self.find(task, devices, bias)
+        if best is None:
+            raise self.nowhere(task)
+        return best
+
+    def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
+        """Return what ``earliest_finish`` returns, or None."""
+        after, sources, total = self._after(task), self._sources(task), self._total(task)
+        best, least = None, math.inf
+        for device in devices:
+            more = total[device] + bias[device] if bias else total[device]
+            slot = self._slot(task, device, after, sources, least - more)
+            if slot is not None and slot.start + more < least:
+                best, least = slot, slot.start + more
+        return best
+
+    def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
+        """Return the slot on each device where a task would finish first there, but where it fits nowhere."""
+        after, sources = self._after(task), self._sources(task)
+        found = (self._slot(task, device, after, sources, math.inf) for device in devices)
+        return [slot for slot in found if slot is not None and self.end(task, slot) < math.inf]
+
+    def end(self, task: int, slot: Slot) -> float:
+        """Return when a task would end there, with all of its group behind it, for which the first one decides."""
+        return slot.start + self._total(task)[slot.device]
+
+    def commit(self, task: int, slot: Slot) -> Callable[[], None]:
+        """Plan a task, and its copies, in this slot; return what takes that back, before anything else is planned."""
+        device, stream, gap, start, copies = slot
+        finish = start + self.problem.seconds[task][device]
+        begins, ends = self.gaps[device][stream]
+        whole = begins[gap], ends[gap]
+        parts = [(a, b) for a, b in ((whole[0], start), (finish, whole[1])) if a < b]
+        begins[gap : gap + 1] = [a for a, _ in parts]
+        ends[gap : gap + 1] = [b for _, b in parts]
+        self.device[task], self.start[task], self.finish[task] = device, start, finish
+        held = []
+        for datum, source, end in copies:
+            self.arrival[datum][device] = end
+            path = self.problem.paths[source][device]
+            for holds, free, where in ((path.holds_out, self.out_free, source), (path.holds_in, self.in_free, device)):
+                if holds:
+                    held.append((free, where, free[where]))
+                    free[where] = end
+
+        def undo() -> None:
+            begins[gap : gap + len(parts)], ends[gap : gap + len(parts)] = [whole[0]], [whole[1]]
+            self.device[task], self.start[task], self.finish[task] = -1, math.nan, 0.0
+            for free, where, since in reversed(held):
+                free[where] = since
+            for datum, _, _ in copies:
+                del self.arrival[datum][device]
+
+        return undo
+
+    def nowhere(self, task: int) -> ScheduleError:
+        """Return what to raise where a task has no slot."""
+        name = self.problem.tasks[task]
+        return ScheduleError(f"task {name!r} would end later than a float can say, wherever it runs")
+
+    def _after(self, task: int) -> float:
+        """Return when all that must end before a task has ended, of what is planned."""
+        return max([self.finish[u] for u in self.problem.before[task]], default=0.0)
+
+    def _total(self, task: int) -> Sequence[float]:
+        """Return by device the seconds of all tasks that go where this one goes."""
+        return self.together.get(self.problem.group[task], self.problem.seconds[task])
+
+    def _slot(self, task: int, device: int, after: float, sources: list[_Source], limit: float) -> Slot | None:
+        """Return where a task would start first on a device; None if that is not below ``limit``."""
+        copies: list[_Copy] = []
+        ready = self._ready(device, sources, after, limit, copies)
+        if ready >= limit:
+            return None
+        stream, gap, start = self._gap(device, ready, self.problem.seconds[task][device], limit)
+        return Slot(device, stream, gap, start, copies) if start < limit else None
+
+    def _sources(self, task: int) -> list[_Source]:
+        """Return what a task reads, of what is there or planned, the earliest first."""
+        data, paths, sources = self.problem.data, self.problem.paths, []
+        for datum in self.problem.reads[task]:
+            maker = data.maker[datum]
+            if maker >= 0 and self.device[maker] < 0:
+                continue
+            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            row = paths[device if maker >= 0 else data.row[datum]]
+            sources.append((since, datum, device, row, data.nbytes[datum], self.arrival[datum]))
+        sources.sort()
+        return sources
+
+    def _ready(self, device: int, sources: list[_Source], ready: float, limit: float, copies: list[_Copy]) -> float:
+        """Return when all of ``sources`` are on a device, and append the copies for that.
+
+        Infinity if that is not below ``limit``, which spares looking further.
+        """
+        in_free = self.in_free[device]
+        out_free: dict[int, float] = {}  # after the copies so far
+        for since, datum, source, paths, nbytes, arrival in sources:
+            end = since if source == device else arrival.get(device)
+            if end is None:
+                latency, rate, holds_out, holds_in = paths[device]
+                start = since
+                if holds_out and (free := out_free.get(source, self.out_free[source])) > start:
+                    start = free
+                if holds_in and in_free > start:
+                    start = in_free
+                end = out_free[source] = start + (latency + nbytes / rate)
+                if holds_in:
+                    in_free = end
+                copies.append((datum, source, end))
+            if end > ready:
+                ready = end
+                if ready >= limit:
+                    return math.inf
+        return ready
+
+    def _gap(self, device: int, ready: float, seconds: float, limit: float) -> tuple[int, int, float]:
+        """Return the earliest gap that is long enough as (stream, gap, start); infinity if not below ``limit``."""
+        found = (0, 0, math.inf)
+        for stream, (begins, ends) in enumerate(self.gaps[device]):
+            gap = first = bisect_right(ends, ready)
+            start = max(ready, begins[gap])
+            while start < limit and start + seconds > ends[gap]:
+                gap = gap + 1 if gap < first + _MOST_GAPS else len(ends) - 1
+                start = begins[gap]
+            if start < limit:
+                found, limit = (stream, gap, start), start
+        return found
+
+
+def _group_seconds(problem: Problem) -> dict[int, list[float]]:
+    """Return for each group of several tasks their seconds on each device, summed."""
+    members: dict[int, list[int]] = {}
+    for task, group in enumerate(problem.group):
+        members.setdefault(group, []).append(task)
+    return {
+        group: [sum(column) for column in zip(*(problem.seconds[task] for task in tasks), strict=True)]
+        for group, tasks in members.items()
+        if len(tasks) > 1
+    }

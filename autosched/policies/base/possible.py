@@ -1,0 +1,222 @@
+"""Possible: where each task may still go, given what is decided already.
+
+A task may go where its constraints allow, its seconds are finite, and what it exchanges with others can travel: two
+devices without a link exchange nothing, so each decision takes devices away from the neighbours, theirs from their
+neighbours, and so on. That is arc consistency (Mackworth, Artificial Intelligence 8, 1977). It runs into no dead end
+where links form an interval graph (Feder, Hell, JCTB 72, 1998): all devices linked, separate islands, a hub. On other
+machines, such as a ring of four without a hub, it may miss a placement, and says so.
+
+Knows no order, and of costs only whether they are finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from autosched.costs.costs import Costs
+from autosched.errors import ScheduleError, listed
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.base.problem import Problem
+
+__all__ = ["Possible"]
+
+_Trail = list[tuple[int, int]]  # (group, its set before)
+
+
+class Possible:
+    """Where each task may still go: constraints, what must share a device, and links. For policies of your own.
+
+    Tasks are numbers, as in ``graph.tasks``, and devices too, as in ``machine.devices``. To place a task takes devices
+    away from others, and is refused where one would be left without any: so settle each task, and each has a device.
+    Raises ScheduleError if a task has none from the beginning.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.add(abs, graph.input("x"), name="a"))
+    >>> possible = Possible.of(graph, asc.Machine.emulated(gpus=1), asc.Costs())
+    >>> possible.devices(0), possible.settle(0, [1, 0]), possible.placement().device
+    ((0, 1), 1, {'a': 'cuda:0'})
+    """
+
+    @classmethod
+    def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Possible:
+        """Return where the tasks of a graph may go. Raises ScheduleError if one may go nowhere."""
+        return cls(Problem.of(graph, machine, costs))
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        everywhere = (1 << len(problem.devices)) - 1
+        self._linked = [
+            sum(1 << p for p, path in enumerate(row) if path.latency < math.inf)
+            for row in problem.paths[: len(problem.devices)]
+        ]
+        self._partial = any(mask != everywhere for mask in self._linked)
+        self._listed: dict[int, tuple[int, ...]] = {}
+        self._reach: dict[int, int] = {}
+        self._neighbours: list[list[tuple[int, int, int]]] = [
+            [] for _ in problem.tasks
+        ]  # (task, other task, its group)
+        self._sets = [everywhere] * len(problem.tasks)  # by group, a bit for each device; they only ever shrink
+        self._constrain()
+        if self._partial:
+            self._link()
+
+    @property
+    def partial(self) -> bool:
+        """Whether some devices are not linked, so that one choice may rule out others."""
+        return self._partial
+
+    def copy(self) -> Possible:
+        """Return an independent copy, to try something else from here."""
+        twin = object.__new__(Possible)
+        twin.__dict__.update(self.__dict__)
+        twin._sets = self._sets.copy()
+        return twin
+
+    def devices(self, task: int) -> tuple[int, ...]:
+        """Return the devices that a task may still go to, in the machine's order; never none."""
+        return self._members(self._sets[self.problem.group[task]])
+
+    def choose(self, task: int, device: int) -> bool:
+        """Put a task and its group on one of its devices.
+
+        Where that would leave another task without a device it is undone, the device is taken away from the task,
+        and the answer is False. Raises ScheduleError if it was the last.
+        """
+        group, bit = self.problem.group[task], 1 << device
+        before = self._sets[group]
+        if before == bit:
+            return True
+        if not before & bit:
+            return False
+        trail = [(group, before)]
+        self._sets[group] = bit
+        conflict = self._spread([group], trail)
+        if conflict is None:
+            return True
+        for changed, devices in reversed(trail):
+            self._sets[changed] = devices
+        self._sets[group] = before & ~bit
+        if not self._sets[group] or self._spread([group], []) is not None:
+            raise self._apart(*conflict)
+        return False
+
+    def settle(self, task: int, preferred: Iterable[int]) -> int:
+        """Put a task and its group on the first device of ``preferred`` that is possible, and return it.
+
+        Raises ScheduleError if none is.
+        """
+        tried = []
+        for device in preferred:
+            if self.choose(task, device):
+                return device
+            tried.append(self.problem.devices[device])
+        raise ScheduleError(
+            f"task {self.problem.tasks[task]!r} can go to none of {listed(tried)}; it can go to "
+            f"{self._names(self._sets[self.problem.group[task]])}"
+        )
+
+    def placement(self, order: Iterable[int] | None = None) -> Placement:
+        """Return the placement, when each task is settled; ``order`` is that of issue, by default that of the graph.
+
+        Raises ScheduleError for a task that could go to several devices still.
+        """
+        tasks = range(len(self.problem.tasks))
+        for task in tasks:
+            if len(self.devices(task)) > 1:
+                raise ScheduleError(f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task")
+        return self.problem.placement([self.devices(task)[0] for task in tasks], tasks if order is None else [*order])
+
+    def _constrain(self) -> None:
+        """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""
+        problem, data = self.problem, self.problem.data
+        bit = {name: 1 << p for p, name in enumerate(problem.devices)}
+        finite_rows = np.isfinite(problem.table).min(axis=1, initial=True).tolist()
+        for task, (allowed, everywhere) in enumerate(zip(problem.allowed, finite_rows, strict=True)):
+            if len(allowed) < len(bit):
+                self._narrow(task, sum(bit[name] for name in allowed), "it must run on {}")
+            if not everywhere:
+                finite = sum(1 << p for p, number in enumerate(problem.table[task].tolist()) if number < math.inf)
+                self._narrow(task, finite, "its seconds, or those of what shares its memory, are finite on {}")
+        if not self._partial:
+            return
+        for task, reads in enumerate(problem.reads):
+            for datum in reads:
+                if data.maker[datum] < 0:
+                    self._travel(task, data.home[datum], f"it reads {data.names[datum]!r}, which lives on")
+        for datum, device in problem.returns:
+            self._travel(data.maker[datum], device, f"it writes {data.names[datum]!r}, which must go back to")
+
+    def _travel(self, task: int, device: int, why: str) -> None:
+        self._narrow(task, self._linked[device], f"{why} {self.problem.devices[device]!r}, linked only to {{}}")
+
+    def _narrow(self, task: int, devices: int, why: str) -> None:
+        group = self.problem.group[task]
+        before, self._sets[group] = self._sets[group], self._sets[group] & devices
+        if not self._sets[group]:
+            raise ScheduleError(
+                f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} no device is left, for "
+                + why.format(self._names(devices))
+            )
+
+    def _link(self) -> None:
+        """Find who exchanges data with whom, and apply that."""
+        problem = self.problem
+        for task, reads in enumerate(problem.reads):
+            for maker in dict.fromkeys(problem.data.maker[datum] for datum in reads):
+                here, there = problem.group[task], problem.group[maker]
+                if maker >= 0 and here != there:
+                    self._neighbours[here].append((task, maker, there))
+                    self._neighbours[there].append((maker, task, here))
+        conflict = self._spread(list(range(len(problem.tasks))), [])
+        if conflict is not None:
+            raise self._apart(*conflict)
+
+    def _spread(self, pending: list[int], trail: _Trail) -> tuple[str, str] | None:
+        """Take from the neighbours of ``pending`` groups what cannot be; return the two tasks where nothing is left."""
+        sets = self._sets
+        while pending:
+            group = pending.pop()
+            for task, other, there in self._neighbours[group]:
+                before = sets[there]
+                narrowed = before & self._reachable(sets[group])
+                if not narrowed:
+                    return self._where(task), self._where(other)
+                if narrowed != before:
+                    trail.append((there, before))
+                    sets[there] = narrowed
+                    pending.append(there)
+        return None
+
+    def _reachable(self, devices: int) -> int:
+        """Return the devices linked to one of these, themselves included."""
+        found = self._reach.get(devices)
+        if found is None:
+            found = 0
+            for device in self._members(devices):
+                found |= self._linked[device]
+            self._reach[devices] = found
+        return found
+
+    def _members(self, devices: int) -> tuple[int, ...]:
+        found = self._listed.get(devices)
+        if found is None:
+            found = tuple(p for p in range(len(self.problem.devices)) if devices >> p & 1)
+            self._listed[devices] = found
+        return found
+
+    def _names(self, devices: int) -> str:
+        return ", ".join(repr(self.problem.devices[p]) for p in self._members(devices)) or "none"
+
+    def _where(self, task: int) -> str:
+        return f"{self.problem.tasks[task]!r} (on {self._names(self._sets[self.problem.group[task]])})"
+
+    def _apart(self, task: str, other: str) -> ScheduleError:
+        return ScheduleError(
+            f"no placement found: tasks {task} and {other} exchange data, but no link joins these devices"
+        )

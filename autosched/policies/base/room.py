@@ -1,0 +1,70 @@
+"""Room: the bytes that each device holds while tasks are placed one by one, from the lifetimes of what they make.
+
+A value is held where it is made, and where it was copied to, until the last of its readers is placed; what is put out
+stays. Values that share memory count as one. Knows no times.
+"""
+
+from __future__ import annotations
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph, Task
+from autosched.machine.machine import Machine
+from autosched.placement import home
+
+__all__ = ["Room"]
+
+
+class Room:
+    """What is held where, by devices' numbers.
+
+    >>> graph = Graph()
+    >>> y = graph.add(abs, graph.input("x"), name="y", nbytes=8)
+    >>> graph.output(y)
+    >>> room = Room(graph, Machine.emulated(gpus=1), Costs())
+    >>> room.place(0, 1); room.held
+    [0.0, 8.0]
+    """
+
+    def __init__(self, graph: Graph, machine: Machine, costs: Costs):
+        self.graph = graph
+        self.nbytes = [costs.value_nbytes(value) for value in graph.values]
+        self.limit = [device.nbytes for device in machine.devices]
+        self.held = [0.0 for _ in machine.devices]
+        self.where: dict[int, set[int]] = {}  # by root
+        self.readers = [0] * len(graph.values)  # by root, those that are still to come
+        outputs = [graph.values[value].root for value in graph.outputs.values()]
+        for root in (*(value.index for value in graph.sources), *outputs):
+            self.readers[root] += 1  # that never comes
+        for task in graph.tasks:
+            for root in self._read(task):
+                self.readers[root] += 1
+        for value in graph.sources:
+            self._put(value.index, machine.names.index(home(graph, machine, value)))
+
+    def excess(self, task: int, device: int) -> float:
+        """Return by how many bytes a device would hold more than it has if a task ran there next."""
+        new = sum(self.nbytes[root] for root in self._new(self.graph.tasks[task], device))
+        return max(0.0, self.held[device] + new - self.limit[device])
+
+    def place(self, task: int, device: int) -> None:
+        """Note that a task runs on a device; what no other task will read goes."""
+        placed = self.graph.tasks[task]
+        for root in self._new(placed, device):
+            self._put(root, device)
+        for root in self._read(placed):
+            self.readers[root] -= 1
+            if not self.readers[root]:
+                for holder in self.where.pop(root):
+                    self.held[holder] -= self.nbytes[root]
+
+    def _read(self, task: Task) -> dict[int, None]:
+        return dict.fromkeys(self.graph.values[use.value].root for use in task.reads)
+
+    def _new(self, task: Task, device: int) -> list[int]:
+        made = [self.graph.values[use.value].root for use in task.outputs if self.graph.is_used(use.value)]
+        roots = dict.fromkeys([*self._read(task), *made])
+        return [root for root in roots if device not in self.where.get(root, ())]
+
+    def _put(self, root: int, device: int) -> None:
+        self.where.setdefault(root, set()).add(device)
+        self.held[device] += self.nbytes[root]

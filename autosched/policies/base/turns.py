@@ -1,0 +1,106 @@
+"""Turns: which task is placed next. What list scheduling has in common, whatever it prefers.
+
+Either tasks have a priority from the beginning, and the first of those that are ready is placed; or all that are ready
+are weighed anew at every turn. Knows no measure and no device: policies bring what they prefer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from autosched.placement import Placement
+from autosched.policies.base.plan import Plan, Slot
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+from autosched.policies.base.ranks import followers
+
+__all__ = ["by_priority", "by_weight"]
+
+Pick = Callable[[Plan, int, Sequence[int]], Slot]
+Weigh = Callable[[int, float, float], float]
+_Known = dict[int, tuple[float, Slot]]  # by device, when a task would end there, and where that is
+
+
+def by_priority(problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick) -> Placement:
+    """Place the ready task of the highest priority in the slot that ``pick(plan, task, devices)`` returns; go on.
+
+    Ties go to the task added earlier. O(m + n log n) for m dependencies, and a pick for each task.
+    """
+    plan, placed = Plan(problem), list[int]()
+    after, waits = followers(problem), [len(before) for before in problem.before]
+    ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, task = heapq.heappop(ready)
+        slot = pick(plan, task, possible.devices(task))
+        while not possible.choose(task, slot.device):
+            slot = pick(plan, task, possible.devices(task))
+        plan.commit(task, slot)
+        placed.append(task)
+        for other in _released(after[task], waits):
+            heapq.heappush(ready, (-priority[other], other))
+    return _placement(plan, placed)
+
+
+def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
+    """Place the ready task of the greatest weight where it finishes first; go on.
+
+    ``weigh(task, finish, loss)`` is told when it would finish, and how much later on the next best device; infinitely
+    where there is none. Ties go to the task added earlier. O(n w p) slots on p devices for at most w tasks that are
+    ready at once; what the turn before did not change is not looked for again.
+    """
+    plan, placed = Plan(problem), list[int]()
+    after, waits = followers(problem), [len(before) for before in problem.before]
+    ready: dict[int, _Known] = {task: {} for task, count in enumerate(waits) if not count}
+    while ready:
+        offers = [_offer(plan, possible, weigh, task, known) for task, known in ready.items()]
+        _, task, slot = max(offers, key=lambda offer: (offer[0], -offer[1]))
+        if not possible.choose(task, slot.device):
+            continue
+        plan.commit(task, slot)
+        placed.append(task)
+        del ready[task]
+        _forget(ready.values(), problem, slot)
+        for other in _released(after[task], waits):
+            ready[other] = {}
+    return _placement(plan, placed)
+
+
+def _offer(plan: Plan, possible: Possible, weigh: Weigh, task: int, known: _Known) -> tuple[float, int, Slot]:
+    """Return the weight of a ready task, its number, and its best slot; note the slots that were not ``known``."""
+    devices = possible.devices(task)
+    if missing := [device for device in devices if device not in known]:
+        known.update((slot.device, (plan.end(task, slot), slot)) for slot in plan.slots(task, missing))
+    ends = sorted([(known[device][0], device) for device in devices if device in known])
+    if not ends:
+        raise plan.nowhere(task)
+    end, slot = known[ends[0][1]]
+    loss = ends[1][0] - end if len(ends) > 1 else math.inf
+    return weigh(task, slot.start + plan.problem.seconds[task][slot.device], loss), task, slot
+
+
+def _forget(ready: Iterable[_Known], problem: Problem, taken: Slot) -> None:
+    """Drop the slots that may be others now: on the device just taken, and with copies out of where it copied from."""
+    held = {source for _, source, _ in taken.copies if problem.paths[source][taken.device].holds_out}
+    for known in ready:
+        known.pop(taken.device, None)
+        for _, slot in [*known.values()] if held else ():
+            if any(source in held for _, source, _ in slot.copies):
+                del known[slot.device]
+
+
+def _released(after: Iterable[int], waits: list[int]) -> list[int]:
+    """Count down what others wait for, and return those that wait for nothing more."""
+    found = []
+    for other in after:
+        waits[other] -= 1
+        if not waits[other]:
+            found.append(other)
+    return found
+
+
+def _placement(plan: Plan, placed: Sequence[int]) -> Placement:
+    """Return a plan's placement: tasks in the order of their starts, as they were placed where these are equal."""
+    return plan.problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

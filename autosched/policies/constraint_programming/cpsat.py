@@ -1,0 +1,316 @@
+"""Model: a problem as constraints for CP-SAT, the solver of OR-Tools. Says what a program can do, and decides nothing.
+
+Each task has a start, an end and a device. Where copies occupy nothing, a task starts behind what it reads by as much
+as the copy takes. Else each copy that some choice of devices needs has a start and an end too, and stands on the
+streams that it holds. Tasks on one compute stream do not overlap; of several a device works on as many at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ortools.sat.python import cp_model
+
+from autosched.policies.constraint_programming.integer_times import Moment, Times, Whole
+
+__all__ = ["Alike", "Answer", "Copy", "Limits", "Model", "solve"]
+
+_Literal = Any  # a Boolean variable or its negation
+
+
+class Copy(NamedTuple):
+    """Variables: whether a datum is sent to a device, from when and until when."""
+
+    datum: int
+    device: int
+    sent: _Literal
+    start: Any
+    end: Any
+
+
+class Model:
+    """The constraints, and the variables that say who runs where and when."""
+
+    def __init__(self, whole: Whole, least: int, most: int):
+        self.whole, self.problem = whole, whole.problem
+        self.most = most
+        self.cp = cp_model.CpModel()
+        self.false, self.true = self.cp.new_constant(0), self.cp.new_constant(1)
+        self.makespan = self.cp.new_int_var(least, most, "makespan")
+        self.chosen: dict[int, dict[int, _Literal]] = {}  # by group: whether it is on a device
+        self.start: dict[int, Any] = {}  # by task
+        self.end: dict[int, Any] = {}
+        self.copies: dict[tuple[int, int], Copy] = {}  # by datum and device
+        self.streams: dict[tuple[str, int], list[Any]] = {}  # of copies: the intervals that hold them
+        self._tasks()
+        self._compute()
+        self._dependencies()
+        if whole.contended:
+            self._copies()
+        self.cp.minimize(self.makespan)
+
+    def on(self, task: int, device: int) -> _Literal:
+        """Return whether a task runs on a device."""
+        return self.chosen[self.problem.group[task]].get(device, self.false)
+
+    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
+        """Read where tasks run."""
+        group = self.problem.group
+        return {task: next(p for p, on in self.chosen[group[task]].items() if value(on)) for task in tasks}
+
+    def hint(self, device: Sequence[int], times: Times) -> None:
+        """Tell the solver where to begin."""
+        model = self.cp
+        for group, chosen in self.chosen.items():
+            for p, here in chosen.items():
+                model.add_hint(here, p == device[group])
+        for task in self.start:
+            model.add_hint(self.start[task], times.tasks[task][0])
+            model.add_hint(self.end[task], times.tasks[task][1])
+        for key, (_, _, sent, start, end) in self.copies.items():
+            model.add_hint(sent, key in times.copies)
+            if key in times.copies:
+                model.add_hint(start, times.copies[key][0])
+                model.add_hint(end, times.copies[key][1])
+        model.add_hint(self.makespan, times.makespan)
+
+    def _tasks(self) -> None:
+        """Add where tasks run and when, not too early and not too late."""
+        model = self.cp
+        for task, devices in enumerate(self.whole.devices):
+            group = self.problem.group[task]
+            if group not in self.chosen:
+                self.chosen[group] = {p: model.new_bool_var("") for p in devices}
+                model.add_exactly_one(self.chosen[group].values())
+            head, tail = self.whole.heads[task], self.whole.tails[task]
+            first, last = min(head[p] for p in devices), min(tail[p] for p in devices)
+            start, end = model.new_int_var(first, self.most, ""), model.new_int_var(first, self.most - last, "")
+            for p in devices:
+                model.add(start >= head[p]).only_enforce_if(self.on(task, p))
+                model.add(end + tail[p] <= self.makespan).only_enforce_if(self.on(task, p))
+            self.start[task], self.end[task] = start, end
+
+    def _compute(self) -> None:
+        """Add what compute streams can do: so many tasks at a time, and no more than all the time."""
+        model, whole = self.cp, self.whole
+        for p, count in enumerate(self.problem.streams):
+            tasks = [task for task, devices in enumerate(whole.devices) if p in devices]
+            running = [
+                model.new_optional_interval_var(
+                    self.start[task], whole.seconds[task][p], self.end[task], self.on(task, p), ""
+                )
+                for task in tasks
+            ]
+            if count == 1:
+                model.add_no_overlap(running)
+            else:
+                model.add_cumulative(running, [1] * len(running), count)
+            model.add(sum(whole.seconds[task][p] * self.on(task, p) for task in tasks) <= count * self.makespan)
+
+    def _dependencies(self) -> None:
+        """Add what is behind what, and how far behind where data travels between."""
+        for task in self.start:
+            for maker in self.problem.before[task]:
+                self.cp.add(self.start[task] >= self.end[maker])
+        for (maker, task), between in self.whole.apart.items():
+            for (q, p), number in between.items():
+                if number is None:
+                    self.cp.add_bool_or(~self.on(maker, q), ~self.on(task, p))
+            for seconds in sorted({number for number in between.values() if number}):
+                self._far(maker, task, seconds)
+
+    def _far(self, maker: int, task: int, seconds: int) -> None:
+        """Add that a task starts so long after a maker, unless they are on devices that are nearer."""
+        far, between = self.cp.new_bool_var(""), self.whole.apart[maker, task]
+        self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
+        for p in self.whole.devices[task]:
+            nearer = [q for q in self.whole.devices[maker] if (between.get((q, p), 0) or 0) < seconds]
+            self.cp.add_bool_or(~self.on(task, p), far, *(self.on(maker, q) for q in nearer))
+            for q in nearer:
+                self.cp.add_bool_or(~self.on(task, p), ~far, ~self.on(maker, q))
+
+    def _copies(self) -> None:
+        """Add copies, each once for each datum and device that needs it, on the streams that they hold."""
+        readers: dict[tuple[int, int], list[int]] = {}
+        for task, reads in enumerate(self.problem.reads):
+            for datum in reads:
+                for p in self.whole.devices[task]:
+                    readers.setdefault((datum, p), []).append(task)
+        for datum, p in dict.fromkeys([*readers, *self.problem.returns]):
+            if any(q != p for q, _ in self.whole.sources[datum]):
+                self._copy(datum, p, readers.get((datum, p), []))
+        for intervals in self.streams.values():
+            self.cp.add_no_overlap(intervals)
+
+    def _copy(self, datum: int, p: int, readers: Sequence[int]) -> None:
+        """Add the copy of a datum to a device."""
+        model, maker, back = self.cp, self.problem.data.maker[datum], (datum, p) in self.problem.returns
+        here = self.on(maker, p) if maker >= 0 else self.false
+        sent, start = model.new_bool_var(""), model.new_int_var(0, self.most, "")
+        end = model.new_int_var(0, self.most, "")
+        self.copies[datum, p] = Copy(datum, p, sent, start, end)
+        model.add_implication(sent, ~here)
+        for task in readers:
+            model.add_bool_or(~self.on(task, p), here, sent)
+            model.add(self.start[task] >= end).only_enforce_if(sent, self.on(task, p))
+        if back:
+            model.add_bool_or(here, sent)
+            model.add(end <= self.makespan).only_enforce_if(sent)
+        else:
+            model.add_bool_or(~sent, *(self.on(task, p) for task in readers))
+        if maker >= 0:
+            model.add(start >= self.end[maker]).only_enforce_if(sent)
+        self._travel(datum, p, sent, start, end)
+
+    def _travel(self, datum: int, p: int, sent: _Literal, start: Any, end: Any) -> None:
+        """Add how long a copy takes from wherever it comes, and put it on its streams."""
+        model, maker = self.cp, self.problem.data.maker[datum]
+        sources = [(q, row) for q, row in self.whole.sources[datum] if q != p]
+        ways: list[_Literal] = []
+        for q, row in sources:
+            seconds = self.whole.copy(datum, row, p)
+            if seconds is None:
+                continue
+            way = sent if len(sources) == 1 else model.new_bool_var("")
+            ways.append(way)
+            if len(sources) > 1:
+                model.add_bool_or(~sent, ~self.on(maker, q), way)
+                model.add_implication(way, self.on(maker, q))
+            interval = model.new_optional_interval_var(start, seconds, end, way, "")
+            path = self.problem.paths[row][p]
+            if path.holds_out:
+                self.streams.setdefault(("out", q), []).append(interval)
+            if path.holds_in:
+                self.streams.setdefault(("in", p), []).append(interval)
+        model.add(sum(ways) == sent)
+
+
+class Alike:
+    """The constraints where it makes no difference on which device a task runs: so many tasks at a time.
+
+    Devices are given in the end, which is always possible: to each task one that is free when it starts.
+    """
+
+    def __init__(self, whole: Whole, least: int, most: int):
+        self.whole, self.cp = whole, cp_model.CpModel()
+        self.makespan = self.cp.new_int_var(least, most, "makespan")
+        self.copies: dict[tuple[int, int], Copy] = {}
+        self.start: dict[int, Any] = {}
+        self.end: dict[int, Any] = {}
+        for task, row in enumerate(whole.seconds):
+            start = self._start(task, most)
+            self.start[task], self.end[task] = start, start + row[0]
+            self.cp.add(start + row[0] + whole.tails[task][0] <= self.makespan)
+            for maker in whole.problem.before[task]:
+                self.cp.add(start >= self.end[maker])
+        running = [self.cp.new_fixed_size_interval_var(self.start[t], r[0], "") for t, r in enumerate(whole.seconds)]
+        self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.streams))
+        self.cp.minimize(self.makespan)
+
+    def hint(self, device: Sequence[int], times: Times) -> None:
+        """Tell the solver where to begin."""
+        for task, start in self.start.items():
+            if self.whole.seconds[task][0]:
+                self.cp.add_hint(start, times.tasks[task][0])
+        self.cp.add_hint(self.makespan, times.makespan)
+
+    def _start(self, task: int, most: int) -> Any:
+        """Return when a task starts. One that takes no time is first or last of all, where some device is free."""
+        whole = self.whole
+        if whole.seconds[task][0]:
+            return self.cp.new_int_var(whole.heads[task][0], most - whole.tails[task][0] - whole.seconds[task][0], "")
+        return self.makespan if whole.problem.before[task] else self.cp.new_constant(0)
+
+    def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
+        """Give each task, by their start, the stream that has been free for the shortest time."""
+        free = [(0, p) for p, count in enumerate(self.whole.problem.streams) for _ in range(count)]
+        found = {}
+        for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
+            start, end = tasks[task]
+            stream = max((s for s in range(len(free)) if free[s][0] <= start), key=lambda s: free[s][0])
+            found[task] = free[stream][1]
+            free[stream] = end, free[stream][1]
+        return found
+
+
+class Answer(NamedTuple):
+    """What a solver found: devices and moments of the best, None if nothing; and the least makespan there can be."""
+
+    device: dict[int, int] | None  # by task
+    tasks: dict[int, Moment]
+    copies: dict[tuple[int, int], Moment]  # by datum and device
+    makespan: float
+    bound: float
+    interrupted: bool
+
+
+class Limits(NamedTuple):
+    """How long a solver works: so many seconds, or else so much work, which is the same each time."""
+
+    seconds: float | None
+    work: float
+    seed: int = 0
+
+
+def solve(model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None) -> Answer:
+    """Solve in a thread of its own, so that ctrl-C ends it with the best so far; ``improved`` gets each makespan."""
+    solver = cp_model.CpSolver()
+    solver.parameters.random_seed = limits.seed
+    solver.parameters.catch_sigint_signal = False
+    solver.parameters.linearization_level = 0
+    if limits.seconds is None:
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = limits.work
+    else:
+        solver.parameters.max_time_in_seconds = limits.seconds
+        solver.parameters.num_workers = min(8, os.cpu_count() or 1)
+        if isinstance(model, Alike):  # four strategies together find what no two of them do, on two cores too
+            solver.parameters.num_workers = max(4, solver.parameters.num_workers)
+        else:
+            solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
+    told = _Told(improved) if improved else None
+    status: list[Any] = []
+    done = threading.Event()  # for join() takes a thread for ended when it is interrupted
+
+    def work() -> None:
+        try:
+            status.append(solver.solve(model.cp, told))
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=work, name="autosched cp-sat")
+    thread.start()
+    interrupted = False
+    while not done.is_set():
+        try:
+            done.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            solver.stop_search()
+    thread.join()
+    return _answer(model, solver, solver.status_name(status[0]), interrupted)
+
+
+class _Told(cp_model.CpSolverSolutionCallback):
+    def __init__(self, improved: Callable[[float], None]):
+        super().__init__()
+        self.improved = improved
+
+    def on_solution_callback(self) -> None:
+        self.improved(self.objective_value)
+
+
+def _answer(model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool) -> Answer:
+    """Read what was found."""
+    if status not in ("OPTIMAL", "FEASIBLE"):
+        bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
+        return Answer(None, {}, {}, math.inf, bound, interrupted)
+    value = solver.value
+    tasks = {task: (value(model.start[task]), value(model.end[task])) for task in model.start}
+    copies = {key: (value(copy.start), value(copy.end)) for key, copy in model.copies.items() if value(copy.sent)}
+    device = model.devices(value, tasks)
+    return Answer(device, tasks, copies, solver.objective_value, solver.best_objective_bound, interrupted)

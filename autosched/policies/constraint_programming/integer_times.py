@@ -1,0 +1,255 @@
+"""Whole: a problem in whole units of time, for solvers that count; and when everything happens if tasks are so placed.
+
+Where all seconds are multiples of a power of ten nothing is lost. Else they are rounded down, to one part in ten
+million of the horizon: what is proved of the whole units holds of the seconds, since no time got longer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, product
+
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+
+__all__ = ["Moment", "Times", "Whole"]
+
+_PARTS = 10_000_000  # units of the horizon, where none is exact
+_MOST = 10**8  # units of the horizon, where one is
+
+Moment = tuple[int, int]  # start, end
+
+
+@dataclass(frozen=True)
+class Times:
+    """When tasks, and copies of a datum to a device, start and end; and when the last has ended."""
+
+    tasks: Sequence[Moment]
+    copies: dict[tuple[int, int], Moment]
+    makespan: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The tables of a problem that have times, in units of ``unit`` seconds; where tasks may go is decided."""
+
+    problem: Problem
+    unit: float
+    devices: Sequence[tuple[int, ...]]  # by task
+    seconds: Sequence[Sequence[int]]  # [task][device], 0 where it may not go
+
+    @classmethod
+    def of(cls, problem: Problem, horizon: float) -> Whole:
+        """Count a problem whose makespan is at most ``horizon`` seconds. Raises ScheduleError as ``Possible``."""
+        possible = Possible(problem)
+        devices = [possible.devices(task) for task in range(len(problem.tasks))]
+        unit = _unit(_durations(problem, devices), horizon)
+        seconds = [
+            [_count(number, unit) if p in allowed else 0 for p, number in enumerate(row)]
+            for row, allowed in zip(problem.seconds, devices, strict=True)
+        ]
+        return cls(problem, unit, devices, seconds)
+
+    @classmethod
+    def fitting(
+        cls, problem: Problem, device: Sequence[int], order: Sequence[int], copies: Sequence[tuple[int, int]] = ()
+    ) -> Whole:
+        """Count a problem whose makespan is at most that of a placement."""
+        rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
+        return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
+
+    @cached_property
+    def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
+        """Return for each datum the devices where it may come from, each with its row of paths."""
+        data = self.problem.data
+        return [
+            tuple((q, q) for q in self.devices[maker]) if maker >= 0 else ((data.home[datum], data.row[datum]),)
+            for datum, maker in enumerate(data.maker)
+        ]
+
+    def copy(self, datum: int, row: int, destination: int) -> int | None:
+        """Return how long a copy takes, None if no link is there."""
+        seconds = self.problem.paths[row][destination].seconds(self.problem.data.nbytes[datum])
+        return _count(seconds, self.unit) if seconds < math.inf else None
+
+    @cached_property
+    def contended(self) -> bool:
+        """Return whether copies occupy anything."""
+        return any(path.holds_out or path.holds_in for row in self.problem.paths for path in row)
+
+    @cached_property
+    def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
+        """Return how long after a maker, on one device, its reader can start on another; None where no link is.
+
+        By (maker, reader), then (device, device), where that is not at once.
+        """
+        found: dict[tuple[int, int], dict[tuple[int, int], int | None]] = {}
+        for task, reads in enumerate(self.problem.reads):
+            for datum in reads:
+                maker = self.problem.data.maker[datum]
+                if maker < 0 or self.problem.group[maker] == self.problem.group[task]:
+                    continue
+                between = found.setdefault((maker, task), {})
+                for q, p in product(self.devices[maker], self.devices[task]):
+                    seconds = self.copy(datum, q, p) if q != p else 0
+                    if seconds is None or ((q, p) in between and between[q, p] is None):
+                        between[q, p] = None
+                    elif seconds > (between.get((q, p)) or 0):
+                        between[q, p] = seconds
+        return found
+
+    @cached_property
+    def heads(self) -> Sequence[Sequence[int]]:
+        """Return by task and device the time that passes at least before it starts there."""
+        given = [[0] * len(self.problem.devices) for _ in self.devices]
+        for task, reads in enumerate(self.problem.reads):
+            for datum in reads:
+                if self.problem.data.maker[datum] < 0:
+                    ((_, row),) = self.sources[datum]
+                    for p in self.devices[task]:
+                        given[task][p] = max(given[task][p], self.copy(datum, row, p) or 0)
+        before = [dict.fromkeys(makers) for makers in self.problem.before]
+        return self._longest(range(len(before)), before, given, forward=True)
+
+    @cached_property
+    def returned(self) -> Sequence[Sequence[int]]:
+        """Return by task and device how long it takes to bring back what goes back to its home."""
+        found = [[0] * len(self.problem.devices) for _ in self.devices]
+        for datum, home in self.problem.returns:
+            maker = self.problem.data.maker[datum]
+            for p in self.devices[maker]:
+                found[maker][p] = max(found[maker][p], self.copy(datum, p, home) or 0)
+        return found
+
+    @cached_property
+    def tails(self) -> Sequence[Sequence[int]]:
+        """Return by task and device the time that passes at least after it has ended there."""
+        after: list[dict[int, None]] = [{} for _ in self.devices]
+        for task, makers in enumerate(self.problem.before):
+            for maker in makers:
+                after[maker][task] = None
+        return self._longest(reversed(range(len(after))), after, self.returned, forward=False)
+
+    def _longest(
+        self, tasks: Iterable[int], beside: Sequence[Iterable[int]], given: Sequence[Sequence[int]], forward: bool
+    ) -> list[list[int]]:
+        """Return the longest way to each task and device that no choice of devices of the others makes shorter."""
+        passed = [list(row) for row in given]
+        for task in tasks:
+            for other in beside[task]:
+                between = self.apart.get((other, task) if forward else (task, other), {})
+                same = self.problem.group[task] == self.problem.group[other]
+                for p in self.devices[task]:
+                    ways = [
+                        passed[other][q] + self.seconds[other][q] + seconds
+                        for q in ((p,) if same else self.devices[other])
+                        if (seconds := between.get((q, p) if forward else (p, q), 0)) is not None
+                    ]
+                    passed[task][p] = max(passed[task][p], min(ways, default=0))
+        return passed
+
+    @cached_property
+    def alike(self) -> bool:
+        """Return whether it makes no difference to any task where it or any other runs."""
+        problem = self.problem
+        inner = set(chain.from_iterable(problem.before))
+        if any(not row[0] and problem.before[task] and task in inner for task, row in enumerate(self.seconds)):
+            return False  # it has to be somewhere, though it takes no time
+        one_each = len(set(problem.group)) == len(problem.group)
+        everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
+        even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
+        return (
+            one_each and everywhere and even and not any(any(t != 0 for t in b.values()) for b in self.apart.values())
+        )
+
+    def times(self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()) -> Times:
+        """Return when everything happens if tasks start in this order, and so do copies, (datum, device).
+
+        Copies that are not named start when they are first needed. Of several compute streams of a device a task gets
+        the one that is free first.
+        """
+        clock = _Clock(self, device, copies)
+        for task in order:
+            clock.run(task)
+        for datum, home in self.problem.returns:
+            clock.bring(datum, home)
+        moments = [clock.tasks[task] for task in range(len(self.devices))]
+        ends = (end for _, end in (*moments, *clock.copies.values()))
+        return Times(moments, clock.copies, max(ends, default=0))
+
+
+class _Clock:
+    """When tasks and copies start and end, while they are taken in the order of their starts."""
+
+    def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
+        self.whole, self.problem, self.device = whole, whole.problem, device
+        self.streams = [[0] * count for count in self.problem.streams]
+        self.out_free, self.in_free = [0] * len(self.streams), [0] * len(self.streams)
+        self.tasks: dict[int, Moment] = {}
+        self.copies: dict[tuple[int, int], Moment] = {}
+        self.waiting = dict.fromkeys(copies)
+
+    def run(self, task: int) -> None:
+        """Run a task behind what it reads, as soon as its device is free."""
+        p = self.device[task]
+        stream = min(range(len(self.streams[p])), key=self.streams[p].__getitem__)
+        arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
+        start = max([self.streams[p][stream], *arrivals, *(self.tasks[u][1] for u in self.problem.before[task])])
+        self.streams[p][stream] = end = start + self.whole.seconds[task][p]
+        self.tasks[task] = start, end
+
+    def bring(self, datum: int, p: int) -> int:
+        """Return when a datum is on a device; first make the copies that leave before it."""
+        maker = self.problem.data.maker[datum]
+        if self._source(datum)[0] == p:
+            return self.tasks[maker][1] if maker >= 0 else 0
+        self.waiting.setdefault((datum, p))
+        while (datum, p) not in self.copies:
+            self._send(*next(copy for copy in self.waiting if self._is_made(copy[0])))
+        return self.copies[datum, p][1]
+
+    def _is_made(self, datum: int) -> bool:
+        maker = self.problem.data.maker[datum]
+        return maker < 0 or maker in self.tasks
+
+    def _source(self, datum: int) -> tuple[int, int]:
+        maker = self.problem.data.maker[datum]
+        return (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+
+    def _send(self, datum: int, p: int) -> None:
+        del self.waiting[datum, p]
+        maker, (q, row) = self.problem.data.maker[datum], self._source(datum)
+        path, start = self.problem.paths[row][p], self.tasks[maker][1] if maker >= 0 else 0
+        start = max(start, self.out_free[q] if path.holds_out else 0, self.in_free[p] if path.holds_in else 0)
+        end = start + (self.whole.copy(datum, row, p) or 0)
+        self.out_free[q] = end if path.holds_out else self.out_free[q]
+        self.in_free[p] = end if path.holds_in else self.in_free[p]
+        self.copies[datum, p] = start, end
+
+
+def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
+    """Return all seconds that may count: of tasks, and of copies."""
+    found = {problem.seconds[task][p] for task, allowed in enumerate(devices) for p in allowed}
+    paths = {path for row in problem.paths for path in row}
+    found |= {path.seconds(nbytes) for path in paths for nbytes in set(problem.data.nbytes)}
+    return {seconds for seconds in found if seconds < math.inf}
+
+
+def _unit(durations: Iterable[float], horizon: float) -> float:
+    """Return the largest power of ten of which all are multiples, if that is not too small; else a small part."""
+    numbers = sorted(durations)
+    exponent = math.floor(math.log10(horizon)) - 1 if horizon else 0
+    while horizon < _MOST * 10.0**exponent:
+        unit = 10.0**exponent
+        if all(abs(number - unit * round(number / unit)) <= 1e-7 * unit for number in numbers):
+            return unit
+        exponent -= 1
+    return horizon / _PARTS
+
+
+def _count(seconds: float, unit: float) -> int:
+    """Return how many units these seconds have, rounded down but for the rounding of floating point numbers."""
+    return math.floor(seconds / unit + 1e-6)

@@ -1,0 +1,132 @@
+"""Proof: a placement made better by CP-SAT, and what that proves no placement can beat.
+
+Knows no lists and no annealing: what it begins with is given. OR-Tools is imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.base.listing import Listed, timed
+from autosched.policies.base.problem import Problem
+from autosched.policies.constraint_programming.integer_times import Times, Whole
+
+if TYPE_CHECKING:
+    from autosched.policies.constraint_programming.cpsat import Answer
+
+__all__ = ["can_solve", "is_soon_solved", "solved"]
+
+_WORK = 3.0  # of a solver that is given no time, in units of its own, each some seconds
+_ALIKE, _UNLIKE = 150, 80  # tasks of a small problem, whose devices are alike or not
+_SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
+
+
+class _Plan(NamedTuple):
+    """A placement in numbers: devices by task, the order of tasks, and that of copies, (datum, device)."""
+
+    device: Sequence[int]
+    order: Sequence[int]
+    copies: Sequence[tuple[int, int]]
+
+
+def can_solve() -> bool:
+    """Return whether OR-Tools is installed."""
+    try:
+        return find_spec("ortools.sat.python.cp_model") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether CP-SAT finds, in some seconds, what annealing does not."""
+    if len(graph) > _ALIKE:
+        return False
+    problem = Problem.of(graph, machine, costs)
+    horizon = float(problem.table.max(axis=1, initial=0.0).sum())
+    return len(graph) <= _UNLIKE or (math.isfinite(horizon) and Whole.of(problem, horizon).alike)
+
+
+def solved(
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    start: Placement,
+    until: float | None,
+    seed: int = 0,
+    told: Callable[[float], None] | None = None,
+) -> Placement:
+    """Return the best placement found until a moment of ``perf_counter``, or by so much work, and what is proved.
+
+    It is ``start`` if none is better, whose bound is believed. ``told`` gets each makespan. Ctrl-C ends it with the
+    best so far, once the solver works.
+    """
+    problem = Problem.of(graph, machine, costs)
+    plan = _plan(problem, start)
+    whole = Whole.fitting(problem, *plan)
+    times = whole.times(*plan)
+    least = min(int(start.bound / whole.unit), times.makespan)
+    if least == times.makespan:
+        return start
+    report = None if told is None else (lambda end: told(end * whole.unit))
+    answer = _answer(whole, plan, times, least, until, seed, report)
+    proved = min(answer.bound, answer.makespan, times.makespan) * whole.unit
+    found = _placement(whole, answer) if answer.makespan < times.makespan else start
+    return replace(found, bound=max(start.bound, proved if _is_sure(graph, machine) else 0.0))
+
+
+def _answer(
+    whole: Whole,
+    plan: _Plan,
+    times: Times,
+    least: int,
+    until: float | None,
+    seed: int,
+    report: Callable[[float], None] | None,
+) -> Answer:
+    """Ask the solver, which begins with a plan."""
+    from autosched.policies.constraint_programming.cpsat import Alike, Limits, Model, solve
+
+    model = (Alike if whole.alike else Model)(whole, least, times.makespan)
+    model.hint(plan.device, times)
+    left = None if until is None else max(until - perf_counter(), 0.0)
+    return solve(model, Limits(left, _WORK, seed), report)
+
+
+def _plan(problem: Problem, placement: Placement) -> _Plan:
+    number = {name: p for p, name in enumerate(problem.devices)}
+    index = {name: task for task, name in enumerate(problem.tasks)}
+    datum = {key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))}
+    return _Plan(
+        [number[placement.device[name]] for name in problem.tasks],
+        [index[name] for name in placement.order],
+        [(datum[send.value, send.version], number[send.device]) for send in placement.copies],
+    )
+
+
+def _placement(whole: Whole, answer: Answer) -> Placement:
+    """Return what a solver found: tasks and copies by their start, of equal ones first what takes no time."""
+    starts, ends = (np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1))
+    copies = sorted(answer.copies, key=answer.copies.__getitem__)
+    begins = np.array([answer.copies[copy][0] for copy in copies], float)
+    codes = np.array([datum * len(whole.problem.devices) + p for datum, p in copies], np.int64)
+    order: Any = np.lexsort((ends, starts))
+    device = [(answer.device or {})[task] for task in sorted(answer.tasks)]
+    return timed(whole.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order)
+
+
+def _is_sure(graph: Graph, machine: Machine) -> bool:
+    """Return whether nothing that the model forbids can be: in-place writes that overtake, and data sent on."""
+    linked = {q: {p for p in machine.names if q == p or machine.link(q, p) is not None} for q in machine.names}
+    direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
+    return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)

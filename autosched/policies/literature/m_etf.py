@@ -1,0 +1,149 @@
+"""m-ETF: earliest task first, on devices with room.
+
+Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine learning graphs", SoCC
+2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems with interprocessor communication times",
+SIAM J. Comput. 18(2), 1989: of all tasks whose predecessors are placed, and all devices with room for them, the pair
+that can start first.
+
+Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the one that lacks the
+least takes the task, for lowering can send what is there to the host and fetch it back. Starts are looked up again when
+a task's turn comes, of a few in each turn, so that it takes O(tasks x devices) of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.base.plan import Plan, Slot
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+from autosched.policies.base.ranks import upward_ranks
+from autosched.policies.base.room import Room
+
+__all__ = ["earliest_start", "m_etf"]
+
+_LOOKED = 8  # tasks at most whose starts are looked up again in one turn
+
+
+def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place the task that can start first on a device with room, again and again (Jeon et al., SoCC 2020).
+
+    The order is that of planned starts; ties go to the higher upward rank, the task added earlier, the earlier device.
+    Raises ScheduleError where tasks cannot all be placed.
+
+    >>> from dataclasses import replace
+    >>> machine = Machine.emulated(gpus=2)
+    >>> machine = Machine([machine.devices[0], *(replace(d, nbytes=8) for d in machine.devices[1:])], machine.links)
+    >>> graph = Graph()
+    >>> graph.output(*(graph.add(int, name=name, seconds={"cuda:0": 1, "cuda:1": 9}, nbytes=8) for name in "ab"))
+    >>> m_etf(graph, machine, Costs()).device
+    {'a': 'cuda:0', 'b': 'cuda:1'}
+    """
+    return earliest_start(graph, machine, costs, {})
+
+
+class _Offer(NamedTuple):
+    """Where a task could start, the best first: with the least excess, then earliest."""
+
+    excess: float
+    finish: float
+    start: float
+    slot: Slot
+
+
+def earliest_start(graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]) -> Placement:
+    """Place tasks by earliest start where there is room.
+
+    ``favourite`` has for some tasks one of their readers: for as long as copies to it would take elsewhere, others
+    start on that device only if nowhere else they could start as early.
+    """
+    listing = _Listing(graph, machine, costs, favourite)
+    listing.run()
+    order = sorted(range(len(graph.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task]))
+    return listing.problem.placement(listing.plan.device, order)
+
+
+class _Listing:
+    def __init__(self, graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]):
+        self.problem = Problem.of(graph, machine, costs)
+        self.possible = Possible(self.problem)
+        self.plan = Plan(self.problem)
+        self.room = Room(graph, machine, costs)
+        self.rank = upward_ranks(self.problem, self.possible)
+        self.favourite = favourite
+        self.kept: dict[int, tuple[int, float]] = {}  # of each device, for which task it is kept, and until when
+        self.turn = [0] * len(self.rank)
+        self.users: list[list[int]] = [[] for _ in self.rank]
+        self.missing = [len(set(before)) for before in self.problem.before]
+        for task, before in enumerate(self.problem.before):
+            for earlier in dict.fromkeys(before):
+                self.users[earlier].append(task)
+
+    def run(self) -> None:
+        """Place all tasks."""
+        ready: list[tuple[float, float, float, int]] = []
+        for task, missing in enumerate(self.missing):
+            if not missing:
+                self._push(ready, task)
+        turns = 0
+        while ready:
+            task, offer = self._next(ready)
+            if self.possible.choose(task, offer.slot.device):
+                self._commit(task, offer.slot)
+                self.turn[task] = turns = turns + 1
+                for user in self.users[task]:
+                    self.missing[user] -= 1
+                    if not self.missing[user]:
+                        self._push(ready, user)
+            else:
+                self._push(ready, task)
+
+    def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
+        """Take the task that can start first, as far as the first few in line tell."""
+        looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
+        while ready and len(looked) < _LOOKED and not (looked and min(key for key, _ in looked) <= ready[0]):
+            task = heapq.heappop(ready)[-1]
+            offer = self._offer(task)
+            looked.append((self._key(task, offer), offer))
+        looked.sort(key=lambda item: item[0])
+        for key, _ in looked[1:]:
+            heapq.heappush(ready, key)
+        return looked[0][0][-1], looked[0][1]
+
+    def _push(self, ready: list[tuple[float, float, float, int]], task: int) -> None:
+        heapq.heappush(ready, self._key(task, self._offer(task)))
+
+    def _key(self, task: int, offer: _Offer) -> tuple[float, float, float, int]:
+        return offer.excess, offer.start, -self.rank[task], task
+
+    def _offer(self, task: int) -> _Offer:
+        offers = []
+        for device in self.possible.devices(task):
+            slot = self.plan.earliest_finish(task, (device,))
+            kept_for, until = self.kept.get(device, (task, 0.0))
+            start = slot.start if kept_for == task else max(slot.start, until)
+            finish = start + self.problem.seconds[task][device]
+            offers.append(_Offer(self.room.excess(task, device), finish, start, slot))
+        return min(offers, key=lambda offer: (offer.excess, offer.finish, offer.start))
+
+    def _commit(self, task: int, slot: Slot) -> None:
+        self.plan.commit(task, slot)
+        self.room.place(task, slot.device)
+        child = self.favourite.get(task)
+        if child is None:
+            self.kept.pop(slot.device, None)
+        else:
+            self.kept[slot.device] = child, self.plan.finish[task] + self._away(task, child, slot.device)
+
+    def _away(self, task: int, child: int, device: int) -> float:
+        """Return the seconds that a reader of a task would wait for copies on the nearest other device."""
+        data, paths = self.problem.data, self.problem.paths[device]
+        nbytes = [data.nbytes[datum] for datum in self.problem.reads[child] if data.maker[datum] == task]
+        others = [paths[p] for p in self.possible.devices(child) if p != device]
+        return min((sum(path.seconds(n) for n in nbytes) for path in others), default=0.0)

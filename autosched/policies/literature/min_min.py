@@ -1,0 +1,66 @@
+"""Min-min, max-min and sufferage: the ready task that finishes first, last, or would lose most elsewhere.
+
+Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto heterogeneous computing
+systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the device where it finishes first.
+O(n w p) slots on p devices for at most w tasks that are ready at once. They look at no path: for comparison.
+
+Beyond the paper: dependencies, and all that ``heft`` has.
+"""
+
+from __future__ import annotations
+
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+from autosched.policies.base.turns import Weigh, by_weight
+
+__all__ = ["max_min", "min_min", "sufferage"]
+
+
+def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place at every turn the ready task that can finish first, where it does (Maheswaran et al., JPDC 1999).
+
+    The order is that of planned starts; ties go to the task added earlier and to the earlier device.
+    Raises ScheduleError where tasks cannot all be placed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("long", 3), ("short", 1), ("middle", 2))]
+    >>> min_min(graph, Machine.emulated(gpus=1), Costs()).device
+    {'long': 'cpu', 'short': 'cpu', 'middle': 'cuda:0'}
+    """
+    return _by(lambda task, finish, loss: -finish, graph, machine, costs)
+
+
+def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place at every turn the ready task whose earliest finish is the last, where that is (Maheswaran et al. 1999).
+
+    Order, ties and errors are those of ``min_min``.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("long", 3), ("short", 1), ("middle", 2))]
+    >>> max_min(graph, Machine.emulated(gpus=1), Costs()).device
+    {'long': 'cpu', 'short': 'cuda:0', 'middle': 'cuda:0'}
+    """
+    return _by(lambda task, finish, loss: finish, graph, machine, costs)
+
+
+def sufferage(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place at every turn the ready task that would finish most later on its next best device (Maheswaran et al. 1999).
+
+    Order, ties and errors are those of ``min_min``.
+
+    >>> graph = Graph()
+    >>> any_ = graph.add(int, name="any", seconds={"cpu": 3, "cuda:0": 2})
+    >>> choosy = graph.add(int, name="choosy", seconds={"cpu": 9, "cuda:0": 2})
+    >>> sufferage(graph, Machine.emulated(gpus=1), Costs()).device
+    {'any': 'cpu', 'choosy': 'cuda:0'}
+    """
+    return _by(lambda task, finish, loss: loss, graph, machine, costs)
+
+
+def _by(weigh: Weigh, graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    problem = Problem.of(graph, machine, costs)
+    return by_weight(problem, Possible(problem), weigh)

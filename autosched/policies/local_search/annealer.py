@@ -1,0 +1,160 @@
+"""Annealer: a placement that gets better, for so many moves or so many seconds.
+
+Joins the kernels of ``annealing``, the memory they work in, and the clock. What it holds is never worse than what it
+was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.policies.base.listing import Listed, Listing
+from autosched.policies.base.tables import Tables, grouped
+from autosched.policies.local_search.annealing import State, anneal
+
+__all__ = ["Annealer", "cool", "cool_until"]
+
+Report = Callable[[float, float], None]  # is told the part that is done, and the best makespan
+
+_STEPS = 50  # of temperature in a round
+# Of each round the first temperature, in mean seconds of a task, and what more work weighs. No one pair is best: plans
+# that copies hold up want heat and no weight, those that fill their devices little heat and much weight.
+_ROUNDS = ((0.1, 0.3), (0.5, 0.0), (0.2, 0.0), (0.1, 0.0), (0.05, 0.3), (0.02, 1.0))
+_COLD = 0.005  # the last temperature, in mean seconds of a task
+
+
+class Annealer:
+    """A plan being improved; ``makespan`` is that of the best found. Nothing is better than ``bound``."""
+
+    def __init__(self, listing: Listing, found: Listed, seed: int = 0, bound: float = 0.0):
+        self.listing, self.bound = listing, bound
+        self.makespan = self._current = found.makespan
+        self._state = _state(listing, found, seed)
+        self.mean = _scale(listing)
+        self.again()
+
+    @property
+    def best(self) -> Listed:
+        """The best plan found."""
+        return self.listing.placed(self._state.best_device, self._state.best_order)
+
+    def again(self) -> None:
+        """Go back to the best state, its tasks in the order of their starts if that is not worse."""
+        w, best = self._state, self.best
+        order = self.listing.by_start(best.start)
+        sorted_by_start = self.listing.placed(w.best_device, order)
+        if sorted_by_start.makespan <= best.makespan:
+            best = sorted_by_start
+            w.best_order[:] = order
+        w.order[:], w.device[:], w.start[:], w.finish[:] = w.best_order, w.best_device, best.start, best.finish
+        self.makespan = self._current = best.makespan
+
+    def move(self, moves: int, heat: float, weight: float = 0.0) -> None:
+        """Make so many moves at one temperature, in mean seconds of a task.
+
+        More work, spread over the devices, counts as ``weight`` times as much of the makespan.
+        """
+        listing = self.listing
+        self._current, self.makespan = listing.mode(anneal)(
+            listing.tables,
+            self._state,
+            listing.planning,
+            listing.keep,
+            moves,
+            heat * self.mean,
+            weight / listing.devices,
+            self._current,
+            self.makespan,
+            self.bound,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be better."""
+        return self.makespan <= self.bound
+
+
+def cool(annealer: Annealer, moves: int, report: Report) -> None:
+    """Make so many moves in all, in rounds that each begin with the best and cool down."""
+    for step in range(len(_ROUNDS) * _STEPS):
+        turn, part = divmod(step, _STEPS)
+        if annealer.done:
+            return
+        if step and not part:
+            annealer.again()
+        hot, weight = _ROUNDS[turn]
+        annealer.move(-(-moves // (len(_ROUNDS) * _STEPS)), _heat(hot, part / (_STEPS - 1)), weight)
+        report(step / (len(_ROUNDS) * _STEPS), annealer.makespan)
+
+
+def cool_until(annealer: Annealer, end: float, report: Report) -> None:
+    """Anneal as ``cool`` does until a moment of ``time.perf_counter``."""
+    began, each = perf_counter(), 200
+    span = max(end - began, 0.0) / len(_ROUNDS)
+    for turn, (hot, weight) in enumerate(_ROUNDS):
+        if turn:
+            annealer.again()
+        since = began + turn * span
+        while not annealer.done and (passed := perf_counter() - since) < span:
+            before = perf_counter()
+            annealer.move(each, _heat(hot, passed / span), weight)
+            each = max(20, min(int(each * min(4.0, 0.01 / max(perf_counter() - before, 1e-6))), 100_000))
+            report((turn + passed / span) / len(_ROUNDS), annealer.makespan)
+
+
+def _heat(hot: float, part: float) -> float:
+    """Return the temperature when so large a part of a round has passed."""
+    return hot * float((_COLD / hot) ** part)
+
+
+def _scale(listing: Listing) -> float:
+    """Return the mean seconds of a task."""
+    seconds = listing.shape.seconds
+    finite = seconds[np.isfinite(seconds)]
+    return float(finite.mean()) if len(finite) else 0.0
+
+
+def _state(listing: Listing, found: Listed, seed: int) -> State:
+    mode, t, n = listing.mode, listing.shape, len(listing.shape.group)
+    pairs = _pairs(t)
+    above, under = grouped(pairs[:, 1], pairs[:, 0], n), grouped(pairs[:, 0], pairs[:, 1], n)
+    near = grouped(np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n)
+    members = grouped(t.group, np.arange(n), n)
+    return State(
+        order=mode.whole(found.order),
+        position=mode.counts(n),
+        device=mode.whole(found.device),
+        start=mode.numbers(n),
+        finish=mode.numbers(n),
+        other_start=mode.numbers(n),
+        other_finish=mode.numbers(n),
+        best_order=mode.whole(found.order),
+        best_device=mode.whole(found.device),
+        tail=listing.tail,
+        chain=mode.counts(n),
+        moved=mode.counts(n),
+        moved_from=mode.counts(n),
+        seeds=mode.whole([1 + seed * 7919 % 2147483000, 1 + seed * 104729 % 2147483000]),
+        **{
+            name: mode.whole(table)
+            for name, table in zip(
+                ("near_at", "near", "above_at", "above", "under_at", "under", "members_at", "members"),
+                (*near, *above, *under, *members),
+                strict=True,
+            )
+        },
+    )
+
+
+def _pairs(t: Tables) -> NDArray[np.int64]:
+    """Return which task must come before which, each pair once."""
+    n = len(t.group)
+    reader = np.repeat(np.arange(n), np.diff(t.reads_at))
+    maker = t.maker[t.reads]
+    later = np.repeat(np.arange(n), np.diff(t.before_at))
+    pairs = np.concatenate([np.stack([maker, reader], 1)[maker >= 0], np.stack([t.before, later], 1)])
+    return np.unique(pairs, axis=0)

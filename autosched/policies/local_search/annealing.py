@@ -1,0 +1,223 @@
+"""Kernels of simulated annealing over the order and the devices of tasks.
+
+A state is a list of tasks and a device for each. It stands for the schedule in which each task in turn goes into the
+first gap of its device that is long enough, and its copies onto their streams. Moves: another device for one task, or
+for it and its neighbours there; another place in the list between the last task it needs and the first that needs it.
+Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from autosched._lib.jit import kernel
+from autosched.policies.base.kernels import Planning, decode
+from autosched.policies.base.tables import Tables
+
+__all__ = ["State", "anneal"]
+
+
+class State(NamedTuple):
+    """What ``anneal`` works in: a state, its schedule, the best one, and who is next to whom."""
+
+    order: Any
+    position: Any
+    device: Any
+    start: Any
+    finish: Any
+    other_start: Any
+    other_finish: Any
+    best_order: Any
+    best_device: Any
+    tail: Any
+    chain: Any
+    moved: Any
+    moved_from: Any
+    seeds: Any
+    near_at: Any
+    near: Any
+    above_at: Any
+    above: Any
+    under_at: Any
+    under: Any
+    members_at: Any
+    members: Any
+
+
+@kernel
+def anneal(
+    t: Tables,
+    w: State,
+    s: Planning,
+    keep: int,
+    moves: int,
+    heat: float,
+    weight: float,
+    current: float,
+    best: float,
+    bound: float,
+) -> tuple[float, float]:
+    """Make so many moves at one temperature, ``heat`` seconds; return the current and the best makespan.
+
+    A move that adds a second of work counts as one that adds ``weight`` seconds to the makespan, too. ``w`` has the
+    state and the best one found, in ``best_*``. Stops at ``bound``.
+    """
+    n, chain = len(w.order), 0
+    for i in range(n):
+        w.position[w.order[i]] = i
+    for move in range(moves):
+        if best <= bound:
+            break
+        if move % 50 == 0:
+            chain = critical(t, w)
+        task = w.chain[below(w.seeds, chain)] if uniform(w.seeds) < 0.6 else below(w.seeds, n)
+        kind, changed, old, new = uniform(w.seeds), 0, w.position[task], w.position[task]
+        if kind < 0.65:
+            changed = propose_device(t, w, task)
+        if kind >= 0.45:
+            new = propose_place(t, w, task)
+            shift(w, old, new)
+        if changed == 0 and new == old:
+            continue
+        cap = current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
+        end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
+        if end < math.inf:
+            for i in range(n):
+                w.start[i], w.finish[i] = w.other_start[i], w.other_finish[i]
+            if end != current:
+                chain = critical(t, w)
+            current = end
+            if end < best:
+                best = end
+                for i in range(n):
+                    w.best_order[i], w.best_device[i] = w.order[i], w.device[i]
+        else:
+            shift(w, new, old)
+            for i in range(changed):
+                w.device[w.moved[i]] = w.moved_from[i]
+    return current, best
+
+
+@kernel
+def added(t: Tables, w: State, changed: int) -> float:
+    """Return how many seconds of work the last ``changed`` tasks to move have added."""
+    more, devices = 0.0, len(t.streams)
+    for i in range(changed):
+        base = w.moved[i] * devices
+        more += t.seconds[base + w.device[w.moved[i]]] - t.seconds[base + w.moved_from[i]]
+    return more
+
+
+@kernel
+def uniform(seeds: Any) -> float:
+    """Return a random number in (0, 1), by L'Ecuyer's combined generator (CACM 31(6), 1988)."""
+    seeds[0] = 40014 * seeds[0] % 2147483563
+    seeds[1] = 40692 * seeds[1] % 2147483399
+    return float((seeds[0] - seeds[1]) % 2147483562 + 1) / 2147483563.0
+
+
+@kernel
+def below(seeds: Any, count: int) -> int:
+    """Return a random whole number below ``count``."""
+    return int(uniform(seeds) * count)
+
+
+@kernel
+def propose_device(t: Tables, w: State, task: int) -> int:
+    """Move a task, what must be with it, and perhaps its neighbours, to another device; return how many moved."""
+    devices, before = len(t.streams), w.device[task]
+    where = w.device[neighbour(t, w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
+    if where == before:
+        where = below(w.seeds, devices)
+    if where == before:
+        return 0
+    count = relocate(t, w, task, where, 0)
+    if count and uniform(w.seeds) < 0.3:
+        reach = 0.3 + 0.6 * uniform(w.seeds)
+        i = 0
+        while i < count < 12:
+            for j in range(w.near_at[w.moved[i]], w.near_at[w.moved[i] + 1]):
+                if w.device[w.near[j]] == before and count < 12 and uniform(w.seeds) < reach:
+                    count = relocate(t, w, w.near[j], where, count)
+            i += 1
+    return count
+
+
+@kernel
+def neighbour(t: Tables, w: State, task: int) -> int:
+    """Return a random task that this one reads from, or that reads from it; itself where there is none."""
+    count = w.near_at[task + 1] - w.near_at[task]
+    return w.near[w.near_at[task] + below(w.seeds, count)] if count else task
+
+
+@kernel
+def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
+    """Move a task and its group, if they may go there, and note from where; return how many are noted."""
+    devices, group = len(t.streams), t.group[task]
+    if t.together[task * devices + where] == math.inf or t.seconds[task * devices + where] == math.inf:
+        return count
+    for i in range(w.members_at[group], w.members_at[group + 1]):
+        member = w.members[i]
+        if w.device[member] != where:
+            w.moved[count], w.moved_from[count] = member, w.device[member]
+            w.device[member] = where
+            count += 1
+    return count
+
+
+@kernel
+def propose_place(t: Tables, w: State, task: int) -> int:
+    """Return a random place in the list between what a task needs and what needs it."""
+    low, high = 0, len(w.order) - 1
+    for i in range(w.above_at[task], w.above_at[task + 1]):
+        low = max(low, w.position[w.above[i]] + 1)
+    for i in range(w.under_at[task], w.under_at[task + 1]):
+        high = min(high, w.position[w.under[i]] - 1)
+    return low + below(w.seeds, high - low + 1)
+
+
+@kernel
+def shift(w: State, old: int, new: int) -> None:
+    """Move what stands at one place of the list to another."""
+    task = w.order[old]
+    step = 1 if new > old else -1
+    for i in range(old, new, step):
+        w.order[i] = w.order[i + step]
+        w.position[w.order[i]] = i
+    w.order[new] = task
+    w.position[task] = new
+
+
+@kernel
+def critical(t: Tables, w: State) -> int:
+    """Write down the tasks of a critical chain, the last first; return how many that are."""
+    devices, n, task = len(t.streams), len(w.order), 0
+    for i in range(n):
+        if w.finish[i] > w.finish[task]:
+            task = i
+    count = 0
+    while task >= 0 and count < n:
+        w.chain[count] = task
+        count += 1
+        p, begin, latest, found = w.device[task], w.start[task], 0.0, -1
+        for j in range(t.before_at[task], t.before_at[task + 1]):
+            if w.finish[t.before[j]] >= latest:
+                latest, found = w.finish[t.before[j]], t.before[j]
+        for j in range(t.reads_at[task], t.reads_at[task + 1]):
+            datum = t.reads[j]
+            maker = t.maker[datum]
+            if maker >= 0:
+                since = w.finish[maker]
+                if w.device[maker] != p:
+                    path = w.device[maker] * devices + p
+                    since += t.latency[path] + t.nbytes[datum] / t.rate[path]
+                if since >= latest:
+                    latest, found = since, maker
+        if latest < begin:
+            for other in range(n):
+                if other != task and w.device[other] == p and w.finish[other] == begin and w.start[other] < begin:
+                    found = other
+                    break
+        task = found if begin > 0 else -1
+    return count

@@ -1,0 +1,96 @@
+"""The portfolio: many biased list schedules, and every device alone, of which the best is taken.
+
+Each list goes forward or backward through the graph, by upward ranks at mean or at least seconds, and puts each task
+on the device of least earliest finish time + ``excess`` * (seconds there - least seconds) + ``ahead`` * optimistic
+cost. Finishing first alone, which is HEFT, spends a device's time on tasks that it is bad at; the second term prices
+that, and the third looks ahead, as lookahead HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no
+cost. No list is best everywhere: each of 15 known heuristics is at least twice as bad as another somewhere (Coleman,
+Krishnamachari, arXiv 2403.07120). O(e p) for each of up to 72 lists, e readings and p devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from autosched._lib.gc_pause import without_collecting
+from autosched._lib.jit import mode
+from autosched.costs.costs import Costs
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies.base.listing import Listed, Listing
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+from autosched.policies.base.tables import Tables
+from autosched.policies.literature.heft import heft
+
+__all__ = ["best_listed", "members", "portfolio"]
+
+_EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
+_AHEAD = (0.0, 1.0, 0.3)
+_BIASES = sorted(itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1]))
+_WORK = 2e7  # steps for all lists of a large graph, about a second
+
+
+@without_collecting()
+def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place tasks as the best of many biased list schedules does, or on one device alone.
+
+    Ties go to one device, then to the list tried first. On machines where not all devices are linked it is ``heft``.
+    Raises ScheduleError where tasks cannot all be placed.
+
+    >>> graph = Graph()
+    >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
+    >>> portfolio(graph, Machine.emulated(gpus=1), Costs()).device
+    {'short': 'cuda:0', 'long': 'cpu', 'middle': 'cuda:0'}
+    """
+    problem = Problem.of(graph, machine, costs)
+    if Possible(problem).partial:
+        return heft(graph, machine, costs)
+    listing = Listing(Tables.of(problem), mode(members(problem) * steps(problem)), problem.tasks)
+    found = best_listed(listing, members(problem))
+    return listing.placement(problem, found)
+
+
+def steps(problem: Problem) -> float:
+    """Return about how many steps a kernel needs for one list."""
+    return 4.0 * len(problem.tasks) * len(problem.devices)
+
+
+def members(problem: Problem) -> int:
+    """Return how many lists there is time for, at least a few."""
+    return max(6, min(4 * len(_BIASES), int(_WORK / max(steps(problem), 1))))
+
+
+def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
+    """Return the best of the first ``most`` lists and of every device alone; stops at a makespan of ``bound``."""
+    plans = itertools.chain(_alone(listing), _listed(listing, most))
+    best = next(plans)
+    while best.makespan > bound and (other := next(plans, None)) is not None:
+        if other.makespan < best.makespan:
+            best = other
+    return best
+
+
+def _alone(listing: Listing) -> Iterator[Listed]:
+    """Yield for each device, of those alike the first, the placement that puts there all that can be there."""
+    n, devices = len(listing.names), listing.devices
+    together = listing.shape.together.reshape(n, devices)
+    quickest, seen = together.argmin(axis=1), set()
+    for p in range(devices):
+        device = np.where(np.isfinite(together[:, p]), p, quickest)
+        alike = together[:, p].tobytes()
+        if alike not in seen:
+            seen.add(alike)
+            yield listing.placed(listing.mode.whole(device), listing.mode.whole(np.arange(n)))
+
+
+def _listed(listing: Listing, most: int) -> Iterator[Listed]:
+    """Yield so many list schedules; those that go backward are then placed forward, in their order."""
+    ways = [(way, rank) for way in (listing, listing.backwards) for rank in ("mean", "least")]
+    for (excess, ahead), (way, rank) in itertools.islice(itertools.product(_BIASES, ways), most):
+        planned = way.plan(way.order(getattr(way, rank)), excess, ahead)
+        yield planned if way is listing else listing.placed(*listing.mirrored(planned))

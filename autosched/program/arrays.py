@@ -1,0 +1,92 @@
+"""Columns: a program as arrays of numbers, one number for each instruction, for readers that walk it by kernels.
+
+Made of the instructions alone and kept with the program; knows no graph and no machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait
+
+__all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns"]
+
+RUN, COPY, RECORD, WAIT, FREE = range(5)
+_KIND: Mapping[type[Instruction], int] = {Run: RUN, Copy: COPY, Record: RECORD, Wait: WAIT, Free: FREE}
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    r"""What each instruction is, and where. Streams are numbers: places in ``program.streams``.
+
+    >>> lines = "cuda:0/compute run h", "cuda:0/compute record e7", "cpu/compute wait e7", "cpu/compute run y"
+    >>> columns(Program.parse("\n".join(lines))).event.tolist()
+    [-1, 0, 0, -1]
+    """
+
+    kind: Ints
+    stream: Ints
+    also: Ints  # of copies, the second stream; -1 where there is none
+    event: Ints  # of records, how many there are before; of waits, which of these it is for; -1: none, or later
+    records: int
+    runs: list[Run]
+    copies: list[Copy]
+    frees: list[Free]
+
+    @cached_property
+    def is_clean(self) -> bool:
+        """Whether each event is recorded once, and before all waits for it."""
+        record, wait = self.kind == RECORD, self.kind == WAIT
+        at = record.nonzero()[0]
+        found = self.event[wait]
+        return bool(
+            (self.event[record] == np.arange(self.records)).all()
+            and (found >= 0).all()
+            and (at[found] < wait.nonzero()[0]).all()
+        )
+
+
+def columns(program: Program) -> Columns:
+    """Return the columns of a program, which are made once."""
+    known: Columns | None = program.__dict__.get("_columns")
+    if known is None:
+        known = program.__dict__["_columns"] = _columns(program)
+    return known
+
+
+def _columns(program: Program) -> Columns:
+    instructions = program.instructions
+    number = {stream: i for i, stream in enumerate(program.streams)}
+    kind = _numbers(map(type, instructions), _KIND.__getitem__, len(instructions))
+    copies = [i for i in instructions if type(i) is Copy]
+    events = [i.event for i in instructions if type(i) is Record]
+    first: dict[int, int] = {}
+    for k, name in enumerate(events):
+        first.setdefault(name, k)
+    also, event = np.full(len(kind), -1), np.full(len(kind), -1)
+    also[kind == COPY] = [-1 if i.also is None else number[i.also] for i in copies]
+    event[kind == RECORD] = _numbers(events, first.__getitem__, len(events))
+    waits = [first.get(i.event, -1) for i in instructions if type(i) is Wait]
+    event[kind == WAIT] = np.array(waits, np.int64)
+    return Columns(
+        kind=kind,
+        stream=_numbers([i.stream for i in instructions], number.__getitem__, len(instructions)),
+        also=also,
+        event=event,
+        records=len(events),
+        runs=[i for i in instructions if type(i) is Run],
+        copies=copies,
+        frees=[i for i in instructions if type(i) is Free],
+    )
+
+
+def _numbers(items: Iterable[Any], number: Callable[[Any], int], count: int) -> Ints:
+    return np.fromiter(map(number, items), np.int64, count)

@@ -1,0 +1,81 @@
+"""Vector clocks as flat arrays, for kernels: the arithmetic of ``clocks``, whose docstring says what it means.
+
+Streams are numbers; those that have a place in clocks come first. Knows no instruction and no program.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from autosched._lib.jit import Mode, kernel
+
+__all__ = ["Moments", "advance", "catch_up", "reaches"]
+
+
+class Moments(NamedTuple):
+    """How far all has come, while a program is walked. Row ``s`` of ``behind`` stands at ``s * places``."""
+
+    places: int
+    behind: Any  # [stream, place]
+    count: Any  # [stream]
+    last: Any  # [stream], the last of those who wait for a stream that has no place, -1 for none
+    waiter: Any  # who that is,
+    since: Any  # from where on,
+    before: Any  # and who waited before
+    used: Any  # how many there are
+
+    @classmethod
+    def of(cls, mode: Mode, streams: int, places: int, waits: int) -> Moments:
+        """Return the beginning; with streams that have no place, there may be so many waits."""
+        waits = waits if places < streams else 0
+        return cls(
+            places,
+            mode.counts(streams * places),
+            mode.counts(streams),
+            mode.counts(streams, -1),
+            mode.counts(waits),
+            mode.counts(waits),
+            mode.counts(waits),
+            mode.counts(1),
+        )
+
+
+@kernel
+def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
+    """Whether what is so far along each stream (the row at ``base``) is behind a position of a stream."""
+    if other < m.places:
+        return bool(row[base + other] >= position)
+    w = m.last[other]
+    while w >= 0:
+        if row[base + m.waiter[w]] >= m.since[w]:
+            return True
+        w = m.before[w]
+    return bool(position == 0)
+
+
+@kernel
+def advance(m: Moments, own: int, also: int) -> None:
+    """Let a run or copy take place; one that occupies two streams (else -1) orders each behind the other."""
+    m.count[own] += 1
+    if also >= 0:
+        a, b = own * m.places, also * m.places
+        for k in range(m.places):
+            m.behind[a + k] = m.behind[b + k] = max(m.behind[a + k], m.behind[b + k])
+        m.behind[a + own] = m.behind[b + own] = m.count[own]
+        m.behind[a + also] = m.behind[b + also] = m.count[also]
+
+
+@kernel
+def catch_up(m: Moments, own: int, other: int, position: int, row: Any, base: int) -> None:
+    """Order what comes next on a stream behind a moment of another, and all that this was behind (its row)."""
+    a = own * m.places
+    for k in range(m.places):
+        m.behind[a + k] = max(m.behind[a + k], row[base + k])
+    if other < m.places:
+        m.behind[a + other] = max(m.behind[a + other], position)
+    elif not reaches(m, m.behind, a, other, position):
+        m.count[own] += 1
+        m.behind[a + own] = m.count[own]
+        w = m.used[0]
+        m.waiter[w], m.since[w], m.before[w], m.last[other] = own, m.count[own], m.last[other], w
+        m.used[0] = w + 1

@@ -1,0 +1,291 @@
+"""Streams and events of a real accelerator, by torch's generic API: CUDA first, XPU and others by the same code.
+
+The rules of CUDA that this keeps:
+
+1. torch hands out a pool of 32 streams per device and then the first again: streams are made once, by name, counted,
+   and kept for the life of the process; one that has been handed out to us before is passed over.
+2. The current stream is per thread and device: it is set before what is put on it, in the thread that issues it.
+3. A copy between two GPUs runs on the source's current stream and makes the current streams of both wait for each
+   other: so both copy streams are made current. Two logical devices on one GPU do the same by events.
+4. A wait for an event that was never recorded does nothing: records are issued before their waits (the executor). A
+   wait that was issued keeps to the record before it, so a run may record events anew while waits of the last go on.
+5. A block goes back to the stream that allocated it: results are made, and freed, with that stream current.
+6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such (``transfers``).
+   What comes to the host may be read after its event has been waited for there, and has landed.
+7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them. Host
+   memory is the caller's again when the call returns: what copies from or to it is waited for. So an input may be
+   dropped at once: its block goes back in the order of a stream that is behind all of ours.
+8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do with it, and which
+   other schedules, and other streams of the caller, allocate from too. So the block is recorded for the caller's
+   stream as it is handed out, and goes back only behind that. Nothing else is: in a schedule, frees wait.
+
+Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they hold up no other; all
+others by the calling thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from autosched._lib.tree import flatten
+from autosched.errors import MachineError
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends.clock import DeviceClock
+from autosched.runtime.backends.host import Host, copy_in_host_memory
+from autosched.runtime.backends.pinned import Pinned
+from autosched.runtime.backends.transfers import Way
+
+__all__ = ["Accelerator"]
+
+_POOL = 32  # streams that torch has per device before it hands out the same again
+_streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
+
+
+class Accelerator(Host):
+    """See ``autosched.runtime.backends``.
+
+    With ``serial`` one thing happens at a time, in issue order: the reference.
+    """
+
+    def __init__(self, serial: bool = False) -> None:
+        super().__init__()
+        self.serial = serial
+        self.devices: dict[str, torch.device] = {}
+        self.streams: dict[Stream, torch.Stream] = {}
+        self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
+        self.own_thread: set[Stream] = set()
+        self.with_host: list[torch.Stream] = []  # that copy from or to the host's memory
+        self.returned: set[tuple[str, int]] = set()  # versions that copies leave in the caller's host memory
+        self.pinned = Pinned()
+        self.starts: dict[torch.device, torch.Event] = {}
+        self.ends: list[tuple[torch.Stream, torch.Event]] = []
+        self.callers: dict[torch.device, torch.Stream] = {}
+        self.caller_device = 0
+        self.timing = False
+        self.stopped: Callable[[], bool] = bool
+        self.clocks: dict[torch.device, DeviceClock] = {}
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        if machine.accelerators and not machine.contention:
+            raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
+        self.streams, self.events = {}, {}
+        self.devices = {device.name: _real(device.name, device.physical) for device in machine.devices}
+        for stream in program.streams:
+            if self.devices[stream.device].type != "cpu":
+                self.streams[stream] = _pooled(self.devices[stream.device], stream)
+        for instruction in program:
+            if isinstance(instruction, Record):
+                stream = instruction.stream
+                gpu = stream in self.streams
+                self.events[instruction.event] = torch.Event(self.devices[stream.device]) if gpu else None
+        self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
+        copies = [i for i in program if isinstance(i, Copy)]
+        host = {i.stream for i in copies if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)}
+        self.with_host = [stream for name, stream in self.streams.items() if name in host]
+        back = [i for i in copies if i.overwrite and self.devices[i.destination].type == "cpu"]
+        self.returned = {(i.value, i.version) for i in back if i.stream in host}
+        self.starts = {device: torch.Event(device) for device in (stream.device for stream in self.streams.values())}
+        self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
+
+    def place(self, device: str) -> Any:
+        """Return the torch device."""
+        return self.devices[device]
+
+    def thread(self, stream: Stream) -> str | None:
+        """Give CPU streams, and what waits for them, threads of their own."""
+        return str(stream) if stream in self.own_thread else None
+
+    def enter(self, streams: Sequence[Stream]) -> Step | None:
+        """Make the streams current on their devices; on one device the last, which allocates what is copied."""
+        current = [self.streams[stream] for stream in streams if stream in self.streams]
+        if not current:
+            return None
+
+        if len(current) == 1:
+            return partial(torch.accelerator.set_stream, current[0])
+
+        def step() -> None:
+            for stream in current:
+                torch.accelerator.set_stream(stream)
+
+        return step
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Call; between two streams of one GPU, do by events what torch does between those of two."""
+        real = [self.streams[stream] for stream in streams if stream in self.streams]
+        if self.serial:
+            return lambda: _synchronized(call, real)
+        if len(real) < 2 or real[0].device != real[1].device:
+            return call
+        other, own = real
+        before, after = torch.Event(own.device), torch.Event(own.device)
+
+        def step() -> None:
+            before.record(other)
+            own.wait_event(before)
+            call()
+            after.record(own)
+            other.wait_event(after)
+
+        return step
+
+    def transfer(self, copy: Copy) -> Transfer:
+        """Copy without blocking; between CPU devices, in host memory."""
+        source, target = self.devices[copy.source], self.devices[copy.destination]
+        if source.type == target.type == "cpu":
+            return copy_in_host_memory
+        streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
+        return Way(source, target, streams, self.pinned, relayed=(copy.value, copy.version) in self.returned)
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Record on the stream; what a CPU stream has done is done."""
+        made = self.events[event]
+        return None if made is None else partial(made.record, self.streams[stream])
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Let a GPU stream wait, or a CPU stream's thread, until what comes to the host has landed there."""
+        made = self.events[event]
+        if made is None:
+            return None
+        if stream in self.streams:
+            return partial(self.streams[stream].wait_event, made)
+        if not self.returned:
+            return made.synchronize
+
+        def step() -> None:
+            made.synchronize()
+            self.pinned.land()
+
+        return step
+
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
+        """Record a timing event, or read the host's clock."""
+        self.timing = True
+        if not streams or streams[0] not in self.streams:
+            return time.perf_counter
+        on = self.streams[streams[0]]
+
+        def mark() -> torch.Event:
+            event = torch.Event(on.device, enable_timing=True)
+            event.record(on)
+            return event
+
+        return mark
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Let all streams wait for the caller's."""
+        self.stopped = stopped
+        if self.streams:
+            self.caller_device = torch.accelerator.current_device_index()
+        self.callers = {device: torch.accelerator.current_stream(device) for device in self.starts}
+        for device, caller in self.callers.items():
+            self.starts[device].record(caller)
+        for stream in self.streams.values():
+            stream.wait_event(self.starts[stream.device])
+        if self.timing:
+            self._zero()
+        self.begun = time.perf_counter()
+
+    def _zero(self) -> None:
+        """Tell each device's clock by the host's, when all have come to rest."""
+        for device in self.callers:
+            torch.accelerator.synchronize(device)
+        self.clocks = {device: DeviceClock(caller) for device, caller in self.callers.items()}
+
+    def join(self) -> None:
+        """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
+        timing, self.timing = self.timing, False  # only runs with stamps have to begin with all devices at rest
+        for stream, end in self.ends:
+            end.record(stream)
+            self.callers[stream.device].wait_event(end)
+        for caller in self.callers.values():
+            torch.accelerator.set_stream(caller)
+        if self.streams:
+            torch.accelerator.set_device_index(self.caller_device)
+        try:
+            for stream in self.streams.values() if self.stopped() else self.with_host:
+                stream.synchronize()
+            self.pinned.land()
+        except BaseException:  # Ctrl-C: what has not landed must not do so in a later run
+            self.pinned.forget()
+            raise
+        for device, clock in self.clocks.items() if timing else ():
+            torch.accelerator.synchronize(device)
+            clock.end()
+
+    def hand_out(self, outputs: Mapping[str, Any]) -> None:
+        """Let no output's block go back before the caller's stream has done what it will do with it."""
+        for leaf in flatten(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device in self.callers:
+                leaf.record_stream(self.callers[leaf.device])
+
+    @property
+    def doubt(self) -> float:
+        """How far off, in seconds, what ``seconds`` says of a device may be."""
+        return max((clock.doubt for clock in self.clocks.values()), default=0.0)
+
+    def seconds(self, stamp: Any) -> float:
+        """Return seconds since ``begin``, by the host's clock."""
+        if isinstance(stamp, float):
+            return stamp - self.begun
+        return self.clocks[stamp.device].seconds(stamp) - self.begun
+
+    def close(self) -> None:
+        """Give page-locked memory back."""
+        self.pinned.clear()
+
+
+def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
+    call()
+    for stream in streams:
+        stream.synchronize()
+
+
+def _real(name: str, physical: str | None) -> torch.device:
+    """Return the torch device behind a name. Raises MachineError if it is not there."""
+    if name.partition(":")[0] == "cpu":
+        return torch.device("cpu")
+    try:
+        device = torch.device(physical or name)
+    except RuntimeError:  # no name that torch knows
+        device = torch.device("meta")
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count()
+    if kind is None or device.type != kind.type or (device.index or 0) >= count:
+        here = f"{count} of {kind.type!r}" if kind is not None else "none"
+        raise MachineError(
+            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can play it, and "
+            f"Machine.local(gpus=n) makes logical devices of those there are"
+        )
+    return torch.device(device.type, device.index or 0)
+
+
+def _pooled(device: torch.device, name: Stream) -> torch.Stream:
+    """Return the stream of that name, made at its first use. Raises MachineError when the pool would repeat."""
+    made = _streams.setdefault(device, {})
+    if name in made:
+        return made[name]
+    for _ in range(_POOL):  # others take streams from the pool too, so the next may be one of ours
+        if len(made) < _POOL and (stream := torch.Stream(device)) not in made.values():
+            made[name] = stream
+            return stream
+    raise MachineError(f"{device} has no stream left for {name}: torch repeats itself after {_POOL}")
+
+
+def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
+    """Return the CPU streams, and all streams that wait, directly or not, for what one of them records."""
+    recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
+    pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
+    pairs += [(a, b) for i in program if isinstance(i, (Run, Copy)) for a in occupied(i) for b in occupied(i)]
+    waiting = {stream for stream in program.streams if stream not in gpu}
+    while found := {stream for stream, behind in pairs if behind in waiting} - waiting:
+        waiting |= found
+    return waiting

@@ -1,0 +1,201 @@
+"""Any machine, played by this CPU in real time: streams are threads, and all takes as long as the costs say.
+
+Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory that was freed is
+overwritten at once (with NaN), in the order of the stream that allocated it.
+
+Schedules that run at the same time on one machine (the same object) share its streams, as those on a GPU do: what one
+has put on a stream, the others wait for.
+
+Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited for stand, does
+its real work, and ends after its modelled seconds, or when the real work ended if that was later. So the operating
+system's late wake-ups do not add up from task to task, as they would not on a device with a queue of its own.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autosched._lib.aliasing import extents
+from autosched._lib.forks import in_child, rlock
+from autosched.machine.machine import Machine
+from autosched.program.program import Program, Stream
+from autosched.runtime.backends import Step
+from autosched.runtime.backends.host import Host
+from autosched.runtime.backends.mixing import Mixing
+from autosched.runtime.backends.pace import Pace
+
+__all__ = ["Emulated", "Queues"]
+
+_NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was given up
+
+
+class Queues:
+    """Until when each stream of a machine is taken, by whichever schedule.
+
+    >>> queues, stream = Queues(), Stream("cuda:0", "compute")
+    >>> queues.take([stream], 1.0, 2.0), queues.take([stream], 2.0, 1.0)
+    (1.0, 3.0)
+    """
+
+    def __init__(self) -> None:
+        self._guard = rlock()
+        self._until: dict[Stream, float] = {}
+
+    def take(self, streams: Sequence[Stream], start: float, seconds: float) -> float:
+        """Take streams for so long, from ``start`` or from when they are free; return from when."""
+        with self._guard:
+            start = max([start, *(self._until.get(stream, start) for stream in streams)])
+            self._until.update(dict.fromkeys(streams, start + seconds))
+        return start
+
+    def leave(self, streams: Sequence[Stream], end: float) -> None:
+        """Free streams that were taken until ``end``, now if that is earlier, unless others have taken them since."""
+        now = time.perf_counter()
+        if now >= end:  # as ever, unless a run was given up
+            return
+        with self._guard:
+            for stream in streams:
+                if end == self._until.get(stream):
+                    self._until[stream] = now
+
+    def clear(self) -> None:
+        """Free all streams."""
+        self._until.clear()
+
+
+_queues: dict[int, Queues] = {}  # by the identity of the machine
+_opening = rlock()
+
+
+def _queues_of(machine: Machine) -> Queues:
+    with _opening:
+        if id(machine) not in _queues:
+            _queues[id(machine)] = Queues()
+            weakref.finalize(machine, _queues.pop, id(machine), None)
+        return _queues[id(machine)]
+
+
+@in_child
+def _free() -> None:
+    """Free all streams in a child process: what the parent runs on its machines does not hold up the child's."""
+    for queues in _queues.values():
+        queues.clear()
+
+
+class Emulated(Host):
+    """See ``autosched.runtime.backends``.
+
+    Where real work takes much longer than modelled, run after run, one warning says so: see ``pace``.
+    With ``serial`` one thing happens at a time, in issue order: what the same work takes without any overlap.
+    """
+
+    def __init__(self, serial: bool = False) -> None:
+        super().__init__()
+        self.serial = serial
+        self.clock: dict[Stream, float] = {}
+        self.events: dict[int, float] = {}
+        self.stopped: Callable[[], bool] = bool
+        self.pace = Pace()
+        self.queues, self.contention = Queues(), True
+        self.mixing = Mixing()
+        self.mixes = False
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Set a clock for each stream."""
+        self.clock = dict.fromkeys(program.streams, 0.0)
+        self.queues, self.contention = _queues_of(machine), machine.contention
+        self.mixes = any(device.kind != "cpu" for device in machine.devices)
+
+    def thread(self, stream: Stream) -> str | None:
+        """Give each stream a thread."""
+        return None if self.serial else str(stream)
+
+    def here(self, device: str, usual: Any) -> Any:
+        """Return what stands for ``Here`` on a device: the CPU, as far as torch knows."""
+        if not isinstance(usual, (str, torch.device)) or torch.device(usual).type != "cpu":
+            return usual
+        return self.mixing.told(device, torch.device(usual))
+
+    def watched(self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]) -> Step:
+        """Return the call of a task that raises, as torch does on GPUs, where it mixes tensors of several devices."""
+        return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Set all clocks to now."""
+        super().begin(stopped)
+        self.mixing.forget()
+        self.stopped = stopped
+        self.events.clear()
+        for stream in self.clock:
+            self.clock[stream] = self.begun
+        self.pace.begin()
+
+    def join(self) -> None:
+        """Warn if the run, and those before it, took much longer than modelled."""
+        if not self.stopped():
+            self.pace.end(max(self.clock.values(), default=self.begun) - self.begun)
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Call, then rest until the modelled end."""
+        clock, streams = self.clock, tuple(self.clock) if self.serial else streams
+        queues, queueing = self.queues, [stream for stream in streams if self.contention or _computes(stream)]
+
+        def step() -> None:
+            start = queues.take(queueing, max(clock[stream] for stream in streams), seconds)
+            try:
+                call()
+                end = max(start + seconds, time.perf_counter())
+                self._sleep_until(end)
+            finally:
+                queues.leave(queueing, start + seconds)
+            for stream in streams:
+                clock[stream] = end
+            self.pace.run(streams, seconds)
+
+        return step
+
+    def record(self, stream: Stream, event: int) -> Step | None:
+        """Note the stream's clock."""
+
+        def step() -> None:
+            self.events[event] = self.clock[stream]
+            self.pace.record(stream, event)
+
+        return step
+
+    def wait(self, stream: Stream, event: int) -> Step | None:
+        """Move the stream's clock on to the event's."""
+
+        def step() -> None:
+            self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))  # 0: ignored, as CUDA does
+            self.pace.wait(stream, event)
+
+        return step
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Overwrite the memory, as its next owner would."""
+        return _poison
+
+    def _sleep_until(self, end: float) -> None:
+        while (left := end - time.perf_counter()) > 0 and not self.stopped():
+            time.sleep(min(left, _NAP))
+
+
+def _computes(stream: Stream) -> bool:
+    return stream.name.startswith("compute")
+
+
+def _poison(value: Any) -> None:
+    """Set all bits of tensors, and of nothing else in their storage: NaN in every floating point format."""
+    for extent in extents(value):
+        if not isinstance(extent.tensor, torch.Tensor):
+            continue
+        leaf, size = extent.tensor, extent.tensor.element_size()
+        shape, strides = (*leaf.shape, size), (*(n * size for n in leaf.stride()), 1)
+        raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)
+        raw.set_(leaf.untyped_storage(), leaf.storage_offset() * size, shape, strides).fill_(255)

@@ -1,0 +1,87 @@
+"""Pace: whether real work keeps up with modelled seconds, and how much slower a machine would have to be.
+
+Adds up what an emulated run would take if all work were done in its modelled seconds, and warns where runs take much
+longer again and again. Knows no task, and nothing of what the machine is.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+
+from autosched.program.program import Stream
+
+__all__ = ["Pace", "rounded_up"]
+
+_LATE = 2.0  # times as long as modelled: what is less, the operating system's wake-ups do
+_RUNS = 3  # in a row: the first run is watched, and one may be late by chance
+
+
+class Pace:
+    """Modelled clocks of streams, which real time does not move."""
+
+    def __init__(self) -> None:
+        self._clock: dict[Stream, float] = {}
+        self._events: dict[int, float] = {}
+        self._begun = self._told = False
+        self._late: list[float] = []
+
+    def begin(self) -> None:
+        """Set all clocks to zero."""
+        self._clock.clear()
+        self._events.clear()
+        self._begun = True
+
+    def run(self, streams: Sequence[Stream], seconds: float) -> None:
+        """Move the clocks of streams on."""
+        clock = self._clock
+        clock.update(dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds))
+
+    def record(self, stream: Stream, event: int) -> None:
+        """Note a stream's clock."""
+        self._events[event] = self._clock.get(stream, 0.0)
+
+    def wait(self, stream: Stream, event: int) -> None:
+        """Move a stream's clock on to an event's."""
+        self._clock[stream] = max(self._clock.get(stream, 0.0), self._events.get(event, 0.0))
+
+    def end(self, measured: float) -> None:
+        """End a run that took so many seconds. Warn once of runs that took much longer than modelled, in a row."""
+        if not self._begun:
+            return
+        self._begun = False
+        modelled = max(self._clock.values(), default=0.0)
+        if self._told or modelled <= 0.0 or measured <= _LATE * modelled:
+            self._late.clear()
+            return
+        self._late.append(measured / modelled)
+        if len(self._late) == _RUNS:
+            self._told = True
+            warnings.warn(
+                f"this CPU cannot keep up with the emulated machine: a run is predicted to take {modelled * 1e3:.3g} "
+                f"ms and took {measured * 1e3:.3g} ms, so what is measured says little of the machine; with "
+                f"machine.slower({rounded_up(min(self._late))}), or machine.slower('auto'), all ratios stay and it can "
+                f"(costs that are given as seconds, or by default, stay as they are: examples= estimates them)",
+                RuntimeWarning,
+                stacklevel=_users(),
+            )
+
+
+def _users() -> int:
+    """Return how many calls up from the caller the user's line is: the nearest that is not ours."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "autosched":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def rounded_up(factor: float) -> int:
+    """Return the next of 1, 2, 5, 10, 20, 50, ...
+
+    >>> rounded_up(1.5), rounded_up(61.7), rounded_up(0.1)
+    (2, 100, 1)
+    """
+    power: int = 10 ** max(0, math.floor(math.log10(max(1.0, factor))))
+    return next(step * power for step in (1, 2, 5, 10, 20) if step * power >= factor)

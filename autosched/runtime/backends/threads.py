@@ -1,0 +1,56 @@
+"""CPU streams as threads: a thread for each, which take turns only where the program waits.
+
+Where several compute streams are in use they share out torch's intra-op threads, so that cores are not fought over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from autosched.errors import MachineError
+from autosched.machine.machine import Machine
+from autosched.program.program import Program, Stream
+from autosched.runtime.backends.host import Host
+from autosched.runtime.threads.tapes import Team
+
+__all__ = ["Threads"]
+
+
+class Threads(Host):
+    """See ``autosched.runtime.backends``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_threads = torch.get_num_threads()
+        self.shared = False
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Share out the intra-op threads. Raises MachineError for devices that are no CPU."""
+        for stream in program.streams:
+            if machine.device(stream.device).kind != "cpu":
+                raise MachineError(
+                    f"the threads backend runs CPU streams, and {stream.device!r} is no CPU; "
+                    f"backend='emulated' can play it"
+                )
+        computing = [stream for stream in program.streams if stream.name.startswith("compute")]
+        self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
+        self.shared = len(computing) > 1
+
+    def thread(self, stream: Stream) -> str | None:
+        """Give each stream a thread, unless there is but one."""
+        return str(stream) if self.shared else None
+
+    def crew(self, threads: Sequence[str]) -> Team:
+        """Give each thread a thread; torch notes each one's share for the calling thread too, so put that right."""
+        before = torch.get_num_threads()
+        crew = super().crew(threads)
+        torch.set_num_threads(before)
+        return crew
+
+    def prepare(self) -> None:
+        """Take this thread's share of the intra-op threads, and leave autograd out."""
+        super().prepare()
+        if self.shared:
+            torch.set_num_threads(self.intra_op_threads)

@@ -1,0 +1,202 @@
+"""How a tensor gets to another device: directly where that is asynchronous, else through pieces of page-locked memory.
+
+    host, page-locked  -> GPU                 one copy
+    host, pageable     -> GPU                 moved to pieces by the host, and on from there
+    GPU                -> host                one copy, into memory that is page-locked
+    GPU                -> pageable memory     over what the caller has: into pieces, which land there when they are past
+    GPU                -> GPU, peers          one copy, which makes the current streams of both wait for each other
+    GPU                -> GPU, no peers       into pieces and on from there: what is one hop there is two
+    GPU                -> itself              one copy, of one logical device for another
+
+A copy lies in memory as the original does, since sums over other strides have other last bits; what has gaps travels
+without them. All is put on the streams that are given, which are current; nothing here waits for the host but to write
+over what has gaps in host memory, and to send on what lands there.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from autosched._lib.tree import transform
+from autosched.runtime.backends.host import as_it_is, as_parameter, overwritten
+from autosched.runtime.backends.pinned import PIECE, Pinned
+
+__all__ = ["Way", "are_peers"]
+
+
+class Way:
+    """What moves tensors from a source to a target, of which one is no CPU.
+
+    ``streams`` are those that the copy stands on, the target's last. ``relayed``: what is copied may still be about to
+    land in host memory, from another copy.
+    """
+
+    def __init__(
+        self,
+        source: torch.device,
+        target: torch.device,
+        streams: Sequence[torch.Stream],
+        pinned: Pinned,
+        relayed: bool = False,
+    ) -> None:
+        self.source, self.target, self.pinned, self.relayed = source, target, pinned, relayed
+        self.out, self.into = streams[0], streams[-1]
+        self.to_host, self.from_host = target.type == "cpu", source.type == "cpu"
+        self.peers = self.to_host or self.from_host or are_peers(source, target)
+        self._carry = self._send if self.from_host else self._fetch if self.to_host else self._relay
+        apart = not self.from_host and not self.to_host
+        self.events = [torch.Event(stream.device) for stream in (self.out, self.into) if apart]
+
+    def __call__(self, value: Any, into: Any) -> Any:
+        """Copy a tensor, or a tree with tensors; over ``into`` if that is given."""
+        return transform(self._copied, value) if into is None else overwritten(into, value, self._put)
+
+    def _copied(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return copying.deepcopy(leaf)
+        return as_parameter(as_it_is(self._alike, leaf.detach()), leaf)
+
+    def _alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy, plain or not."""
+        if tensor.device == self.source and _is_plain(tensor):
+            return self._fresh(tensor)
+        copy = tensor.to(self.target, non_blocking=True, copy=True)
+        self._meet()
+        return copy
+
+    def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy in memory of its own."""
+        shape, strides = tensor.shape, tensor.stride()
+        if _is_dense(tensor):
+            if self._is_direct(tensor, None):
+                return tensor.to(self.target, non_blocking=True, copy=True)
+            made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target)
+            self._carry(_row(tensor), _row(made))
+            return made
+        if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
+            span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+            return self._fresh(tensor.as_strided((span,), (1,))).as_strided(shape, strides)
+        return self._spread(torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target), tensor)
+
+    def _put(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Copy over the memory of another tensor of the same shape."""
+        tensor, over = new.detach(), old.detach()
+        if not (tensor.device == self.source and over.device == self.target and _is_plain(tensor) and _is_plain(over)):
+            old.copy_(new, non_blocking=not self.to_host)
+            self._meet()
+            return old
+        if tensor.dtype != over.dtype or tensor.stride() != over.stride() or not _is_dense(tensor):
+            self._spread(over, tensor)
+        elif self._is_direct(tensor, over):
+            over.copy_(tensor, non_blocking=True)
+        else:
+            self._carry(_row(tensor), _row(over))
+        return old
+
+    def _is_direct(self, tensor: torch.Tensor, over: torch.Tensor | None) -> bool:
+        """Whether torch's own copy is asynchronous, and takes the way that there is."""
+        if self.from_host:
+            return tensor.is_pinned()
+        if self.to_host:
+            return over is None or over.is_pinned()
+        return self.peers
+
+    def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy what has gaps, or other strides than what it goes over: packed, and spread where it has come."""
+        packed = self._fresh(tensor.contiguous())
+        if self.to_host:
+            self.out.synchronize()
+        over.copy_(packed)
+        self._meet()
+        return over
+
+    def _meet(self) -> None:
+        """Let the source's stream wait for what the target's has done: who waits for a copy may wait for either."""
+        if self.events:
+            self._follow(self.out, self.into, self.events[1])
+
+    # ---- through pieces, row by row of bytes
+
+    def _send(self, row: torch.Tensor, over: torch.Tensor) -> None:
+        """From pageable memory: which is read now, so what shall land there must have landed."""
+        if self.relayed:
+            self.into.synchronize()
+            self.pinned.land()
+        for start, end in _pieces(row):
+            piece = self.pinned.take(self.target, end - start)
+            memory = piece.memory[: end - start]
+            memory.copy_(row[start:end])
+            over[start:end].copy_(memory, non_blocking=True)
+            self.pinned.send(piece, self.into)
+
+    def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
+        """Over pageable memory."""
+        for start, end in _pieces(row):
+            piece = self.pinned.take(self.source, end - start)
+            memory = piece.memory[: end - start]
+            memory.copy_(row[start:end], non_blocking=True)
+            self.pinned.send(piece, self.out, partial(over[start:end].copy_, memory))
+
+    def _relay(self, row: torch.Tensor, over: torch.Tensor) -> None:
+        """Between GPUs that cannot reach each other; pieces leave while others arrive."""
+        arrived, entered = self.events
+        self._follow(self.out, self.into, entered)
+        for start, end in _pieces(row):
+            piece = self.pinned.take(self.target, end - start)
+            memory = piece.memory[: end - start]
+            memory.copy_(row[start:end], non_blocking=True)
+            self._follow(self.into, self.out, arrived)
+            over[start:end].copy_(memory, non_blocking=True)
+            self.pinned.send(piece, self.into)
+        self._follow(self.out, self.into, entered)
+
+    @staticmethod
+    def _follow(stream: torch.Stream, other: torch.Stream, event: torch.Event) -> None:
+        """Let a stream wait for what another has to do by now; recording an event anew leaves earlier waits alone."""
+        event.record(other)
+        stream.wait_event(event)
+
+
+def are_peers(source: torch.device, target: torch.device) -> bool:
+    """Whether one device reaches the memory of another; as far as torch can tell, where it cannot, that it does."""
+    ask = getattr(torch.get_device_module(source.type), "can_device_access_peer", None)
+    if source == target or ask is None:
+        return True
+    return bool(ask(source.index, target.index))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is no more than its bytes and strides."""
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind.__torch_function__ is not torch._C._disabled_torch_function_impl:
+        return False  # of a class with ideas of its own, as parameters are not
+    if tensor.layout != torch.strided or tensor.numel() == 0 or hasattr(kind, "__tensor_flatten__"):
+        return False
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it lies in memory without gaps and overlaps, in any order of its dimensions."""
+    if tensor.is_contiguous():
+        return True
+    step = 1
+    for stride, n in sorted((stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+        if stride != step:
+            return False
+        step *= n
+    return True
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of what is dense, in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _pieces(row: torch.Tensor) -> Iterator[tuple[int, int]]:
+    for start in range(0, row.numel(), PIECE):
+        yield start, min(start + PIECE, row.numel())

@@ -1,0 +1,64 @@
+"""Any machine in virtual time: one instruction after another in the calling thread, of whichever stream is chosen.
+
+Whatever is chosen, the program's events are obeyed, and the modelled clocks are the same: they depend on what waits for
+what alone. So runs explore the legal interleavings of a program, and each gives the simulator's timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autosched.machine.machine import Machine
+from autosched.program.program import Program, Stream
+from autosched.runtime.backends import Step
+from autosched.runtime.backends.emulated import Emulated
+from autosched.runtime.threads.interleaver import Choose, Interleaver
+from autosched.runtime.threads.tapes import Team
+
+__all__ = ["Virtual"]
+
+
+class Virtual(Emulated):
+    """See ``autosched.runtime.backends``.
+
+    ``choose`` gets the names of the streams that could go on, and returns the one that does:
+    ``random.Random(1).choice`` explores. Default: the one whose modelled clock is behind.
+    """
+
+    def __init__(self, choose: Choose | None = None) -> None:
+        super().__init__()
+        self.choose = choose or self._behind
+        self.named: dict[str, Stream] = {}
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Set a clock for each stream."""
+        super().open(program, machine)
+        self.named = {str(stream): stream for stream in program.streams}
+
+    def crew(self, threads: Sequence[str]) -> Team:
+        """Run all threads' steps in one, interleaved."""
+        return Interleaver(self.choose, self.prepare)
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Set all clocks to zero."""
+        self.clock = dict.fromkeys(self.clock, 0.0)
+        self.events.clear()
+        self.mixing.forget()
+
+    def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
+        """Call, and move the clocks on."""
+
+        def step() -> None:
+            call()
+            end = max(self.clock[stream] for stream in streams) + seconds
+            self.clock.update(dict.fromkeys(streams, end))
+
+        return step
+
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
+        """Read the modelled clock, which no thread moves on by itself."""
+        return lambda: max((self.clock[stream] for stream in streams), default=0.0)
+
+    def _behind(self, ready: list[str]) -> str:
+        return min(ready, key=lambda name: self.clock[self.named[name]])

@@ -1,0 +1,89 @@
+"""Progress in words: where each thread of a run is, who waits for whom, and what failed.
+
+Sees places in a program. How the threads got there, and whether they will get further, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autosched.errors import TaskError
+from autosched.graph.graph import Graph
+from autosched.program.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.runtime.threads.tapes import Place
+
+__all__ = ["failed", "report"]
+
+
+def report(program: Program, graph: Graph, places: Mapping[str | None, Place | None]) -> str:
+    r"""Return a line for each thread: what it runs, or what it waits for.
+
+    >>> program = Program.parse("cpu/compute run slow\ncpu/compute record e0\ngpu/compute wait e0")
+    >>> print(report(program, Graph(), {"gpu/compute": Place(2), "cpu/compute": Place(1)}))
+        gpu/compute waits for e0, which cpu/compute records behind 'slow'
+        cpu/compute is at: record e0
+    """
+    return "\n".join(f"    {_line(program, graph, thread, place)}" for thread, place in places.items())
+
+
+def _line(program: Program, graph: Graph, thread: str | None, place: Place | None) -> str:
+    if place is None or place.position < 0:
+        return f"{thread or 'the rest'} {'has ended' if place is None else 'has not begun'}"
+    instruction = program.instructions[place.position]
+    stream = thread or str(instruction.stream)
+    match instruction:
+        case Wait(_, event) if place.how != "before":
+            return f"{stream} waits for e{event}, which {_recorder(program, event)}"
+        case Copy() if place.how == "waiting":
+            others = [str(other) for other in occupied(instruction) if str(other) != stream]
+            return f"{stream} waits for {' and '.join(others)}, to {instruction} together"
+        case Run(_, task) if place.how == "in":
+            return f"{stream} runs task {task!r} (added at {graph.task(task).source})"
+    return f"{stream} is {'before' if place.how == 'before' else 'at'}: {instruction}"
+
+
+def _recorder(program: Program, event: int) -> str:
+    """Return which stream records an event, behind what."""
+    last: dict[Stream, Instruction] = {}
+    for instruction in program:
+        match instruction:
+            case Record(stream, number) if number == event:
+                behind = _name(last[stream]) if stream in last else "nothing at all"
+                return f"{stream} records behind {behind}"
+            case Run() | Copy():
+                last.update(dict.fromkeys(occupied(instruction), instruction))
+    return "nobody records"
+
+
+def _name(instruction: Instruction) -> str:
+    return repr(instruction.task) if isinstance(instruction, Run) else f"'{instruction}'"
+
+
+def failed(graph: Graph, instruction: Instruction, error: Exception, arguments: Sequence[Any]) -> TaskError:
+    """Return the error that names the task, its arguments and the user's line, or the copy that failed."""
+    what = f"{type(error).__name__}: {_told(str, error)}"
+    if not isinstance(instruction, Run):
+        return TaskError(f"{instruction} on {instruction.stream} failed: {what}")
+    task = graph.task(instruction.task)
+    described = ", ".join(_told(_described, item) for item in arguments)
+    return TaskError(
+        f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
+        f"    arguments: {described or 'none'}\n    added at {task.source}"
+    )
+
+
+def _told(tell: Callable[[Any], str], item: Any) -> str:
+    """Return what a user's object says of itself, or that it cannot."""
+    try:
+        return f"{tell(item)}"
+    except Exception as error:
+        return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def _described(item: Any) -> str:
+    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
+    if hasattr(item, "dtype") and hasattr(item, "shape"):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    text = repr(item)
+    return text if len(text) < 60 else text[:57] + "..."

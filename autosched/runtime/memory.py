@@ -1,0 +1,369 @@
+"""Memory: the tensors of one executor in numbered slots, and each run, copy and free as a step on them.
+
+A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no stream and no
+event: when a step may be called is for others to see to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from operator import itemgetter, setitem
+from typing import Any
+
+from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
+from autosched._lib.tree import flatten, transform
+from autosched.errors import GraphError, HazardError
+from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
+from autosched.graph.graph import Graph, Here, Task, Value
+from autosched.program.program import Copy, Free, Program, Run
+from autosched.program.residency import Standing
+from autosched.runtime.backends import Step, Transfer
+
+__all__ = ["Memory"]
+
+_Call = tuple[int, Callable[..., Any], int, int, int, int]  # see autosched.runtime.threads.tapes.Call
+
+
+class Memory:
+    """The slots of a program, and what its instructions do to them."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        place: Callable[[str], Any],
+        here: Callable[[str, Any], Any] | None = None,
+    ):
+        self.program, self.graph, self.place = program, graph, place
+        self.here = here or (lambda device, usual: place(device) or usual)  # what a task gets for ``Here``
+        self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
+        self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
+        self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
+        self.freed: dict[int, list[int]] = {}
+        self._slots: Standing[int, int] = Standing()
+        self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
+        self._inputs: list[tuple[str, int]] = []
+        self._assign()
+        self._constants = {value.name: value.tensor for value in graph.sources if value.tensor is not None}
+        self.written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
+        self._used = {name for name, _ in program.inputs if graph.is_used(graph.value(name).index)}
+        self._in_parts = {name for name in self.written if graph.in_parts(graph.value(name).index)}
+        self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
+        copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
+        self._counted = _counted(program, graph)
+        self._untied = self._in_parts | self.written & copied  # whose tensors are told apart, or become so
+        placed = [(name, place(device)) for name, device in program.inputs]
+        self._placed = [(name, device) for name, device in placed if device is not None]
+        self._entangled: set[str] = set()
+        self._blank = self.data.copy()
+        self._outputs = [
+            (label, self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device))
+            for label, device in program.outputs
+        ]
+
+    # ---- during a run
+
+    def fill(self, inputs: Mapping[str, Any]) -> None:
+        """Put the caller's inputs into their slots. Raises as ``check`` does."""
+        self.check(inputs)
+        for name, slot in self._inputs:
+            self.data[slot] = inputs[name]
+
+    def check(self, inputs: Mapping[str, Any]) -> None:
+        """Raise GraphError for missing and unknown inputs, and for those that live elsewhere; HazardError if they meet.
+
+        That is: if one that tasks write shares its memory with another, or a constant, or itself.
+        """
+        if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
+            self.graph.bind(inputs)
+        given = {**self._constants, **inputs}
+        self._entangled = set()
+        if self.written and not (
+            are_apart(given.values()) and all(given[name].is_contiguous() for name in self._in_parts)
+        ):
+            self._check_apart(given)
+        for name, device in self._placed:
+            for leaf in flatten(given[name]):
+                if getattr(leaf, "device", device) != device:
+                    raise GraphError(
+                        f"input {name!r} is on {leaf.device}, and the schedule expects it on {device}; "
+                        f"move it, or say where it lives: schedule(..., inputs={{{name!r}: ...}})"
+                    )
+
+    def _check_apart(self, given: Mapping[str, Any]) -> None:
+        written, in_parts = self.written, self._in_parts
+        owned = [(name, extent) for name, item in given.items() if name in self._used for extent in extents(item)]
+        self._entangled = _sharing_storage(owned, written)
+        untied = self._untied
+        shared = first_meeting(owned, lambda a, b: a in untied if a == b else a in written or b in written)
+        if shared is not None and shared[0] == shared[1]:
+            raise HazardError(
+                f"tensors in {shared[0]!r} share memory with each other, and it is written in place; pass clones, or "
+                f"give each tensor an input of its own"
+            )
+        if shared is not None:
+            raise HazardError(
+                f"{shared[0]!r} and {shared[1]!r} share memory, and {shared[shared[0] not in written]!r} is written in "
+                f"place; pass a clone, or make one a view of the other in the graph"
+            )
+        for name, extent in owned:
+            if name in in_parts and overlaps_itself(extent.tensor):
+                raise HazardError(
+                    f"{name!r} lies on itself in memory, strides {_strides(extent.tensor)}, and parts of it are "
+                    f"written in place; pass a clone"
+                )
+
+    def check_copy(self, i: int, copy: Copy) -> None:
+        """Raise HazardError for what ``as_strided`` would see other numbers around where it is copied to."""
+        value = self.graph.value(copy.value)
+        absolute = self._counted.get((value.root, copy.destination))
+        for leaf in flatten(self.data[self.reads[i][0]]) if absolute is not None else ():
+            if not hasattr(leaf, "storage_offset") or not leaf.numel():
+                continue
+            if absolute and leaf.storage_offset():
+                raise HazardError(
+                    f"{copy.value!r} begins at element {leaf.storage_offset()} of its memory, from which as_strided "
+                    f"counts, and its copy on {copy.destination} has a memory of its own; pass a clone, leave "
+                    f"storage_offset out, or let the task run on {copy.source}"
+                )
+            if _has_gaps(leaf):
+                raise HazardError(
+                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided may look, and its "
+                    f"copy on {copy.destination} has other numbers there; pass a clone, or let the task run on "
+                    f"{copy.source}"
+                )
+
+    def is_entangled(self, value: int) -> bool:
+        """Whether an input (an index) shares a storage with others, of which tasks write some."""
+        return self.graph.values[value].name in self._entangled
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the outputs by name."""
+        return {label: self.data[slot] for label, slot in self._outputs}
+
+    def clear(self) -> None:
+        """Let go of everything but the constants."""
+        self.data[:] = self._blank
+
+    # ---- steps
+
+    def call(self, i: int, task: Task, dropped: int) -> _Call | None:
+        """Return the call of a task with one or two plain arguments and one result; None for any other.
+
+        It lets go of slot ``dropped`` at its end.
+        """
+        target = self._target(i, task)
+        if target is None or task.fn is None or len(task.args) > 2:
+            return None
+        first, second = ([self._argument(i, task, arg) for arg in task.args] + [-1])[:2]
+        return i, task.fn, target, first, second, dropped
+
+    def run(self, i: int, task: Task, dropped: int) -> Step:
+        """Return the call of any task as a step, which lets go of slot ``dropped`` at its end."""
+        data, made, call = self.data, self.made[i], self._called(i, task)
+        if isinstance(task.result, Value) and (target := made[0]) is not None:
+
+            def single() -> None:
+                data[target] = call()
+                data[dropped] = None
+
+            return single
+
+        def step() -> None:
+            results = task.results(call())
+            for slot, (_, item) in zip(made, results, strict=True):
+                if slot is not None:
+                    data[slot] = item
+            data[dropped] = None
+
+        return step
+
+    def _called(self, i: int, task: Task) -> Callable[[], Any]:
+        """Return a task's function with its arguments, as they are whenever it is called."""
+        data, fn, args, kwargs = self.data, task.fn, task.args, task.kwargs
+        assert fn is not None
+        if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
+            args, kwargs = transform(
+                lambda leaf: self._here(i, leaf) if isinstance(leaf, Here) else leaf, (args, kwargs)
+            )
+        whole = all(_is_whole(fn, arg) for arg in args) and all(_is_fixed(fn, item) for item in kwargs.values())
+        if args and whole:
+            slots = [self._argument(i, task, arg) for arg in args]
+            if len(slots) == 1:
+                (only,) = slots
+                return lambda: fn(data[only], **kwargs)
+            gather = itemgetter(*slots)
+            return lambda: fn(*gather(data), **kwargs)
+        where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+
+        def general() -> Any:
+            found, named = transform(
+                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf, (args, kwargs)
+            )
+            return fn(*found, **named)
+
+        return general
+
+    def _target(self, i: int, task: Task) -> int | None:
+        """Return the slot of a task's result, if it is no more than ``fn(*args)``."""
+        plain = task.args and not task.kwargs and all(_is_whole(task.fn, arg) for arg in task.args)
+        return self.made[i][0] if plain and isinstance(task.result, Value) else None
+
+    def _argument(self, i: int, task: Task, arg: Any) -> int:
+        """Return the slot of an argument; what is no Value gets one of its own, for good."""
+        if isinstance(arg, Value):
+            return self.reads[i][[use.value for use in task.reads].index(arg.index)]
+        if isinstance(arg, Here):
+            arg = self._here(i, arg)
+        self.data.append(arg)
+        self._blank.append(arg)
+        return len(self.data) - 1
+
+    def _here(self, i: int, leaf: Here) -> Any:
+        """Return what a run gets for ``Here``."""
+        run = self.program.instructions[i]
+        assert isinstance(run, Run)
+        return self.here(run.stream.device, leaf.usual)
+
+    def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
+        """Return a copy as a step."""
+        data, source, target = self.data, self.reads[i][0], self.made[i][0]
+        assert target is not None
+
+        def step() -> None:
+            data[target] = transfer(data[source], data[target] if copy.overwrite else None)
+
+        def checked() -> None:
+            self.check_copy(i, copy)
+            step()
+
+        return checked if (self.graph.value(copy.value).root, copy.destination) in self._counted else step
+
+    def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
+        """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
+        data, slots = self.data, self.freed[i]
+        if spoil is None and len(slots) == 1:
+            return partial(setitem, data, slots[0], None)
+
+        def step() -> None:
+            for slot in slots:
+                if spoil is not None:
+                    spoil(data[slot])
+                data[slot] = None
+
+        return step
+
+    def arguments(self, i: int) -> list[Any]:
+        """Return what a run or a copy reads, as it is now; any other instruction reads nothing."""
+        return [self.data[slot] for slot in self.reads.get(i, ())]
+
+    def results(self, i: int) -> list[Any]:
+        """Return what a run has made, as it is now; what nothing uses is left out."""
+        return [self.data[slot] for slot in self.made[i] if slot is not None]
+
+    # ---- numbering
+
+    def _assign(self) -> None:
+        homes = dict(self.program.inputs)
+        self._home: dict[int, int] = {}
+        for value in self.graph.sources:
+            slot = self._home[value.index] = self._new(value.index, 0, homes[value.name], value.tensor)
+            if value.tensor is None:
+                self._inputs.append((value.name, slot))
+        for i, instruction in enumerate(self.program.instructions):
+            match instruction:
+                case Run(stream, name):
+                    self._assign_run(i, self.graph.task(name), stream.device)
+                case Copy(_, name, version, source, destination, _, overwrite):
+                    index = self.graph.value(name).index
+                    self.reads[i] = [self._slot(index, version, source)]
+                    if overwrite:
+                        self._slots.put(index, version, destination, self._home[index])
+                        self.made[i] = [self._home[index]]
+                    else:
+                        self.made[i] = [self._new(index, version, destination)]
+                case Free(stream, name, version):
+                    slot = self._slot(self.graph.value(name).index, version, stream.device)
+                    self.freed[i] = self.sharing[slot]
+
+    def _assign_run(self, i: int, task: Task, device: str) -> None:
+        self.reads[i] = []
+        for use in task.reads:
+            partly = self.graph.touched(task, use.value) is not None
+            slot = self._slots.held(use.value, device) if partly else self._slot(*use, device)
+            assert slot is not None
+            self.reads[i].append(slot)
+        for use in task.changes:
+            self._slots.change(*use, device)
+        self.made[i] = []
+        for use in task.outputs:
+            value = self.graph.values[use.value]
+            used = self.graph.is_used(use.value)
+            self.made[i].append(self._new(*use, device) if used else None)
+            if used and value.root != value.index:
+                slots = zip(task.reads, self.reads[i], strict=True)
+                base = next(slot for read, slot in slots if self.graph.values[read.value].root == value.root)
+                group = self.sharing[base]
+                group.append(len(self.data) - 1)
+                self.sharing[len(self.data) - 1] = group
+
+    def _slot(self, value: int, version: int, device: str) -> int:
+        slot = self._slots.get(value, version, device)
+        assert slot is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+        return slot
+
+    def _new(self, value: int, version: int, device: str, data: Any = None) -> int:
+        slot = len(self.data)
+        self._slots.put(value, version, device, slot)
+        self.sharing[slot] = [slot]
+        self.data.append(data)
+        return slot
+
+
+def _is_whole(fn: Any, arg: Any) -> bool:
+    """Whether an argument is the same in every run, or a value as it is."""
+    return isinstance(arg, Value) or _is_fixed(fn, arg)
+
+
+def _is_fixed(fn: Any, tree: Any) -> bool:
+    """Whether there is no value in it, and nothing that a run may change: operators of torch leave lists alone."""
+    if isinstance(tree, (tuple, list, dict)):
+        items = tree.values() if isinstance(tree, dict) else tree
+        return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(_is_fixed(fn, item) for item in items)
+    return not isinstance(tree, Value)
+
+
+def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
+    """Return the values (by root) in whose memory on a device ``as_strided`` counts: whether from its beginning."""
+    found: dict[tuple[int, str], bool] = {}
+    for instruction in program:
+        task = graph.task(instruction.task) if isinstance(instruction, Run) else None
+        if task is None or task.fn is None or function_name(task.fn) not in COUNTS_IN_MEMORY:
+            continue
+        if task.reads and not task.writes:
+            last = 4 if "scatter" in function_name(task.fn) else 3
+            offset = task.args[last] if len(task.args) > last else task.kwargs.get("storage_offset")
+            key = graph.values[task.reads[0].value].root, instruction.stream.device
+            found[key] = found.get(key, False) or offset is not None
+    return found
+
+
+def _has_gaps(tensor: Any) -> bool:
+    """Whether there is memory between a tensor's elements that is not its own."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    own = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return bool(span > own)
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.stride() if hasattr(tensor, "stride") else tensor.strides)
+
+
+def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> set[str]:
+    """Return the names whose storages belong to several, one of them written."""
+    by_storage: dict[int, set[str]] = {}
+    for name, extent in owned:
+        by_storage.setdefault(extent.storage, set()).add(name)
+    return set().union(*(names for names in by_storage.values() if len(names) > 1 and names & written))

@@ -1,0 +1,107 @@
+"""Nesting: tasks that call schedules, and schedules that would wait for each other for ever.
+
+A run waits for its tasks. A task that calls a schedule waits for that call, and the call waits for the run that is
+going on there. If these waits form a cycle, none of them ends. Knows no program: what is called has a name.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Protocol
+
+from autosched._lib.forks import in_child
+from autosched.errors import RunTimeoutError, ScheduleError
+
+__all__ = ["Called", "Calls", "Turn"]
+
+
+class Called(Protocol):
+    """What can be called, and runs tasks in the calling thread and in threads of its own."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    @property
+    def threads(self) -> frozenset[int]:
+        """The identities of its own threads."""
+
+    def is_run_by(self, thread: int) -> bool:
+        """Whether a run of it goes on that this thread called."""
+
+
+class Calls:
+    """The calls that are going on or wait for their turn, by the thread that makes them, innermost last."""
+
+    def __init__(self) -> None:
+        self._forget()
+        in_child(self._forget)
+
+    def _forget(self) -> None:
+        self._guard = threading.Lock()
+        self._stacks: dict[int, list[Called]] = {}
+
+    def enter(self, called: Called) -> None:
+        """Note a call in this thread. Raises ScheduleError if it would wait for itself to end."""
+        me = threading.get_ident()
+        with self._guard:
+            # An interrupt may have kept a call from being taken off, so look at what really goes on.
+            stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
+            if self._stacks:
+                self._check(called, me, stack)
+            self._stacks[me] = [*stack, called]
+
+    def leave(self, called: Called) -> None:
+        """Note that a call in this thread has ended."""
+        me = threading.get_ident()
+        with self._guard:
+            stack = self._stacks.pop(me, [])
+            if called in stack and stack[0] is not called:
+                self._stacks[me] = stack[: stack.index(called)]
+
+    def _check(self, called: Called, me: int, stack: list[Called]) -> None:
+        if stack[-1:] == [called] or (not stack and me in called.threads):
+            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
+        path = stack[stack.index(called) :] if called in stack else self._path(called, me, stack, [called])
+        if path is not None:
+            names = [repr(item.name) for item in path]
+            raise ScheduleError(
+                f"a task of schedule {names[-1]} calls schedule {names[0]}, and "
+                + ", and ".join(f"a task of {a} calls {b}" for a, b in pairwise(names))
+                + ": each would wait for the other for ever; call one of them after the other has ended"
+            )
+
+    def _path(self, called: Called, me: int, stack: list[Called], path: list[Called]) -> list[Called] | None:
+        """Return how ``called`` waits for a run that this thread is part of, from one to the next; None if not."""
+        for other in self._waited_for(called):
+            if (other is stack[-1]) if stack else (me in other.threads):
+                return [*path, other]
+            if other not in path and (found := self._path(other, me, stack, [*path, other])) is not None:
+                return found
+        return None
+
+    def _waited_for(self, called: Called) -> Iterator[Called]:
+        """Yield what tasks of a run that is going on call themselves."""
+        for thread, stack in self._stacks.items():
+            if thread in called.threads:
+                yield stack[0]
+            elif called in stack[:-1] and called.is_run_by(thread):
+                yield stack[stack.index(called) + 1]
+
+
+class Turn:
+    """A lock, to be had before a deadline."""
+
+    def __init__(self, lock: threading.Lock, deadline: float):
+        self.lock, self.deadline = lock, deadline
+
+    def __enter__(self) -> None:
+        left = max(0.0, self.deadline - time.perf_counter())
+        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()

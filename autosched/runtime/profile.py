@@ -1,0 +1,218 @@
+"""Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
+
+Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one thing: to write the
+names of runs and copies into the trace of a torch.profiler that is active, or into ranges for Nsight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from autosched._lib.tree import flatten
+from autosched.errors import MachineError
+from autosched.program.program import Copy, Program, Run, occupied
+from autosched.runtime.backends import Backend, Step
+from autosched.timeline.timeline import Span, Timeline, what
+
+__all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
+
+
+class Notes:
+    """What one run of a program notes. Call ``close`` in any case, or Python goes on telling it of its pauses."""
+
+    def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
+        self.program, self.backend, self.made = program, backend, made
+        self.stamps: dict[int, tuple[Any, Any]] = {}
+        self.nbytes: dict[int, float] = {}
+        self.pauses: list[tuple[Any, Any]] = []
+        self._now = backend.stamp(())
+        self._began: Any = None
+
+    def timed(self, i: int, step: Step) -> Step:
+        """Return a run or a copy that notes when it began and ended, and what it moved."""
+        instruction = self.program.instructions[i]
+        stamp, stamps = self.backend.stamp(occupied(instruction)), self.stamps
+        moves = isinstance(instruction, Copy)
+
+        def timed() -> None:
+            start = stamp()
+            step()
+            stamps[i] = (start, stamp())
+            if moves:
+                self.nbytes[i] = sum(map(_nbytes, flatten(self.made(i))))
+
+        return timed
+
+    def open(self) -> None:
+        """Have Python tell of its garbage collector's pauses."""
+        gc.callbacks.append(self._collecting)
+
+    def close(self) -> None:
+        """Have it tell no longer."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collecting)
+
+    def _collecting(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = self._now()
+        elif self._began is not None:
+            self.pauses.append((self._began, self._now()))
+            self._began = None
+
+    def timeline(self) -> Timeline:
+        """Return what was noted, on the backend's clock; valid after its ``join``."""
+        seconds = self.backend.seconds
+        spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
+        made = Timeline.of(spans, self.program.arrows)
+        told = [(max(0.0, seconds(start)), min(seconds(end), made.makespan)) for start, end in self.pauses]
+        pauses = tuple((start, end) for start, end in told if start < end)
+        doubt = getattr(self.backend, "doubt", 0.0)  # only where devices have clocks of their own
+        return Timeline(made.spans, made.arrows, pauses, doubt=doubt)
+
+    def _span(self, i: int, start: float, end: float) -> Span:
+        instruction = self.program.instructions[i]
+        assert isinstance(instruction, (Run, Copy))
+        return Span(*what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0))
+
+
+def is_traced() -> bool:
+    """Whether torch.profiler is active in this process; it costs a look-up where it is not."""
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
+
+
+class Trace:
+    """Names runs and copies in the trace of a torch.profiler.
+
+    By default that sees the thread that it was started in. If this one is ``idle`` while others work, it tells of them.
+    """
+
+    def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
+        import torch
+
+        self._program = program
+        self._relay = _Relay(stopped) if idle and torch._C._autograd._profiler_enabled() else None
+
+    def named(self, i: int, step: Step) -> Step:
+        """Return a run or a copy under its name."""
+        instruction = self._program.instructions[i]
+        assert isinstance(instruction, (Run, Copy))
+        around = _annotated if self._relay is None else self._relay.around
+        return around(annotation(i, instruction), step)
+
+    def telling(self, lock: Callable[[], threading.Lock]) -> list[Step]:
+        """Return what the calling thread does, if it tells of the others: it waits for ``lock``, which is closed."""
+        return [] if self._relay is None else [self._relay.serving(lock())]
+
+
+class _Relay:
+    """Has the calling thread write the steps of other threads into a trace, for a profiler that sees it alone.
+
+    It is idle while they work. Each of them posts the begin and the end of its steps; what it does inside stays unseen.
+    The times are some microseconds late, and slices of steps that overlap lie on one thread.
+    """
+
+    def __init__(self, stopped: Callable[[], bool]):
+        self._stopped = stopped
+        self._posted: deque[tuple[int, str]] = deque()  # the number of a step, and its name, or "" at its end
+        self._expected = 0  # ends
+        self._lock = threading.Lock()
+
+    def around(self, name: str, step: Step) -> Step:
+        """Return a step that posts when it begins and ends."""
+        number, posted = self._expected, self._posted
+        self._expected += 1
+
+        def relayed() -> None:
+            posted.append((number, name))
+            self._wake()
+            try:
+                step()
+            finally:
+                posted.append((number, ""))
+                self._wake()
+
+        return relayed
+
+    def serving(self, lock: threading.Lock) -> Step:
+        """Return the calling thread's step; the ``lock``, which is closed, is opened by whoever gives the run up."""
+        self._lock = lock
+        return self._serve
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # open already: the calling thread is about to look
+            self._lock.release()
+
+    def _serve(self) -> None:
+        from torch.profiler import record_function
+
+        slices: dict[int, record_function] = {}
+        ended = 0
+        try:
+            while ended < self._expected and not self._stopped():
+                self._lock.acquire()
+                while self._posted:
+                    number, name = self._posted.popleft()
+                    if name:
+                        slices[number] = record_function(name)
+                        slices[number].__enter__()  # type: ignore[no-untyped-call]
+                    else:
+                        slices.pop(number).__exit__(None, None, None)
+                        ended += 1
+        finally:
+            for found in slices.values():
+                found.__exit__(None, None, None)
+
+
+def annotation(i: int, instruction: Run | Copy) -> str:
+    """Return the name of a run or a copy in a trace of torch.profiler.
+
+    >>> from autosched.program.program import Stream
+    >>> annotation(7, Run(Stream("cpu", "compute"), "h"))
+    'autosched::run h#7'
+    """
+    return f"autosched::{instruction}#{i}"
+
+
+def _annotated(name: str, step: Step) -> Step:
+    """Return a step under a name in a trace of torch.profiler."""
+    from torch.profiler import record_function
+
+    def named() -> None:
+        with record_function(name):
+            step()
+
+    return named
+
+
+def ranged(name: str, step: Step) -> Step:
+    """Return a step in a range of NVTX, for Nsight. Raises MachineError where torch has none.
+
+    Pushed and popped by the thread that issues it: Nsight itself lays the range over the kernels launched in it.
+    """
+    import torch
+
+    if not hasattr(torch._C, "_nvtx"):
+        raise MachineError("nvtx=True needs a build of torch for CUDA; this one has no NVTX")
+
+    def within() -> None:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            step()
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+    return within
+
+
+def _nbytes(leaf: Any) -> float:
+    """Return the bytes of a tensor or an array, as far as it says."""
+    with contextlib.suppress(Exception):  # a sparse tensor has none of its own
+        return float(leaf.nbytes)
+    return 0.0

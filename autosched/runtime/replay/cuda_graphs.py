@@ -1,0 +1,244 @@
+"""An accelerator that records what is put on it, and replays it: CUDA graphs, as ``autosched.runtime.replay.recording`` wants them.
+
+The rules of CUDA graphs that this keeps:
+
+1. There is one capture at a time in a process; what other threads do meanwhile is their own affair ("thread_local").
+   Before it the device comes to rest, since torch sets up random numbers for a capture in memory that replays read.
+2. Work is captured on streams for that, of a pool of their own (of high priority, so that no other stream of torch's is
+   one of them). Segments fork from their stream and join it by events that are captured (``segments``).
+3. Two graphs that were captured on one stream share a workspace of cuBLAS, and what is not captured may use it at the
+   same time. So workspaces are given up before a capture and behind it: each graph has its own, in its pool, and it
+   goes back as memory of that stream does.
+4. Memory of a graph is of a private pool, which only its own device has: segments are on one device. The pool is shared
+   by all segments of a recording, and by copies between them. That is sound, as they are replayed in the order in which
+   they were captured, by stream: whoever takes a block stands behind whoever gave it back. Between replays the caller's
+   streams stand. A first, small graph keeps the pool in being.
+5. A graph is replayed on the stream that is current, behind all that is there. Random numbers go on where the generator
+   is then; default generators are registered by torch, others that tasks were given here.
+6. A capture that fails leaves no trace: it is ended, its pool is let go of, and torch's generators are told so by a
+   capture that does not fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy as copying
+import threading
+import warnings
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from autosched._lib.gc_pause import without_collecting
+from autosched.errors import MachineError
+from autosched.machine.machine import Machine
+from autosched.program.program import Program, Record, Stream
+from autosched.runtime.backends import Step
+from autosched.runtime.backends.accelerator import Accelerator
+
+__all__ = ["Replay"]
+
+_POOL = 32  # streams of high priority that torch has per device before it hands out the same again
+_recording: dict[torch.device, dict[Stream, torch.Stream]] = {}
+_CAPTURING = threading.RLock()
+
+
+class Replay(Accelerator):
+    """See ``autosched.runtime.backends``, and ``autosched.runtime.replay.recording.Replayer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine: Machine | None = None
+        self.on: dict[int, torch.device] = {}  # where events are recorded
+        self.recorders: list[_Recorder] = []
+        self.last: dict[torch.device, torch.Event] = {}
+
+    def open(self, program: Program, machine: Machine) -> None:
+        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        super().open(program, machine)
+        records = [i for i in program if isinstance(i, Record) and i.stream in self.streams]
+        self.on = {record.event: self.devices[record.stream.device] for record in records}
+
+    def refusal(self) -> str | None:
+        """Return why nothing can be recorded here, if that is so."""
+        kinds = dict.fromkeys(stream.device.type for stream in self.streams.values())
+        if not kinds:
+            return "nothing of it runs on an accelerator"
+        others = [kind for kind in kinds if kind != "cuda"]
+        if others:
+            return f"of {others[0]!r} torch has no graphs that replay, as CUDA has"
+        if not hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+            return "this build of torch keeps the workspaces of cuBLAS for good, and graphs would share them"
+        return None
+
+    def recorder(self) -> _Recorder:
+        """Return the memory of a new recording."""
+        self.recorders.append(_Recorder(self))
+        return self.recorders[-1]
+
+    def alone(self, recording: bool) -> Accelerator:
+        """Return this backend as if all were issued by the calling thread; to record, on streams for that."""
+        twin = copying.copy(self)
+        twin.own_thread = set()
+        if recording:
+            twin.streams = {name: stream_to_record(stream.device, name) for name, stream in self.streams.items()}
+            twin.events = {event: torch.Event(device) for event, device in self.on.items()}
+        return twin
+
+    def stays(self, leaf: Any, device: str) -> str | None:
+        """Return what a leaf is, in words, if a replay would not make it anew on a device; None if it would."""
+        if not isinstance(leaf, torch.Tensor):
+            return f"{leaf!r}, of type {type(leaf).__name__},"
+        if leaf.device != self.devices[device]:
+            return f"a tensor on {leaf.device}"
+        if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
+            return "a tensor that is more than its numbers: sparse, quantized, or conjugated when it is read"
+        return "a tensor with a history for autograd" if leaf.grad_fn is not None else None
+
+    def wrote(self, tensor: Any) -> None:
+        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks its version."""
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+    def settle(self) -> None:
+        """Let the caller's streams wait for what was done at the end of the last replay, by whichever caller."""
+        for device, event in self.last.items():
+            torch.accelerator.current_stream(device).wait_event(event)
+
+    def settled(self) -> None:
+        """Note that the caller's streams have got what a replay left."""
+        for device, caller in self.callers.items():
+            self.last.setdefault(device, torch.Event(device)).record(caller)
+
+    def close(self) -> None:
+        """Let go of what was recorded, too."""
+        for recorder in [*self.recorders]:
+            recorder.close()
+        super().close()
+
+
+class _Recorder:
+    """See ``autosched.runtime.replay.recording.Recorder``."""
+
+    def __init__(self, backend: Replay):
+        self.backend = backend
+        self.pools: dict[torch.device, Any] = {}
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+
+    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
+        """Capture what steps put on devices, and return its replay."""
+        device = self.backend.devices[stream.device]
+        pool = self._pool(device)
+        with _CAPTURING, without_collecting():
+            self.graphs.append(_captured(stream_to_record(device, stream), pool, steps, used))
+        return self.graphs[-1].replay
+
+    def _pool(self, device: torch.device) -> Any:
+        """Return the handle of a device's pool, which a small graph keeps in being."""
+        if device not in self.pools:
+            pool = torch.cuda.graph_pool_handle()
+            with _CAPTURING, without_collecting():
+                self.graphs.append(_small(device, pool))
+            self.pools[device] = pool
+        return self.pools[device]
+
+    def taking(self, device: str, step: Step) -> Step:
+        """Return a step that takes the memory that it needs from the pool."""
+        real = self.backend.devices[device]
+
+        def taken() -> None:
+            with torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool(real)), real):  # type: ignore[arg-type]
+                step()
+
+        return taken
+
+    def borrowed(self, tensor: Any) -> Any:
+        """Return a tensor on the same memory, which does not keep it from serving again."""
+        return _borrowed(tensor) if isinstance(tensor, torch.Tensor) and tensor.device in self.pools else tensor
+
+    def close(self) -> None:
+        """Let go of graphs and pools, when devices have come to rest."""
+        if self in self.backend.recorders:
+            self.backend.recorders.remove(self)
+        with contextlib.suppress(Exception):  # at the interpreter's exit there may be no device any more
+            for device in self.pools:
+                torch.accelerator.synchronize(device)
+            for graph in self.graphs:
+                graph.reset()
+        self.graphs.clear()
+        self.pools.clear()
+
+
+def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
+    """Return the stream on which work of a stream is captured. Raises MachineError when the pool would repeat."""
+    made = _recording.setdefault(device, {})
+    if name not in made:
+        if len(made) == _POOL:
+            raise MachineError(f"{device} has no stream left to record {name} on: torch repeats itself after {_POOL}")
+        made[name] = torch.Stream(device, priority=-1)
+    return made[name]
+
+
+def _captured(root: torch.Stream, pool: Any, steps: Step, used: Iterable[Any]) -> torch.cuda.CUDAGraph:
+    """Return what steps put on devices, as a graph. It leaves nothing behind where it fails."""
+    torch.accelerator.synchronize(root.device)
+    graph = torch.cuda.CUDAGraph()
+    for generator in used:
+        if isinstance(generator, torch.Generator) and generator.device.type == "cuda":
+            graph.register_generator_state(generator)
+    with root, _without_workspaces(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            steps()
+            torch.accelerator.set_stream(root)
+            graph.capture_end()
+        except BaseException:
+            torch.accelerator.set_stream(root)
+            with contextlib.suppress(Exception):
+                _abandon(graph, root.device, pool)
+            raise
+    return graph
+
+
+@contextlib.contextmanager
+def _without_workspaces() -> Any:
+    """Give up the workspaces of cuBLAS before and behind a capture."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def _small(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    """Return a graph of one kernel."""
+    graph = torch.cuda.CUDAGraph()
+    with stream_to_record(device, Stream("", "pool")):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        torch.zeros(1, device=device)
+        graph.capture_end()
+    return graph
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
+    """End a capture that has failed, and put right what torch had set up for it."""
+    with contextlib.suppress(Exception):
+        graph.capture_end()
+    with contextlib.suppress(Exception):  # torch before 2.13 leaves this to a capture that ends well
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    with contextlib.suppress(Exception):
+        graph.reset()
+    _small(device, torch.cuda.graph_pool_handle())
+
+
+def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on memory that it does not own."""
+    storage = tensor.untyped_storage()
+    if not storage.data_ptr():
+        return tensor
+    lent = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(lent, tensor.storage_offset(), tensor.shape, tensor.stride())

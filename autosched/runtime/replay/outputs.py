@@ -1,0 +1,146 @@
+"""Outgoing: a recording's outputs as the caller gets them, so that no later replay changes them.
+
+What is an input, or a view of one, is that input again, or a view of it, as in any run. Of the recording's own memory
+the caller gets a copy; what shares memory there shares it in the copy. Reads addresses, and no number.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from autosched._lib.tree import flatten, transform
+
+__all__ = ["Outgoing", "is_plain"]
+
+_ALIGNED = 16  # bytes: any dtype may begin there
+
+
+class Outgoing:
+    """How to hand out ``outputs``, by name, as the run left them that was recorded.
+
+    ``lent`` has the inputs as they were then, ``lasting`` what else stays where it is. ``borrowed`` returns a tensor on
+    the same memory which does not keep it from serving again.
+
+    >>> import torch
+    >>> x, y = torch.zeros(2), torch.ones(2)
+    >>> outgoing = Outgoing({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
+    >>> found = outgoing({"x": (other := torch.tensor([2.0, 3.0]))})
+    >>> found["same"] is other, found["part"], found["new"], found["new"] is y
+    (True, tensor([3.]), tensor([1., 1.]), False)
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Any],
+        lent: Mapping[str, Any],
+        lasting: Mapping[str, Any],
+        borrowed: Callable[[Any], Any],
+    ):
+        self._lent = {_storage(leaf): (place, leaf) for place, leaf in _tensors(lent)}
+        self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
+        self._spans: dict[int, _Span] = {}  # by address of a storage
+        self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
+        self._kept = {address: (borrowed(_line(span)), span.first) for address, span in self._spans.items()}
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return them as a replay on these inputs left them, if the caller's streams are behind it."""
+        given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
+        copies = {address: (line.clone(), first) for address, (line, first) in self._kept.items()}
+
+        def made(leaf: Any) -> Any:
+            if not isinstance(leaf, _View):
+                return leaf
+            if leaf.of in copies:
+                copy, first = copies[leaf.of]
+                whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
+                return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
+            mine = given[leaf.of]
+            return mine if leaf.is_whole else leaf.on(mine, mine.storage_offset() * mine.element_size())
+
+        return {label: transform(made, tree) for label, tree in self._trees.items()}
+
+    def _found(self, leaf: Any) -> Any:
+        """Return a tensor as a view of what it lies on; what stays where it is, or lies nowhere, as it is."""
+        if not is_plain(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
+            return leaf
+        if address in self._lent:
+            place, base = self._lent[address]
+            return _View.of_tensor(place, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
+        span = _Span.of(leaf, address)
+        self._spans[address] = span.joined(self._spans.get(address, span))
+        return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
+
+
+class _Span(NamedTuple):
+    """The bytes of a storage that are handed out; ``tensor`` is, of those on it, one with the smallest elements."""
+
+    tensor: Any
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, tensor: Any, storage: int) -> _Span:
+        first = tensor.data_ptr() - storage
+        span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return cls(tensor, first // _ALIGNED * _ALIGNED, first + span * tensor.element_size())
+
+    def joined(self, other: _Span) -> _Span:
+        tensor = min(self.tensor, other.tensor, key=lambda tensor: tensor.element_size())
+        return _Span(tensor, min(self.first, other.first), max(self.end, other.end))
+
+
+@dataclass(frozen=True)
+class _View:
+    """A tensor, ``first`` bytes behind the beginning of something that is another in each run."""
+
+    of: Hashable
+    first: int
+    is_whole: bool
+    like: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of_tensor(cls, of: Hashable, tensor: Any, first: int, is_whole: bool = False) -> _View:
+        return cls(of, first, is_whole, tensor.detach().new_empty(0), tuple(tensor.shape), tuple(tensor.stride()))
+
+    def on(self, tensor: Any, behind: int) -> Any:
+        """Return it on a tensor's memory, so many bytes further from its storage's beginning."""
+        offset = (self.first + behind) // self.like.element_size()
+        if tensor.dtype == self.like.dtype:
+            return tensor.detach().as_strided(self.shape, self.stride, offset)
+        return self.like.new_empty(0).set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+
+
+def is_plain(leaf: Any) -> bool:
+    """Whether this is a tensor whose elements lie in memory of its own, as they are."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(leaf, torch.Tensor)
+        and leaf.layout == torch.strided
+        and not (leaf.is_conj() or leaf.is_neg() or leaf.is_quantized)
+    )
+
+
+def _tensors(trees: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
+    """Yield the tensors of trees, with the name of the tree and the number of the leaf."""
+    for name, tree in trees.items():
+        for number, leaf in enumerate(flatten(tree)):
+            if is_plain(leaf) and leaf.numel():
+                yield (name, number), leaf
+
+
+def _storage(tensor: Any) -> int:
+    address: int = tensor.untyped_storage().data_ptr()
+    return address
+
+
+def _line(span: _Span) -> Any:
+    """Return the bytes of a span as a tensor."""
+    size = span.tensor.element_size()
+    items = span.tensor.detach().as_strided(((span.end - span.first) // size,), (1,), span.first // size)
+    return items.view(sys.modules["torch"].uint8)

@@ -1,0 +1,386 @@
+"""Recording: one run of a cut program, recorded segment by segment, and how it is replayed.
+
+A recorded segment reads and writes the addresses that it met. So what crosses its borders stays where it was:
+
+    inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on
+                         the caller's stream, into buffers that the recording keeps, and back if tasks write them
+    copies to devices    go into the memory that they went into when they were recorded
+    outputs              leave the recording's memory as copies, so that the next replay does not change them; those
+                         that are an input, or a view of one, are that input or a view of it again
+    constants            are where they are
+
+All memory that a recording takes, in segments and by copies between them, is of one pool per device, in which blocks
+are taken and freed in the order of their streams, as the program says. So it needs no more than the program does, and a
+block that serves twice serves in the same order in each replay.
+
+Knows of the backend that it can record what steps put on a device, and replay it; not how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from autosched._lib.tree import flatten, transform
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Program, Record, Run, Stream, Wait
+from autosched.runtime.backends import Backend, Step
+from autosched.runtime.memory import Memory
+from autosched.runtime.replay.outputs import Outgoing
+from autosched.runtime.replay.segments import Segment, Segmented
+from autosched.runtime.threads.tapes import Stretch, Tape
+
+__all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
+
+
+class Recorder(Protocol):
+    """The memory of a recording, and what records into it."""
+
+    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
+        """Call ``steps``, and return what does on devices again what they did, put on whatever stream is current.
+
+        What they put on devices does not happen now. ``used`` may hold generators of random numbers. Raises what they
+        raise, and whatever says that it cannot be recorded; then nothing is left of it.
+        """
+
+    def taking(self, device: str, step: Step) -> Step:
+        """Return a step that takes the memory that it needs from this pool."""
+
+    def borrowed(self, tensor: Any) -> Any:
+        """Return a tensor on the same memory, which does not keep it from serving again."""
+
+    def close(self) -> None:
+        """Let go of all."""
+
+
+class Replayer(Backend, Protocol):
+    """A backend that can record and replay."""
+
+    def refusal(self) -> str | None:
+        """Return why nothing can be recorded here, if that is so."""
+
+    def recorder(self) -> Recorder:
+        """Return a new one."""
+
+    def alone(self, recording: bool) -> Backend:
+        """Return this backend as if all were issued by the calling thread; to record, on streams for that."""
+
+    def stays(self, leaf: Any, device: str) -> str | None:
+        """Return what a leaf is, in words, if it would not be made anew on a device by a replay; None if it would."""
+
+    def wrote(self, tensor: Any) -> None:
+        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks."""
+
+    def settle(self) -> None:
+        """Let the caller's streams wait for what was done on them at the end of the last replay."""
+
+    def settled(self) -> None:
+        """Note that the caller's streams have got what a replay left."""
+
+
+class Lines(NamedTuple):
+    """A program, what each instruction does (None: nothing), which of the whole program's it is, and who issues it."""
+
+    program: Program
+    calls: Sequence[Step | None]
+    at: Sequence[int]
+    backend: Backend
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What recordings share: parts of an executor. ``calls`` are those of the whole program."""
+
+    cut: Segmented
+    real: Mapping[str, str | None]
+    graph: Graph
+    memory: Memory
+    backend: Replayer
+    calls: Sequence[Step | None]
+    compile: Callable[[Lines], Tape]
+
+    @cached_property
+    def here(self) -> dict[str, str]:
+        """The inputs that live on accelerators, and where."""
+        given = {*self.graph.input_names}
+        return {name: device for name, device in self.cut.whole.inputs if name in given and self.real[device]}
+
+
+def reals(machine: Machine) -> dict[str, str | None]:
+    """Return the real device behind each name; None for the host's.
+
+    >>> reals(Machine.emulated(gpus=1))
+    {'cpu': None, 'cuda:0': 'cuda:0'}
+    """
+    return {each.name: None if each.kind == "cpu" else each.physical or each.name for each in machine.devices}
+
+
+class Recording:
+    """A run of a cut program for inputs of one kind. The first tape records; those that follow replay.
+
+    ``fixed`` are the inputs on devices that are taken where they are, with their addresses.
+    """
+
+    def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
+        self.parts, self.fixed = parts, fixed
+        self.reason: str | None = None  # why it was given up
+        self._recorder = parts.backend.recorder()
+        self._buffers = {name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed}
+        self._graphs: dict[int, Step] = {}  # by position in the cut program
+        self._held: dict[int, Any] = {}  # by slot, the recording's memory that what is outside of segments touches
+        self._at = _positions(parts.cut)
+        self._homes = {*parts.memory.homes.values()}
+        self._replayed: Tape | None = None
+        self._outgoing: Outgoing | None = None
+
+    def moved(self, places: Mapping[str, Hashable]) -> list[str]:
+        """Return the inputs that are not where they were recorded."""
+        return [name for name, place in self.fixed.items() if places[name] != place]
+
+    def tape(self, inputs: Mapping[str, Any]) -> Tape:
+        """Return the steps of a run, and put what they need into its slots. What has to be copied is, here and now."""
+        backend, memory = self.parts.backend, self.parts.memory
+        backend.settle()
+        for name, buffer in self._buffers.items():
+            _fill(buffer, inputs[name])
+            memory.data[memory.homes[name]] = buffer
+        for slot, item in self._held.items():
+            memory.data[slot] = item
+        return self._replayed or self._recording()
+
+    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs when the caller's streams are behind them, and leave inputs as tasks left them."""
+        parts, memory = self.parts, self.parts.memory
+        for name in (name for name in parts.here if name in memory.written):
+            for leaf, new in zip(flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True):
+                if leaf is new:
+                    parts.backend.wrote(leaf)
+                else:
+                    leaf.copy_(new)
+        outputs = memory.outputs()
+        if self._outgoing is None:
+            here = {label: outputs[label] for label, device in parts.cut.whole.outputs if parts.real[device]}
+            lasting = {value.name: value.tensor for value in parts.graph.sources if value.tensor is not None}
+            self._outgoing = Outgoing(here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed)
+            self._replayed = None if self.reason else self._replaying()
+        outputs.update(self._outgoing(inputs))
+        parts.backend.settled()
+        return outputs
+
+    def close(self) -> None:
+        """Let go of all that was recorded."""
+        self._recorder.close()
+
+    # ---- recording
+
+    def _recording(self) -> Tape:
+        """Return steps for the calling thread that record each segment, and replay it at once.
+
+        If one cannot be recorded, it and all behind it are run as they are.
+        """
+        cut, backend = self.parts.cut, self.parts.backend.alone(recording=False)
+        works = _works(cut)
+        calls: list[Step | None] = [None] * len(cut.program)
+        for i, part in works.items():
+            calls[i] = _Whole(i, part) if isinstance(part, Segment) else self._kept(part)
+        tape = Tape()
+        for position, step in self.parts.compile(Lines(cut.program, calls, self._at, backend)).steps.get(None, ()):
+            if isinstance(step, _Whole):
+                for inner in self._whole(step, backend):
+                    tape.add(None, *inner)
+            else:
+                tape.add(None, position, step)
+        return tape
+
+    def _whole(self, whole: _Whole, backend: Backend) -> Iterator[tuple[int, Step | None]]:
+        """Yield what records a segment and replays it, and what runs it if that fails."""
+        segment = whole.segment
+        yield segment.positions[0], lambda: self._record(whole)
+        for position, step in self._inside(segment, backend):
+            yield position, lambda step=step: None if whole.at in self._graphs else step()  # type: ignore[misc]
+        yield segment.positions[0], backend.enter((segment.stream,))
+        yield segment.positions[0], lambda: self._replay(whole.at)
+
+    def _replay(self, at: int) -> None:
+        if at in self._graphs:
+            self._graphs[at]()
+
+    def _inside(self, segment: Segment, backend: Backend) -> list[tuple[int, Step]]:
+        """Return the steps of a segment, one by one."""
+        at = iter(segment.positions)
+        where = [-1 if isinstance(each, (Record, Wait)) else next(at) for each in segment.program]
+        calls = [None if position < 0 else self.parts.calls[position] for position in where]
+        where = [position if position >= 0 else segment.positions[0] for position in where]
+        found: list[tuple[int, Step]] = []
+        for position, step in self.parts.compile(Lines(segment.program, calls, where, backend)).steps.get(None, ()):
+            if isinstance(step, Stretch):
+                found += [(call[0], Stretch(step.data, [call])) for call in step.calls]
+            else:
+                found.append((position, step))
+        return found
+
+    def _record(self, whole: _Whole) -> None:
+        """Record a segment, or say why not, and leave its slots as they were."""
+        if self.reason is not None:
+            return
+        memory, segment = self.parts.memory, whole.segment
+        before, position = memory.data.copy(), segment.positions[0]
+
+        def drain() -> None:
+            nonlocal position
+            for position, step in self._inside(segment, self.parts.backend.alone(recording=True)):  # noqa: B007
+                step()
+            self._check(segment)
+
+        tasks = [self.parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
+        try:
+            if all(task.view for task in tasks) and not any(isinstance(each, Copy) for each in segment.program):
+                drain()
+                self._graphs[whole.at] = _nothing
+            else:
+                used = [leaf for task in tasks for leaf in (*task.shared, *flatten((task.args, dict(task.kwargs))))]
+                self._graphs[whole.at] = self._recorder.record(segment.stream, drain, used)
+        except Exception as error:
+            memory.data[:] = before
+            instruction = self.parts.cut.whole.instructions[position]
+            name = f"task {instruction.task!r}" if isinstance(instruction, Run) else f"{instruction}"
+            self.reason = str(error) if isinstance(error, _RefusalError) else f"{name} failed: {_first_line(error)}"
+
+    def _check(self, segment: Segment) -> None:
+        """Raise _RefusalError if a task of a segment returned what no replay makes anew."""
+        for i in segment.positions:
+            run = self.parts.cut.whole.instructions[i]
+            if isinstance(run, Run):
+                for leaf in flatten(self.parts.memory.results(i)):
+                    if leaf is not None and (what := self.parts.backend.stays(leaf, run.stream.device)):
+                        raise _RefusalError(f"task {run.task!r} returned {what}, which a replay would not make anew")
+
+    def _kept(self, i: int) -> Step | None:
+        """Return what an instruction outside of segments does, and keep the memory on devices that it touches."""
+        parts, call, instruction = self.parts, self.parts.calls[i], self.parts.cut.whole.instructions[i]
+        if not isinstance(instruction, Copy) or call is None:
+            return call
+        if parts.real[instruction.destination] and not instruction.overwrite:
+            call = self._recorder.taking(instruction.destination, call)
+
+        def step(copy: Copy = instruction) -> None:
+            if parts.real[copy.source]:
+                self._hold(parts.memory.reads[i][0])
+            call()
+            if parts.real[copy.destination] and not copy.overwrite:
+                self._arrived(copy, parts.memory.made[i][0] or 0)
+
+        return step
+
+    def _arrived(self, copy: Copy, slot: int) -> None:
+        made = self.parts.graph.value(copy.value).producer is not None
+        for leaf in flatten(self.parts.memory.data[slot]):
+            what = None if leaf is None else self.parts.backend.stays(leaf, copy.destination)
+            if what is not None and made:
+                self.reason = self.reason or f"{copy.value!r}, which tasks make elsewhere, is {what}"
+        self._hold(slot)
+
+    def _hold(self, slot: int) -> None:
+        if slot not in self._homes:
+            self._held[slot] = transform(self._recorder.borrowed, self.parts.memory.data[slot])
+
+    # ---- replaying
+
+    def _replaying(self) -> Tape:
+        """Return the steps of a replay, thread by thread."""
+        cut = self.parts.cut
+        calls: list[Step | None] = [None] * len(cut.program)
+        for i, part in _works(cut).items():
+            calls[i] = self._again(i, part)
+        return self.parts.compile(Lines(cut.program, calls, self._at, self.parts.backend))
+
+    def _again(self, i: int, part: Segment | int) -> Step | None:
+        if isinstance(part, Segment):
+            graph = self._graphs[i]
+            return None if graph is _nothing else graph
+        parts, instruction = self.parts, self.parts.cut.whole.instructions[part]
+        if not isinstance(instruction, Copy) or not parts.real[instruction.destination] or instruction.overwrite:
+            return parts.calls[part]
+        data, source, target = parts.memory.data, parts.memory.reads[part][0], parts.memory.made[part][0]
+        assert target is not None
+        transfer, into, name = parts.backend.transfer(instruction), self._held[target], instruction.value
+
+        def step() -> None:
+            _check_alike(data[source], into, name)
+            parts.memory.check_copy(part, instruction)
+            transfer(data[source], into)
+
+        return step
+
+
+class _RefusalError(Exception):
+    """Why a segment was not recorded, in words for the user."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Stands for a segment among steps; ``at`` is its position in the cut program."""
+
+    at: int
+    segment: Segment
+
+    def __call__(self) -> None:
+        raise AssertionError("it is replaced by the steps of the segment")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _works(cut: Segmented) -> dict[int, Segment | int]:
+    """Return what each run, copy and free of a cut program stands for, by its position there."""
+    works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
+    return dict(zip(works, cut.parts, strict=True))
+
+
+def _positions(cut: Segmented) -> list[int]:
+    """Return a position in the whole program for each instruction of the cut one; an event has its neighbour's."""
+    works, last, found = _works(cut), 0, []
+    for i in range(len(cut.program)):
+        if i in works:
+            part = works[i]
+            last = part.positions[0] if isinstance(part, Segment) else part
+        found.append(last)
+    return found
+
+
+def _buffer(leaf: Any) -> Any:
+    if not hasattr(leaf, "data_ptr"):
+        return leaf
+    made = leaf.detach().new_empty_strided(leaf.shape, leaf.stride())
+    return made.requires_grad_() if leaf.requires_grad else made
+
+
+def _fill(buffer: Any, item: Any) -> None:
+    for into, leaf in zip(flatten(buffer), flatten(item), strict=True):
+        if hasattr(leaf, "data_ptr"):
+            _line(into).copy_(_line(leaf))
+
+
+def _line(tensor: Any) -> Any:
+    """Return all that a tensor spans, in line: so that one which lies on itself can be copied too."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((span if tensor.numel() else 0,), (1,))
+
+
+def _check_alike(new: Any, into: Any, name: str) -> None:
+    """Raise ScheduleError for a tensor of another shape or dtype than that which was recorded."""
+    for leaf, old in zip(flatten(new), flatten(into), strict=True):
+        if hasattr(old, "data_ptr") and (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+            raise ScheduleError(
+                f"{name!r} is {leaf.dtype}{list(leaf.shape)} now, and was recorded as {old.dtype}{list(old.shape)}: "
+                f"what changes its shape from run to run cannot be replayed; leave replay=True out"
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

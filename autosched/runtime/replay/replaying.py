@@ -1,0 +1,121 @@
+"""Replaying: which runs of a schedule are recorded, which are replayed, and why others are neither.
+
+The first run of inputs of a kind is an ordinary one: it warms up what libraries set up at their first use. The second
+is recorded, those that follow are replayed. What a recording is, and what it must keep, ``recording`` knows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from autosched._lib.tree import flatten
+from autosched.program.program import Copy
+from autosched.runtime.replay.outputs import is_plain
+from autosched.runtime.replay.recording import Parts, Recording
+from autosched.runtime.threads.tapes import Tape
+
+__all__ = ["Replaying"]
+
+_MOST = 8  # kinds of inputs that are recorded: each recording keeps memory of its own
+_SEEN = 64  # kinds that are remembered until they come again
+
+
+class Replaying:
+    """The recordings of an executor, by the kind of inputs that each is for. ``plain`` is the tape of ordinary runs."""
+
+    def __init__(self, parts: Parts, plain: Tape):
+        self.parts, self.plain = parts, plain
+        self.reason: str | None = parts.backend.refusal()
+        self.recordings: dict[Hashable, Recording] = {}
+        self.seen: dict[Hashable, Mapping[str, Hashable]] = {}  # by kind, where inputs were in the last ordinary run
+        self.moving: set[str] = set()  # inputs on devices that do not come at the same address each time
+        self.now: tuple[Hashable, Recording] | None = None  # of the run at hand
+        copied = {i.value for i in parts.cut.whole if isinstance(i, Copy) and parts.real[i.destination]}
+        self._numbers = {name for name in parts.graph.input_names if name in copied or name in parts.here}
+
+    def tape(self, inputs: Mapping[str, Any], timed: bool) -> Tape:
+        """Return the steps of a run, whose inputs are in their slots already. One that is ``timed`` is not recorded."""
+        self._drop_unfinished()
+        kind, places = self._kind(inputs), self._places(inputs)
+        recording = self.recordings.get(kind)
+        if recording is not None and (moved := recording.moved(places)):
+            self.moving.update(moved)
+            self.recordings.pop(kind).close()
+            recording, self.seen[kind] = None, places
+        if recording is None and (timed or not self._may_record(kind, inputs)):
+            self.note(inputs)
+            return self.plain
+        if recording is None:
+            self.moving.update(name for name, place in self.seen[kind].items() if place != places[name])
+            fixed = {name: place for name, place in places.items() if name not in self.moving}
+            recording = Recording(self.parts, inputs, fixed)
+        self.now = kind, recording
+        return recording.tape(inputs)
+
+    def note(self, inputs: Mapping[str, Any]) -> None:
+        """Note that inputs of this kind have been run."""
+        if self.reason is None:
+            if len(self.seen) >= _SEEN:
+                self.seen.clear()
+            self.seen[self._kind(inputs)] = self._places(inputs)
+
+    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of the replay at hand, when the caller's streams are behind it."""
+        assert self.now is not None
+        kind, recording = self.now
+        outputs = recording.outputs(inputs)
+        if recording.reason is None:
+            self.recordings[kind] = recording
+        else:
+            self._refuse(recording.reason)
+        return outputs
+
+    def _drop_unfinished(self) -> None:
+        """Let go of a recording that its run did not bring to its end."""
+        if self.now is not None and self.recordings.get(self.now[0]) is not self.now[1]:
+            self.now[1].close()
+        self.now = None
+
+    def _may_record(self, kind: Hashable, inputs: Mapping[str, Any]) -> bool:
+        if self.reason is not None or kind not in self.seen:
+            return False
+        for name, device in self.parts.here.items():
+            for leaf in flatten(inputs[name]):
+                if hasattr(leaf, "data_ptr") and (what := self.parts.backend.stays(leaf, device)):
+                    self._refuse(f"input {name!r} is {what}")
+        if len(self.recordings) == _MOST:
+            self._refuse(f"inputs are of more than {_MOST} kinds: shapes, strides, dtypes and numbers make a kind")
+        return self.reason is None
+
+    def _refuse(self, reason: str) -> None:
+        """Record nothing from now on. What is recorded goes on being replayed."""
+        self.reason = reason
+        warnings.warn(f"runs are not replayed: {reason}", RuntimeWarning, stacklevel=6)
+
+    def _kind(self, inputs: Mapping[str, Any]) -> Hashable:
+        """Return what must be the same for a recording to fit: all of inputs but where tensors are, and their numbers.
+
+        Of what stays on the host, and is no tensor, nothing counts.
+        """
+        return tuple(_look(item, name in self._numbers) for name, item in sorted(inputs.items()))
+
+    def _places(self, inputs: Mapping[str, Any]) -> dict[str, Hashable]:
+        """Return the addresses of inputs that are on devices."""
+        return {
+            name: tuple(leaf.data_ptr() for leaf in flatten(inputs[name]) if is_plain(leaf)) for name in self.parts.here
+        }
+
+
+def _look(item: Any, numbers: bool) -> Hashable:
+    """Return what a tree has of a kind; other leaves than tensors only if they are ``numbers`` that a device gets."""
+    if is_plain(item):
+        return type(item).__name__, item.dtype, item.shape, item.stride(), item.device, item.requires_grad
+    if isinstance(item, dict):
+        return tuple((key, _look(part, numbers)) for key, part in item.items())
+    if isinstance(item, (tuple, list)):
+        return type(item).__name__, *(_look(part, numbers) for part in item)
+    if item is None or isinstance(item, (bool, int, float, complex, str, bytes)):
+        return (type(item).__name__, item) if numbers else type(item).__name__
+    return type(item).__name__, id(item) if numbers else None

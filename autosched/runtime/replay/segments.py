@@ -1,0 +1,239 @@
+"""Segments: what of a program can be recorded once and replayed whole on its device, and what stays between.
+
+What runs on the host, copies between real devices, and what frees the host's memory stays as it is. All else is on one
+real device. Two such instructions share a segment if, of all that is not on their device, the same is behind them and
+the same is ahead of them. So to begin a segment as a whole, and to end it as a whole, keeps nothing waiting for longer
+than the program did; and segments wait for each other in no circle. (Were a segment A behind something B of another
+device that is behind A, then B would be behind some of A and ahead of others, which therefore were not one segment.)
+
+Knows no function, no tensor, and not how a segment is recorded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from autosched.lowering.events import insert_events
+from autosched.lowering.hazards import Hazards
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
+
+__all__ = ["Segment", "Segmented", "segmented"]
+
+_Before = dict[int, list[int]]  # of each run, copy and free (its position), those right before it
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a program that is on one real ``device``. It begins and ends on ``stream``.
+
+    Its ``program`` forks from that stream to its others, and joins them to it. ``positions`` are those that its runs,
+    copies and frees have in the whole program, in its own order.
+    """
+
+    device: str
+    stream: Stream
+    program: Program
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """A program in which each segment is one run, and what its runs, copies and frees stand for.
+
+    That is a segment, or an instruction of the whole program, by its position. No event has a number of the whole
+    program's, nor of another segment's.
+    """
+
+    whole: Program
+    program: Program
+    parts: tuple[Segment | int, ...]
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in issue order."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @cached_property
+    def everything(self) -> Program:
+        """All instructions there are, for whoever makes streams and events of them."""
+        programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
+        return Program(tuple(instruction for program in programs for instruction in program.instructions))
+
+
+def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
+    r"""Cut a program into segments. ``device`` is the real one behind each name; None for the host.
+
+    >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\ncuda:0/compute record e0\n"
+    ... "cuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\ncuda:0/compute run c")
+    >>> cut = segmented(program, {"cuda:0": "cuda:0", "cpu": None})
+    >>> cut.parts[0].positions, cut.parts[1], cut.parts[2].positions
+    ((0, 1), 4, (5,))
+    """
+    before = _before(program)
+    where = {i: _where(program.instructions[i], device) for i in before}
+    units = _units(program, before, where)
+    unit = {i: number for number, members in enumerate(units) for i in members}
+    needs = [sorted({unit[p] for i in members for p in before[i]} - {n}) for n, members in enumerate(units)]
+    fresh = count(1 + max((i.event for i in program if isinstance(i, Record)), default=-1))
+    works: list[Run | Copy | Free] = []
+    parts: list[Segment | int] = []
+    order = _topological([members[0] for members in units], needs)
+    for number in order:
+        members = units[number]
+        inside = where[members[0]]
+        part = members[0] if inside is None else _segment(program, inside, members, before, fresh)
+        parts.append(part)
+        works.append(_work(program, part) if isinstance(part, int) else Run(part.stream, f"segment-{len(works)}"))
+    at = {number: position for position, number in enumerate(order)}
+    after = [sorted(at[p] for p in needs[number]) for number in order]
+    between = _with_events(works, after, fresh)
+    return Segmented(program, Program(tuple(between), program.inputs, program.outputs), tuple(parts))
+
+
+def _before(program: Program) -> dict[int, list[int]]:
+    """Return what stands right before each run, copy and free: on its streams, and by events."""
+    last: dict[Stream, list[int]] = {}
+    recorded: dict[int, list[int]] = {}
+    found: dict[int, list[int]] = {}
+    for i, instruction in enumerate(program):
+        match instruction:
+            case Record(stream, event):
+                recorded[event] = last.get(stream, [])
+            case Wait(stream, event):
+                last[stream] = [*dict.fromkeys([*last.get(stream, ()), *recorded.get(event, ())])]
+            case _:
+                streams = occupied(instruction)
+                found[i] = sorted({p for stream in streams for p in last.get(stream, ())})
+                last.update((stream, [i]) for stream in streams)
+    return found
+
+
+def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
+    """Return the real device that a run, copy or free is on; None for what stays outside of segments."""
+    if isinstance(instruction, Copy):
+        source, destination = device[instruction.source], device[instruction.destination]
+        return source if source == destination else None
+    return device[instruction.stream.device]
+
+
+def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -> list[list[int]]:
+    """Return what is to be issued as one: the instructions of a segment, or one that is outside of all."""
+    after: dict[int, list[int]] = {i: [] for i in reversed(before)}
+    for i, found in before.items():
+        for p in found:
+            after[p].append(i)
+    line = {i: (program.instructions[i].stream, there) for i, there in where.items()}
+    lines = list(dict.fromkeys(line.values()))
+    number = {key: at for at, key in enumerate(lines)}
+    own = {i: number[key] for i, key in line.items()}
+    clocks = _clocks(before, own, len(lines)), _clocks(after, own, len(lines))
+    others = {here: [number[key] for key in lines if key[1] != here] for here in dict.fromkeys(where.values())}
+    units: dict[Hashable, list[int]] = {}
+    for i, there in where.items():
+        known = [tuple(clock[i][other] for other in others[there]) for clock in clocks]
+        units.setdefault(i if there is None else (there, *known), []).append(i)
+    return list(units.values())
+
+
+def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, list[int]]:
+    """Return for each instruction how far along each line it is; ``own`` is the line that it is in itself."""
+    clocks: dict[int, list[int]] = {}
+    so_far = [0] * width
+    for i, found in before.items():
+        clock = [*map(max, zip(*(clocks[p] for p in found), strict=True))] if found else [0] * width
+        so_far[own[i]] += 1
+        clock[own[i]] = so_far[own[i]]
+        clocks[i] = clock
+    return clocks
+
+
+def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
+    """Return the units in an order in which none comes before what it needs, as early as they began in the program."""
+    users: list[list[int]] = [[] for _ in needs]
+    for number, found in enumerate(needs):
+        for p in found:
+            users[p].append(number)
+    missing = [len(found) for found in needs]
+    ready = [(first[number], number) for number, left in enumerate(missing) if not left]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heapq.heappop(ready)[1])
+        for user in users[order[-1]]:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (first[user], user))
+    assert len(order) == len(needs), "segments wait for each other in a circle"
+    return order
+
+
+def _segment(program: Program, device: str, members: Sequence[int], before: _Before, fresh: count[int]) -> Segment:
+    streams = Counter(stream for i in members for stream in occupied(program.instructions[i]))
+    runs = Counter(program.instructions[i].stream for i in members if isinstance(program.instructions[i], Run))
+    main = max(streams, key=lambda stream: (runs[stream], streams[stream]))
+    others = [stream for stream in streams if stream != main]
+    order = _branch_by_branch(program, members, before, [main, *others])
+    at = {i: position for position, i in enumerate(order)}
+    after = [sorted(at[p] for p in before[i] if p in at) for i in order]
+    inner = _with_events([_work(program, i) for i in order], after, fresh)
+    fork: list[Instruction] = []
+    if others:
+        begun = next(fresh)
+        fork = [Record(main, begun), *(Wait(stream, begun) for stream in others)]
+    ends = [(stream, next(fresh)) for stream in others]
+    join = [instruction for stream, end in ends for instruction in (Record(stream, end), Wait(main, end))]
+    return Segment(device, main, Program((*fork, *inner, *join)), tuple(order))
+
+
+def _branch_by_branch(
+    program: Program, members: Sequence[int], before: _Before, streams: Sequence[Stream]
+) -> list[int]:
+    """Return members in an order that goes on with a stream while it can, and otherwise with the first that can.
+
+    A recorded graph is replayed on as few streams as it can be only if its branches were recorded one by one, the main
+    one first.
+    """
+    lines = {stream: [i for i in reversed(members) if program.instructions[i].stream == stream] for stream in streams}
+    inside = set(members)
+    done: set[int] = set()
+    order: list[int] = []
+
+    def is_ready(stream: Stream) -> bool:
+        return bool(lines[stream]) and all(p in done or p not in inside for p in before[lines[stream][-1]])
+
+    while len(order) < len(members):
+        stream = next(stream for stream in streams if is_ready(stream))
+        while is_ready(stream):
+            order.append(lines[stream].pop())
+            done.add(order[-1])
+    return order
+
+
+def _work(program: Program, i: int) -> Run | Copy | Free:
+    instruction = program.instructions[i]
+    assert isinstance(instruction, (Run, Copy, Free))
+    return instruction
+
+
+def _with_events(
+    works: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], fresh: Iterable[int]
+) -> list[Instruction]:
+    """Return instructions with the events that keep each behind the positions in ``after``, by numbers of their own."""
+    result: list[Instruction] = []
+    numbers: dict[int, int] = {}
+    numbering = iter(fresh)
+    for instruction in insert_events(works, Hazards.of(after, ())):
+        match instruction:
+            case Record(stream, event):
+                numbers[event] = numbers[event] if event in numbers else next(numbering)
+                result.append(Record(stream, numbers[event]))
+            case Wait(stream, event):
+                result.append(Wait(stream, numbers[event]))
+            case _:
+                result.append(instruction)
+    return result

@@ -1,0 +1,54 @@
+"""Hosting: tasks that run on the host unless someone says otherwise, since no tensor goes into them.
+
+A function that reads a list, a text or a file gains nothing on an accelerator. What makes tensors where it runs says
+so by ``Here``, and what a user gave seconds for was planned by that user. Knows no machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from autosched._lib.tree import flatten
+from autosched.graph.graph import HOST, Graph, Here, Task
+
+__all__ = ["put_on_host"]
+
+
+def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
+    """Constrain tasks of a schedule's own graph that read no tensor to the host, if nothing else constrains them.
+
+    ``examples`` are inputs by name, as far as they are known; one that is not counts as a tensor.
+
+    >>> graph = Graph()
+    >>> words, x = graph.inputs("words", "x")
+    >>> graph.output(graph.add(" ".join, words, name="join"), graph.add(abs, x, name="abs"))
+    >>> pinned = graph.pinned()
+    >>> put_on_host(pinned, {"words": ["a", "b"]})
+    >>> pinned.task("join").device, pinned.task("abs").device
+    ('host', None)
+    """
+    plain = {name for name, item in (examples or {}).items() if not _holds_tensor(item)}
+    for task in graph.tasks:
+        if _is_free(task) and all(_is_plain(graph, use.value, plain) for use in task.reads):
+            graph.tasks[task.index] = placed = dataclasses.replace(task, device=HOST)
+            if graph.names[task.name] is task:
+                graph.names[task.name] = placed
+
+
+def _is_free(task: Task) -> bool:
+    """Whether a task calls a function, and neither it nor its user says anything about devices."""
+    given = list(flatten((task.args, task.kwargs)))
+    said = task.device is not None or task.seconds is not None or any(isinstance(leaf, Here) for leaf in given)
+    return not said and task.fn is not None and task.composite is None and not task.view
+
+
+def _is_plain(graph: Graph, value: int, plain: set[str]) -> bool:
+    """Whether a value is an input that is known to hold no tensor."""
+    known = graph.values[value]
+    return known.producer is None and known.tensor is None and known.name in plain
+
+
+def _holds_tensor(item: Any) -> bool:
+    return any(hasattr(leaf, "data_ptr") for leaf in flatten(item))

@@ -1,0 +1,206 @@
+"""Saved: what a schedule is without the functions and tensors of its graph, and its text form, which is JSON.
+
+Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text reads as what was
+written, or is refused with what is wrong in it. Whether the program is right for a graph is for ``verify`` to say; here
+stands only whether a graph is the one that was saved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from autosched._lib.allowed import is_device
+from autosched._lib.json_reader import each, number, one, parse, plain, record, refuse, table
+from autosched.costs.costs import READER as COSTS
+from autosched.costs.costs import Costs, read_seconds
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph, Task
+from autosched.machine.machine import READER as MACHINE
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.program.program import Instruction, Program, Run
+from autosched.runtime.backends import BACKENDS
+from autosched.runtime.check import Check
+
+__all__ = ["Facts", "Saved", "check_graph", "describe", "facts_of", "from_text", "to_text"]
+
+_FORMATS = (1, 2)  # the first has no facts
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a graph says beside its description, as far as a prediction needs it: costs and constraints, by name."""
+
+    name: str
+    seconds: Mapping[str, float | Mapping[str, float]]
+    nbytes: Mapping[str, float]
+    devices: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a text holds; ``graph`` is what ``describe`` says of it, ``facts`` what an older text lacks.
+
+    Raises ScheduleError where the program does not run the tasks where and in the order in which they are placed.
+    """
+
+    graph: tuple[str, ...]
+    machine: Machine
+    costs: Costs
+    placement: Placement
+    program: Program
+    backend: str
+    check: Check
+    facts: Facts | None = None
+
+    def __post_init__(self) -> None:
+        placed = [(task, self.placement.device.get(task)) for task in self.placement.order]
+        runs = [(run.task, run.stream.device) for run in self.program if isinstance(run, Run)]
+        for here, there in zip_longest(runs, placed, fillvalue=("nothing", "any device")):
+            if here != there:
+                what = "{} on {}".format
+                raise ScheduleError(f"the program runs {what(*here)} where the placement has {what(*there)}")
+
+
+# ---- the graph
+
+
+def describe(graph: Graph) -> tuple[str, ...]:
+    r"""Return a line for each input, constant, task, bond and output: all that a schedule relies on, and no function.
+
+    Devices are left out, for ``schedule(..., inputs=..., place=...)`` chooses some, and the placement has to fit the
+    others. Fields stand two spaces apart, and
+    no name has a space in it, so graphs that differ have lines that differ.
+
+    >>> graph = Graph()
+    >>> graph.output(y=graph.input("x").mul_(2) + 1)
+    >>> print("\n".join(describe(graph)))
+    input x
+    task mul  reads x  writes x
+    task add  reads x@1  makes add  data mul
+    output add as y
+    """
+    sources = [f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources]
+    outputs = [f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()]
+    kept = [" ".join(["together", *(graph.values[i].name for i in values)]) for values in graph.kept_together]
+    return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *kept, *outputs)
+
+
+def _describe_task(graph: Graph, task: Task) -> str:
+    values = graph.values
+    fields = {
+        "task": [task.name],
+        "reads": [values[v].name + (f"@{version}" if version else "") for v, version in task.reads],
+        "writes": [values[use.value].name for use in task.writes],
+        "makes": [values[use.value].name for use in task.outputs],
+        "sharing": [values[values[v].root].name for v, _ in task.outputs if values[v].root != v],
+    }
+    for before, kind in task.dependencies:
+        fields.setdefault(kind, []).append(graph.tasks[before].name)
+    words = [" ".join([field, *names]) for field, names in fields.items() if names]
+    return "  ".join([*words, "view"] if task.view else words)
+
+
+def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
+    """Return what a graph says of costs and constraints; of a merged task, what its parts cost on each device."""
+    seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
+    merged = [task for task in graph.tasks if task.parts and task.seconds is None]
+    seconds |= {task.name: {d.name: costs.task_seconds(task, d) for d in machine.devices} for task in merged}
+    nbytes = {value.name: value.nbytes for value in graph.values if value.nbytes is not None}
+    devices = {task.name: task.device for task in graph.tasks if task.device is not None}
+    return Facts(str(graph.name), seconds, nbytes, devices)
+
+
+def check_graph(saved: Saved, graph: Graph) -> None:
+    """Raise ScheduleError with the first input, task or output in which a graph is not the one that was saved."""
+    for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
+        if here != there:
+            raise ScheduleError(
+                f"graph {graph.name!r} is not the one that was saved\n    saved:  {there}\n    given:  {here}"
+            )
+
+
+# ---- writing
+
+
+def to_text(saved: Saved) -> str:
+    """Return the text; the same schedule has the same. Raises ScheduleError for what ``from_text`` would not read."""
+    document = {
+        "format": _FORMATS[-1],
+        "backend": saved.backend,
+        "check": saved.check,
+        "inputs": dict(saved.program.inputs),
+        "outputs": dict(saved.program.outputs),
+        "placement": {task: saved.placement.device[task] for task in saved.placement.order},
+        "program": str(Program(saved.program.instructions)).splitlines(),
+        "machine": plain(saved.machine),
+        "costs": plain(saved.costs),
+        "graph": saved.graph,
+        "facts": plain(saved.facts),
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    if from_text(text).program != saved.program:
+        raise ScheduleError("the program has parts that its text form does not show, so it cannot be saved")
+    return text
+
+
+# ---- reading
+
+
+def from_text(text: str) -> Saved:
+    """Read what ``to_text`` wrote. Raises ScheduleError naming what is wrong, where, and what would be allowed."""
+    saved: Saved = parse(text, _document)
+    return saved
+
+
+def _document(item: Any, place: str) -> Saved:
+    if isinstance(item, dict) and "format" in item:  # where that is another, nothing else is worth saying
+        _DOCUMENT["format"](item["format"], "format")
+    saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
+    return saved
+
+
+def _saved(
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    placement: Mapping[str, str],
+    program: Sequence[Instruction],
+    format: int,
+    **rest: Any,
+) -> Saved:
+    whole = Program(tuple(program), tuple(inputs.items()), tuple(outputs.items()))
+    return Saved(placement=Placement(placement, tuple(placement)), program=whole, **rest)
+
+
+def _instruction(item: Any, place: str) -> Instruction:
+    what = "an instruction, such as 'cpu/compute  run h', as print(schedule) shows them"
+    try:
+        (instruction,) = Program.parse(item if isinstance(item, str) else "").instructions
+    except ValueError:  # which a ProgramError is, and what another number of instructions than one gives
+        refuse(place, what, item)
+    return instruction
+
+
+_text = one("a string", lambda item: isinstance(item, str))
+_check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or item == "bytes")
+_name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
+_finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
+
+_FACTS = {"name": _text, "seconds": table(read_seconds), "nbytes": table(_finite), "devices": table(_name)}
+_DOCUMENT = {
+    "format": one("1 or 2, the versions that this autosched reads", lambda v: type(v) is int and v in _FORMATS),
+    "backend": one(f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS),
+    "check": _check,
+    "inputs": table(_name),
+    "outputs": table(_name),
+    "placement": table(_name),
+    "program": each(_instruction),
+    "machine": MACHINE,
+    "costs": COSTS,
+    "graph": each(_text),
+    "facts": record(Facts, _FACTS),
+}

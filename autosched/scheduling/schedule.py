@@ -1,0 +1,397 @@
+"""Schedule: a graph, a machine, a placement and a program, made by ``schedule()``; what the user holds and calls.
+
+Joins the modules and adds nothing of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+from autosched._lib.files import write
+from autosched._lib.forks import rlock
+from autosched.bounds import bounds
+from autosched.codegen import Code, generate
+from autosched.costs.costs import Costs
+from autosched.costs.learning import learn
+from autosched.errors import AutoschedError, MachineError, ScheduleError
+from autosched.explanation import Case, Explanation, TaskExplanation, explain, explain_task
+from autosched.graph.graph import Graph
+from autosched.lowering import lower
+from autosched.lowering.fitting import confined
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.placement import check as check_placement
+from autosched.program.program import Program
+from autosched.runtime.backends import Backend, make
+from autosched.runtime.check import Check
+from autosched.runtime.execute import Executor
+from autosched.scheduling.arguments import check_kinds, checked_count, checked_timeout
+from autosched.scheduling.rebuilding import rebuilt
+from autosched.scheduling.saved import Saved, check_graph, describe, facts_of, from_text, to_text
+from autosched.simulation.footprint import footprint, memory_over_time
+from autosched.simulation.simulate import durations, simulate
+from autosched.simulation.simulate import makespan as last_end
+from autosched.timeline.timeline import Timeline
+from autosched.verification.verify import verify
+from autosched.viz.drawing import draw_timeline, show_timeline
+from autosched.viz.page import page_html
+
+__all__ = ["Schedule", "load"]
+
+_MAKING = rlock()  # two threads that make the first call of a schedule share one executor
+
+
+def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
+    """Read a schedule that ``Schedule.save`` wrote, for the same graph built again, and prove it anew.
+
+    Tasks run the functions of ``graph``: the file holds none, and no tensors. Without one the schedule can be looked
+    at and simulated, not run. Raises ScheduleError for a file that is malformed, for another graph, for one that only
+    its graph can tell, and for what does not fit together; OSError for a file that cannot be read.
+
+    >>> import autosched as asc, tempfile
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).save(f"{folder}/plan.json")
+    ...     asc.load(f"{folder}/plan.json", graph)
+    <Schedule of 'graph': 1 tasks, 1 instructions on 1 streams, 1e-05 s predicted>
+    """
+    if graph is not None:
+        check_kinds(graph)
+    data = Path(path).read_bytes()
+    try:
+        saved = from_text(data.decode())
+        return _bound(*((saved, graph) if graph is not None else rebuilt(saved)))
+    except (AutoschedError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{os.fspath(path)}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A verified program for a graph on a machine. Call it with the graph's inputs; ``print`` it to read it.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> with asc.schedule(graph, asc.Machine.emulated(gpus=0)) as schedule:
+    ...     schedule(x=41)
+    {'y': 42}
+    """
+
+    graph: Graph
+    machine: Machine
+    costs: Costs
+    placement: Placement
+    program: Program
+    backend: str | Backend = "host"
+    check: Check = False
+    wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # outputs, where asked for
+    nvtx: bool = field(default=False, compare=False, repr=False)
+
+    # ---- running
+
+    # ``timeout`` is Any, or type checkers would refuse ``schedule(**tensors)``.
+    def __call__(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
+        """Run and return the outputs by name.
+
+        Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a captured graph is called
+        as its function is; parameters, buffers and moments are those that its modules and optimizers hold: see
+        ``Captured``.
+        Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom, where the run does
+        not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
+        goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
+        write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
+        devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
+        GradientError in ``backward()``, so that no gradient is lost unseen.
+
+        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises ScheduleError where
+        a task calls a schedule that waits for that task to end. In a process that was forked the schedule begins anew.
+        """
+        seconds = checked_timeout(timeout)
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._guarded(inputs, self._executor(inputs, seconds))
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    def _guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return outputs that raise where autograd would lose a gradient."""
+        return outputs if "torch" not in sys.modules else self._gradients.guarded(inputs, outputs)
+
+    @cached_property
+    def _gradients(self) -> Any:
+        from autosched.graph.gradients import Gradients
+
+        return Gradients(self.graph)
+
+    def profile(self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
+        """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
+
+        All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if there are several,
+        ``timeline.pauses`` when Python's garbage collector was at work, and ``timeline.costs()`` what was learnt, for
+        the next ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks write are
+        written by each. ``timeout`` as for a call, for each run.
+        """
+        runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
+        seconds = checked_timeout(timeout)
+        inputs, _ = self.graph.completed(args, inputs)
+        timelines = [self._executor.profile(inputs, seconds) for _ in range(sum(runs))]
+        measured = partial(learn, graph=self.graph, machine=self.machine, costs=self.costs)
+        return replace(Timeline.median(timelines[runs[1] :]), learn=measured)
+
+    @property
+    def not_replayed(self) -> str | None:
+        """Why runs are not replayed from recorded graphs, as far as is known by now; None if they are, or will be.
+
+        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes, strides, dtypes, and the
+        numbers among them) is recorded, and those that follow are replayed. Tasks on accelerators are not called then:
+        what they read beside values must stay where it is, and what they do beside leaving tensors is not done.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).not_replayed
+        "backend 'emulated' records nothing"
+        """
+        if self.backend != "replay" and not hasattr(self.backend, "recorder"):
+            return f"backend {self.backend!r} records nothing"
+        made: Executor | None = self.__dict__.get("_made")
+        return None if made is None else "every run is checked" if made.check else made.not_replayed
+
+    def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
+        """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
+        inputs, keep = self.graph.completed(args, inputs)
+        outputs = self._serial(inputs)
+        if keep is not None:
+            keep(outputs)
+        return outputs
+
+    @cached_property
+    def _serial(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        if self.backend not in ("accelerator", "replay"):
+            return lambda inputs: self.graph.run_serial(**inputs)
+        from autosched.runtime.backends.accelerator import Accelerator
+
+        placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
+        program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
+        run = Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        return lambda inputs: self._guarded(inputs, run(inputs))
+
+    def close(self) -> None:
+        """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit.
+
+        A thread that is in a task for more than a second longer ends when the task does.
+        """
+        with _MAKING:
+            self.__dict__["_closed"] = True
+            if "_made" in self.__dict__:
+                self._executor.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: no threads, and nothing else that a run has made."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def __enter__(self) -> Schedule:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _executor(self) -> Executor:
+        made: Executor | None = self.__dict__.get("_made")
+        if made is None:
+            with _MAKING:
+                made = self.__dict__.get("_made") or self.__dict__.setdefault("_made", self._make())
+        return made
+
+    def _make(self) -> Executor:
+        if "_closed" in self.__dict__:
+            raise ScheduleError("the schedule is closed; make a new one")
+        if "_proved" not in self.__dict__:  # made by dataclasses.replace, with another program perhaps
+            self.verify()
+        backend = make(self.backend) if isinstance(self.backend, str) else self.backend
+        seconds = durations(self.program, self.graph, self.machine, self.costs)
+        parts = self.program, self.graph, self.machine, backend, seconds
+        return Executor(*parts, self.check, lambda: self.code, self.nvtx)
+
+    # ---- keeping
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, as JSON, for ``load`` to read: all but the functions and tensors of its graph.
+
+        The file is there whole or not at all. Raises ScheduleError for what a text cannot hold, such as a backend that
+        is an object, what ``schedule`` and ``verify`` raise for what ``load`` would not take, and OSError.
+        """
+        if not isinstance(self.backend, str):
+            raise ScheduleError(f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can")
+        parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
+        saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
+        _bound(saved, self.graph)  # it may come from dataclasses.replace
+        write(path, to_text(saved))
+
+    @cached_property
+    def code(self) -> Code:
+        """Return it as plain PyTorch source: a module with streams, events and a function ``step``, and no autosched.
+
+        What no text can hold, such as a closure or a constant, ``step`` takes as keywords: ``code.given`` has it.
+        Raises ScheduleError for a graph without functions, MachineError for a machine without contention.
+        """
+        if "_proved" not in self.__dict__:
+            self.verify()
+        return generate(self.program, self.graph, self.machine, self.makespan)
+
+    def save_code(self, path: str | os.PathLike[str]) -> None:
+        """Write ``code`` to a file."""
+        write(path, self.code)
+
+    # ---- looking
+
+    def report(self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = "") -> None:
+        """Write ``page`` to a file. The file is there whole or not at all; raises OSError.
+
+        >>> import autosched as asc, pathlib, tempfile
+        >>> (graph := asc.Graph("one sum")).output(y=graph.input("x") + 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     asc.schedule(graph, asc.Machine.emulated(gpus=1)).report(f"{folder}/sum.html")
+        ...     "<title>one sum" in pathlib.Path(f"{folder}/sum.html").read_text()
+        True
+        """
+        write(path, self.page(measured, title=title))
+
+    def page(self, measured: Timeline | None = None, *, title: str = "") -> str:
+        """Return one page of HTML, for any browser, that shows all of it: chart, graph, reasons, program and code.
+
+        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile`` returned, to stand
+        beside what was predicted.
+        """
+        try:
+            code = str(self.code)
+        except (MachineError, ScheduleError):  # for a graph without functions there is none
+            code = ""
+        explanation = str(self.explain(measured=measured))
+        parts = self.graph, self.program, self.simulate(), measured
+        memory, limits = self.memory(measured), {device.name: device.nbytes for device in self.machine.devices}
+        return page_html(*parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits)
+
+    def simulate(self) -> Timeline:
+        """Return the predicted timeline."""
+        return self._predicted
+
+    @cached_property
+    def _predicted(self) -> Timeline:
+        return simulate(self.program, self.graph, self.machine, self.costs)
+
+    def verify(self) -> None:
+        """Prove again that the program cannot race. Raises ProgramError if it can."""
+        verify(self.program, self.graph, self.machine)
+        self.__dict__["_proved"] = True
+
+    @cached_property
+    def makespan(self) -> float:
+        """Predicted seconds from the first instruction to the last."""
+        return last_end(self.program, durations(self.program, self.graph, self.machine, self.costs))
+
+    @cached_property
+    def peak_bytes(self) -> dict[str, float]:
+        """Predicted bytes that each device holds at most, but for what tasks take for themselves while they run.
+
+        The highest point of ``autosched.simulation.footprint``. A value counts as ``costs.default_nbytes``, which is 0, unless
+        costs know its bytes: from ``nbytes=``, or ``examples=`` of ``schedule``.
+        """
+        courses = footprint(self.program, self.graph, self.machine, self.costs)
+        return {name: max(course) for name, course in courses.items()}
+
+    @cached_property
+    def serial_seconds(self) -> float:
+        """Predicted seconds of the same tasks and copies, one at a time."""
+        return sum(durations(self.program, self.graph, self.machine, self.costs))
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds below which no schedule of this graph on this machine can be."""
+        costs = confined(
+            self.graph, self.machine, self.costs, self.wanted
+        )  # what no device has memory for, it cannot do
+        known = bounds(self.graph, self.machine, costs)
+        return max([*known.values(), self.placement.bound])
+
+    @property
+    def gap(self) -> float:
+        """Makespan over the best lower bound, minus 1; 0 is optimal."""
+        if not self.lower_bound:
+            return 0.0
+        return max(0.0, self.makespan / self.lower_bound - 1)  # a bound may be above it by a rounding
+
+    def memory(self, measured: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
+        """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.
+
+        Draw it with ``viz.memory_svg``. ``autosched.simulation.footprint.memory_over_time`` says what counts.
+        """
+        parts = self.program, self.graph, self.machine, self.costs
+        return memory_over_time(*parts, self._predicted if measured is None else measured)
+
+    def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
+        """Draw it as a Gantt chart into a file, by its suffix: .svg, .png or .pdf (which need matplotlib).
+
+        With ``measured``, what ``profile`` returned stands below. Raises ChartError for other suffixes, and OSError.
+        """
+        draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return show_timeline(self._predicted, self.graph.name, repr(self), self.graph)
+
+    @overload
+    def explain(self, task: None = None, measured: Timeline | None = None) -> Explanation: ...
+
+    @overload
+    def explain(self, task: str, measured: Timeline | None = None) -> TaskExplanation: ...
+
+    def explain(self, task: str | None = None, measured: Timeline | None = None) -> Explanation | TaskExplanation:
+        """Say why it takes as long as it does, and what would help; or why a task runs where and when it does.
+
+        ``print`` it, or use its fields. ``measured``: what ``profile`` returned, to explain that run instead of the
+        predicted one; gains are predicted all the same. Raises GraphError for an unknown task, ScheduleError for a
+        timeline of another program.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> asc.schedule(graph, asc.Machine.emulated(gpus=0)).explain().advice
+        ()
+        """
+        case = Case(self.graph, self.machine, self.costs, self.placement, self.program, self.wanted)
+        return explain(case, measured) if task is None else explain_task(case, task, measured)
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule of {self.graph.name!r}: {len(self.graph)} tasks, {len(self.program)} instructions on "
+            f"{len(self.program.streams)} streams, {self.makespan:.3g} s predicted>"
+        )
+
+
+def _bound(saved: Saved, graph: Graph) -> Schedule:
+    """Join what was saved to its graph, and check what ``schedule`` and ``lower`` check."""
+    check_graph(saved, graph)
+    pinned = graph.pinned(dict(saved.program.inputs))
+    for _, device in (*saved.program.inputs, *saved.program.outputs):
+        saved.machine.device(device)
+    saved.costs.check(pinned)
+    check_placement(saved.placement, pinned, saved.machine)
+    parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
+    made = Schedule(pinned, *parts)
+    made.verify()
+    _ = made.makespan  # raises for what the machine cannot do
+    return made

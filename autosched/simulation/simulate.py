@@ -1,0 +1,141 @@
+"""Predict when everything in a program happens: one pass in issue order, since streams are in order.
+
+A run starts when its stream is free and what it waits for has happened; a copy when all streams that it occupies are.
+Reads costs and the machine, decides nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from autosched._lib.jit import kernel, mode
+from autosched.costs.costs import Costs
+from autosched.errors import ProgramError, ScheduleError
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.placement import home
+from autosched.program.arrays import COPY, RECORD, RUN, WAIT, columns
+from autosched.program.program import Copy, Program, Record, Run, Stream, Wait, occupied
+from autosched.timeline.timeline import Span, Timeline, what
+
+__all__ = ["durations", "is_pageable", "makespan", "simulate"]
+
+
+def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
+    """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> graph.output(y=graph.input("x") + 1)
+    >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 2.0}))
+    >>> asc.simulate(schedule.program, graph, schedule.machine, schedule.costs).makespan
+    2.0
+    """
+    spans: list[Span] = []
+    for i, instruction, start, end in _moments(program, durations(program, graph, machine, costs)):
+        nbytes = _nbytes(instruction, graph, costs)
+        spans.append(Span(*what(instruction), occupied(instruction), start, end, i, nbytes))
+    return replace(Timeline.of(spans, program.arrows), learn=functools.partial(_known, costs))
+
+
+def makespan(program: Program, seconds: Sequence[float]) -> float:
+    """Return when the last instruction ends if they take these seconds; raises ScheduleError as ``simulate`` does."""
+    how = mode(len(program))
+    if how.fast and columns(program).is_clean:
+        found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
+        if found < math.inf:
+            return found
+    return max((end for *_, end in _moments(program, seconds)), default=0.0)
+
+
+def _numbered(program: Program) -> tuple[Any, ...]:
+    known = columns(program)
+    free, events = np.zeros(len(program.streams)), np.zeros(known.records)
+    return known.kind, known.stream, known.also, known.event, free, events
+
+
+@kernel
+def last_end(seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any) -> float:
+    """Return when the last instruction ends; ``free`` and ``events`` have room for when streams and events are."""
+    last = 0.0
+    for i in range(len(kind)):
+        own, second = stream[i], also[i]
+        if kind[i] in (RUN, COPY):
+            end = free[own] if second < 0 else max(free[own], free[second])
+            end += seconds[i]
+            free[own] = end
+            if second >= 0:
+                free[second] = end
+            last = max(last, end)
+        elif kind[i] == RECORD:
+            events[event[i]] = free[own]
+        elif kind[i] == WAIT:
+            free[own] = max(free[own], events[event[i]])
+    return last
+
+
+def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, Run | Copy, float, float]]:
+    """Yield runs and copies, when they start and when they end."""
+    free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
+    events: dict[int, float] = {}
+    for i, instruction in enumerate(program.instructions):
+        stream = instruction.stream
+        if isinstance(instruction, (Run, Copy)):
+            also = instruction.also if isinstance(instruction, Copy) else None
+            start = free[stream] if also is None else max(free[stream], free[also])
+            end = start + seconds[i]
+            if end == math.inf:
+                raise ScheduleError(f"{instruction} on {stream} would end later than a float can say")
+            free[stream] = end
+            if also is not None:
+                free[also] = end
+            yield i, instruction, start, end
+        elif isinstance(instruction, Record):
+            events[instruction.event] = free[stream]
+        elif isinstance(instruction, Wait):
+            if instruction.event not in events:
+                raise ProgramError(f"{stream} waits for e{instruction.event}, which is not recorded before")
+            free[stream] = max(free[stream], events[instruction.event])
+
+
+def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) -> tuple[float, ...]:
+    """Return the modelled seconds of each instruction; records, waits and frees take none."""
+    found = [0.0] * len(program.instructions)
+    for i, instruction in enumerate(program.instructions):
+        if type(instruction) is Run:
+            found[i] = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
+        elif type(instruction) is Copy:
+            nbytes = costs.value_nbytes(graph.value(instruction.value))
+            slow = bool(costs.pageable) and is_pageable(instruction, graph, machine, costs)
+            found[i] = machine.copy_seconds(instruction.source, instruction.destination, nbytes, slow)
+    if math.inf in found:
+        never = program.instructions[found.index(math.inf)]
+        raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
+    return tuple(found)
+
+
+def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
+    """Return whether one end of a copy is host memory that is not page-locked: a caller's, or a view of it."""
+    value = graph.value(copy.value)
+    root = graph.values[value.root]
+    if root.name not in costs.pageable or {machine.device(end).kind for end in (copy.source, copy.destination)} == {
+        "cpu"
+    }:
+        return False
+    where = home(graph, machine, root)
+    return machine.device(where).kind == "cpu" and (copy.source == where or copy.overwrite)
+
+
+def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:
+    """Return how many bytes an instruction moves."""
+    return costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0
+
+
+def _known(costs: Costs, _: Timeline) -> Costs:
+    return costs

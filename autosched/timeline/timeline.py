@@ -1,0 +1,261 @@
+"""Timeline: what ran when, predicted or measured, and its measures. Knows no graph and no machine."""
+
+from __future__ import annotations
+
+import bisect
+import operator
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from autosched.errors import TimelineError
+from autosched.program.program import Copy, Program, Run, Stream
+
+if TYPE_CHECKING:
+    from autosched.costs.costs import Costs
+
+__all__ = ["Overlap", "Span", "Timeline", "what"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A task or a copy from ``start`` to ``end``, in seconds since the run began.
+
+    ``streams`` are those it occupied (a copy may occupy two), ``instruction`` its position in the program, ``nbytes``
+    what a copy moved, where that is known.
+    """
+
+    kind: Literal["run", "copy"]
+    name: str
+    streams: tuple[Stream, ...]
+    start: float
+    end: float
+    instruction: int
+    nbytes: float = field(default=0.0, compare=False)  # a measured tensor may be of another size than costs say
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How much copies and compute ran together, in seconds: each of the two, both at once, and the share hidden."""
+
+    compute_seconds: float
+    copy_seconds: float
+    together_seconds: float
+    copies_hidden: float  # of all copies' seconds, the share during which some device computed
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans by start, as predicted by ``simulate`` or measured by ``profile``.
+
+    ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
+    end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those that it is the median
+    of, if it is one. ``doubt`` bounds by how many seconds what devices tell of may lie off the host's
+    clock. ``learn`` knows what it was predicted from, or measured of, for ``costs``.
+
+    >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
+    >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
+    >>> timeline.makespan, timeline.overlap().copies_hidden
+    (4, 0.3333333333333333)
+    """
+
+    spans: tuple[Span, ...]
+    arrows: tuple[tuple[int, int], ...] = ()
+    pauses: tuple[tuple[float, float], ...] = ()
+    runs: tuple[Timeline, ...] = field(default=(), compare=False, repr=False)
+    learn: Callable[[Timeline], Costs] | None = field(default=None, compare=False, repr=False)
+    doubt: float = field(default=0.0, compare=False)
+
+    @classmethod
+    def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
+        """Order spans by start; ``arrows`` name instructions, as ``Program.arrows`` does."""
+        ordered = tuple(sorted(spans, key=lambda span: (span.start, span.instruction)))
+        position = {span.instruction: i for i, span in enumerate(ordered)}
+        kept = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
+        return cls(ordered, tuple(kept))
+
+    @classmethod
+    def median(cls, timelines: Iterable[Timeline]) -> Timeline:
+        """Return the middle of several runs of one program: for each instruction, the medians of its starts and ends.
+
+        What comes first in every run comes first in it. For let each a be at most the b of the same run: then at least
+        k numbers of a are at most the k-th smallest b, and so is the k-th smallest a; medians are such, or means of
+        two such. It pauses where most runs do. Raises TimelineError for runs of different programs, and for none.
+
+        >>> stream = Stream("cpu", "compute")
+        >>> runs = [Timeline((Span("run", "h", (stream,), 0, end, 0),)) for end in (5, 1, 2)]
+        >>> Timeline.median(runs).makespan
+        2
+        """
+        runs = tuple(timelines)
+        if not runs:
+            raise TimelineError("the median of no timelines is asked for; give one at least")
+        if len(runs) == 1:
+            return runs[0]
+        lines = [sorted(run.spans, key=lambda span: span.instruction) for run in runs]
+        kinds = {tuple((span.instruction, span.kind, span.name, span.streams) for span in line) for line in lines}
+        if len(kinds) > 1:
+            raise TimelineError("the timelines are of different programs, and only runs of one have a median")
+        arrows = [(runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows]
+        middle = cls.of(map(_median, zip(*lines, strict=True)), arrows)
+        doubt = max(run.doubt for run in runs)
+        return cls(middle.spans, middle.arrows, _common([run.pauses for run in runs]), runs, runs[0].learn, doubt)
+
+    @classmethod
+    def from_chrome_trace(
+        cls, trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any], program: Program | None = None
+    ) -> Timeline:
+        """Read a Chrome trace: of ``viz.perfetto_json``, or of torch.profiler around calls of a schedule.
+
+        ``trace`` is a path, as a string or not, also of a ``.json.gz``; its text; or what ``json.loads`` made of that.
+        ``program`` is the schedule's: with it, spans of torch.profiler lie on the program's streams and have its
+        arrows, and slices of other programs are left out; else they lie on threads. Several calls give their median.
+        Of a trace that holds a prediction beside what was measured, the latter is read. Raises TimelineError for what
+        is no such trace, and for several traces in one.
+
+        >>> from autosched.viz import perfetto_json
+        >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
+        >>> Timeline.from_chrome_trace(perfetto_json(timeline)) == timeline
+        True
+        """
+        from autosched.timeline.traces import read
+
+        return read(trace, program)
+
+    def costs(self) -> Costs:
+        """Return the costs that it was predicted from, or those learnt where it was measured.
+
+        For ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError where neither is known, as
+        for a trace that was read; ``autosched.costs.learning.learn`` takes what is to be known.
+
+        >>> import autosched as asc
+        >>> graph = asc.Graph()
+        >>> graph.output(y=graph.input("x") + 1)
+        >>> schedule = asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=asc.Costs.table({"add": 0.02}))
+        >>> schedule.profile(x=1).costs().seconds["add"] > 0.019, schedule.simulate().costs() == schedule.costs
+        (True, True)
+        """
+        if self.learn is None:
+            raise TimelineError(
+                "the timeline does not know what it was measured of, so it has no costs; those of Schedule.profile and "
+                "simulate do, and autosched.costs.learning.learn(timeline, graph, machine, costs) is for others"
+            )
+        return self.learn(self)
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds from the beginning to the end of the last span."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    @cached_property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams with spans, by device as first seen, compute before copies."""
+        seen = dict.fromkeys(stream for span in self.spans for stream in span.streams)
+        devices = list(dict.fromkeys(stream.device for stream in seen))
+        return tuple(sorted(seen, key=lambda s: (devices.index(s.device), not s.name.startswith("compute"), s.name)))
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Show it in a notebook, as a Gantt chart."""
+        from autosched.viz.drawing import show_timeline
+
+        return show_timeline(self)
+
+    def busy_seconds(self, stream: Stream) -> float:
+        """Return how long a stream was in use."""
+        return sum(span.seconds for span in self.spans if stream in span.streams)
+
+    def computing(self, device: str) -> float:
+        """Return how long a device computed, on one or more of its streams."""
+        runs = (span for span in self.spans if span.kind == "run" and span.streams[0].device == device)
+        return _length(_union((span.start, span.end) for span in runs))
+
+    def overlap(self) -> Overlap:
+        """Return how much of copying and computing went on at the same time."""
+        compute = _union((s.start, s.end) for s in self.spans if s.kind == "run")
+        copies = [(s.start, s.end) for s in self.spans if s.kind == "copy"]
+        total = sum(end - start for start, end in copies)
+        hidden = sum(_covered(start, end, compute) for start, end in copies)
+        joined = _union(copies)
+        return Overlap(
+            compute_seconds=_length(compute),
+            copy_seconds=_length(joined),
+            together_seconds=sum(_covered(start, end, compute) for start, end in joined),
+            copies_hidden=hidden / total if total else 1.0,
+        )
+
+    def critical_path(self) -> tuple[Span, ...]:
+        """Return the spans that hold each other up: from the one that ends last, back to the beginning.
+
+        Before each span stands the one that ended last among those it waited for and those on its streams.
+        """
+        if not self.spans:
+            return ()
+        before: dict[int, list[int]] = {}
+        for a, b in self.arrows:
+            if a < b:  # clocks that disagree by a little may measure it the other way round
+                before.setdefault(b, []).append(a)
+        last: dict[Stream, int] = {}
+        for i, span in enumerate(self.spans):
+            for stream in span.streams:
+                if last.get(stream, i) != i:  # a span that names a stream twice is not before itself
+                    before.setdefault(i, []).append(last[stream])
+                last[stream] = i
+        path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]
+        while path[-1] in before:
+            path.append(max(before[path[-1]], key=lambda i: self.spans[i].end))
+        return tuple(self.spans[i] for i in reversed(path))
+
+
+def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
+    """Return the kind and the name that the span of an instruction has."""
+    return ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
+
+
+def _median(spans: Sequence[Span]) -> Span:
+    """Return the middle of the spans that one instruction had in several runs."""
+    first = spans[0]
+    start, end = statistics.median(span.start for span in spans), statistics.median(span.end for span in spans)
+    nbytes = statistics.median(span.nbytes for span in spans)
+    return Span(first.kind, first.name, first.streams, start, end, first.instruction, nbytes)
+
+
+def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
+    """Return when more than half of the runs paused."""
+    steps = sorted(chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses)))
+    found: list[tuple[float, float]] = []
+    paused = 0
+    for (moment, change), (later, _) in pairwise(steps):
+        paused += change
+        if 2 * paused > len(pauses) and moment < later:
+            found.append((moment, later))
+    return tuple(_union(found))
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def _covered(start: float, end: float, by: list[tuple[float, float]]) -> float:
+    """Return how much of an interval lies in others, which are in order and apart."""
+    first = max(bisect.bisect(by, start, key=operator.itemgetter(0)) - 1, 0)
+    last = bisect.bisect(by, end, key=operator.itemgetter(0))
+    return sum(max(0.0, min(end, b) - max(start, a)) for a, b in by[first:last])

@@ -1,0 +1,395 @@
+"""Prove that a program cannot race: walk it once with vector clocks and hold it to the laws.
+
+    order       what touches the same memory, and tasks told to follow each other, are ordered by streams and events
+    events      each is recorded once, and earlier in the list than its waits
+    presence    what is read is there: made on this device, or copied to it, and not freed
+    single      each task runs once, each version is on a device at most once at a time
+    free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
+                inputs, constants and outputs
+    result      outputs, and the inputs that tasks wrote, end where the program says
+    place       tasks run where they are constrained to, and with those that the graph keeps with them; where a machine
+                is given, on its devices and links, and on no more compute streams than it has
+
+Derives what must be ordered from the graph by itself; shares with lowering only the clock arithmetic. One pass; time
+grows with instructions times streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from autosched.errors import GraphError, ProgramError
+from autosched.graph.graph import HOST, Graph, Task, Use, Value
+from autosched.graph.parts import Accesses, Part
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, excerpt
+from autosched.program.residency import Standing
+from autosched.program.vector_clocks import Clocks, Stamp, alone
+from autosched.verification.functional import proves
+
+__all__ = ["verify"]
+
+
+_Place = tuple[str, int, str]  # a version of a value on a device
+_GIVEN = -1  # the position of what put there what was there from the start
+
+
+@dataclass(eq=False, slots=True)
+class _Memory:
+    """A block: who touched it, who may free it. Accesses are positions in the program."""
+
+    owners: tuple[Stream, ...]  # empty where any stream of the device may free it
+    accesses: Accesses = field(default_factory=Accesses)
+    uses: dict[int, int] = field(default_factory=dict)  # the last of each stream
+    freed: bool = False
+    kept: bool = False  # inputs, constants and outputs stay
+
+
+# A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory.
+_Held = tuple[_Memory, int]
+
+
+def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
+    """Raise ProgramError if some legal interleaving of the program could differ from the serial run.
+
+    Of a graph that grew since the program was made, pass ``schedule.graph``, which did not.
+
+    >>> import autosched as asc
+    >>> graph = asc.Graph()
+    >>> x = graph.input("x")
+    >>> graph.output(y=x + 1)
+    >>> asc.verify(asc.Program.parse("input x on cpu"), graph)
+    Traceback (most recent call last):
+    autosched.errors.ProgramError: task 'add' never runs
+    """
+    if not isinstance(program, Program):
+        raise ProgramError(f"verify needs a Program, got {program!r}; Program.parse reads one from text")
+    if machine is not None:
+        _check_machine(program, machine)
+    host = None if machine is None else machine.host
+    if not proves(program, graph, host):
+        _Verifier(program, graph, host).run()
+
+
+def _check_machine(program: Program, machine: Machine) -> None:
+    """Hold a program to the devices, compute streams and links of a machine."""
+    computing: dict[str, int] = {}
+    for stream in program.streams:
+        if stream.device not in machine.names:
+            raise ProgramError(
+                f"stream {stream} is on no device of the machine: {', '.join(machine.names)} (law: place)"
+            )
+        if not stream.name.startswith("copy-"):
+            computing[stream.device] = computing.get(stream.device, 0) + 1
+            most = machine.device(stream.device).streams
+            if computing[stream.device] > most:
+                raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
+    ends = dict.fromkeys([(i.source, i.destination) for i in program.instructions if type(i) is Copy])
+    apart = [pair for pair in ends if machine.link(*pair) is None]
+    for at, copy in enumerate(program.instructions if apart else ()):
+        if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
+            what = f"no link joins {copy.source} and {copy.destination}"
+            raise ProgramError(excerpt(program, at, "place", what, None))
+
+
+class _Verifier:
+    def __init__(self, program: Program, graph: Graph, host: str | None):
+        self.program = program
+        self.graph = graph
+        self.host = host
+        self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
+        self.clocks = Clocks(program.streams, alone(program.instructions))
+        self.index = self.clocks.index
+        self.own = 0  # the stream of the instruction at hand
+        self.clock: tuple[int, ...] = ()  # and what that is behind
+        self.events: dict[int, Stamp] = {}
+        self.names = [value.name for value in graph.values]
+        self.inputs = dict(program.inputs)
+        self.outputs = dict(program.outputs)
+        self.at = -1
+        self.standing: Standing[str, _Held] = Standing()
+        self.written: dict[int, _Memory] = {}  # by root, of what is written in parts: the one block that is
+        self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
+        self.home: dict[str, _Memory] = {}
+        self.at_home: dict[str, int] = {}  # the version of it that is there
+        self.ran: dict[int, int] = {}  # by task, where in the program
+        self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
+
+    def run(self) -> None:
+        self._inputs()
+        for at, instruction in enumerate(self.program.instructions):
+            self.at = at
+            if isinstance(instruction, Run):
+                self._run(instruction)
+            elif isinstance(instruction, Copy):
+                self._copy(instruction)
+            elif isinstance(instruction, Free):
+                self._free(instruction)
+            elif isinstance(instruction, Record):
+                self._record(instruction)
+            elif isinstance(instruction, Wait):
+                self._wait(instruction)
+        self._end()
+
+    def _inputs(self) -> None:
+        found, names = sorted(name for name, _ in self.program.inputs), sorted(v.name for v in self.graph.sources)
+        if found != names:
+            self._fail("result", f"the program's inputs are {found}, the graph's {names}")
+        for name, device in self.program.inputs:
+            self.home[name] = block = self._new((name, 0, device), ())
+            self.at_home[name], block.kept = 0, True
+
+    def _record(self, record: Record) -> None:
+        if record.event in self.events:
+            self._fail("events", f"event e{record.event} is recorded twice")
+        self.events[record.event] = self.clocks.now(self.index[record.stream])
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.event not in self.events:
+            self._fail("events", f"event e{wait.event} is waited for but not recorded before")
+        self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
+
+    def _advance(self, stream: Stream, also: Stream | None = None) -> None:
+        """Let a run or copy take place; what is asked from now on is asked of it."""
+        self.own = self.index[stream]
+        stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
+        self.stamps[self.at], self.clock = stamp, stamp[2]
+
+    def _run(self, run: Run) -> None:
+        task, device = self._task(run), run.stream.device
+        if task.index in self.ran:
+            self._fail("single", f"task {task.name!r} runs twice")
+        self._place(run, task)
+        self._advance(run.stream)
+        for dependency in task.dependencies:
+            if dependency.kind == "order":
+                self._follow(task, self.graph.tasks[dependency.task])
+        used = {use.value: self._access(device, task, use, use in task.writes) for use in task.reads}
+        for value, version in task.changes:
+            self._change(self.names[value], version, device)
+        for use in task.outputs:
+            if self.graph.is_used(use.value):
+                self._make(run, use, used)
+        self.ran[task.index] = self.at
+
+    def _place(self, run: Run, task: Task) -> None:
+        must = self.host if task.device == HOST else task.device
+        if must not in (None, run.stream.device):
+            self._fail("place", f"task {task.name!r} must run on {must}")
+        for values in self.graph.bonds(task) if self.graph.kept_together else ():
+            first = self.bound.setdefault(values, run)
+            if first.stream.device != run.stream.device:
+                self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
+
+    def _change(self, name: str, version: int, device: str) -> None:
+        stands = self.standing.change(name, version, device)
+        held = self.standing.held(name, device)
+        if stands is not None and held is not None and held[0] is self.home.get(name):
+            self.at_home[name] = stands
+
+    def _follow(self, task: Task, before: Task) -> None:
+        what = f"task {before.name!r}, after which {task.name!r} must run,"
+        if before.index not in self.ran:
+            self._fail("order", f"{what} has not run")
+        if not self._behind(self.ran[before.index]):
+            self._fail("order", f"{what} is not waited for", self.ran[before.index])
+
+    def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
+        """Hold an argument of a task to the laws."""
+        value = self.graph.values[use.value]
+        part = None if task.part is None else self.graph.touched(task, use.value)
+        if part is None:
+            place = value.name, use.version, device
+            block = self._use(place, self.standing.get(*place), value.part, writes)
+        else:  # the versions of other parts do not matter
+            stands = self.standing.latest(value.name, device)
+            place = value.name, use.version if stands is None else stands, device
+            block = self._use(place, self.standing.held(value.name, device), part, writes)
+            self._check_part(task, value, block, part)
+        if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
+            self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
+        return block
+
+    def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
+        """Hold a task that touches a part to the writes of that part: all that were added before it, no other."""
+        if self.written.get(value.root, block) is not block:
+            self._fail("presence", f"task {task.name!r} touches a part of {value.name!r}, which is written elsewhere")
+        for dependency in task.dependencies:
+            before = self.graph.tasks[dependency.task]
+            if dependency.kind == "data" and before.index not in self.ran:
+                self._fail("presence", f"task {task.name!r} needs what task {before.name!r} does, which has not run")
+        for other in block.accesses.writers(part):
+            late = self.program.instructions[other]
+            if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
+                self._fail("presence", f"{value.name!r} was overwritten by task {late.task!r}", other)
+
+    def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
+        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+        root, place = self.graph.values[use.value].root, (self.names[use.value], use.version, run.stream.device)
+        if root == use.value:
+            block = self._new(place, (run.stream,))
+            block.uses[self.own] = self.at
+            block.accesses.write(self.graph.values[root].part, self.at)
+        else:
+            base = next(block for value, block in used.items() if self.graph.values[value].root == root)
+            self.standing.put(*place, (base, self.at))
+
+    def _copy(self, copy: Copy) -> None:
+        target = (copy.value, copy.version, copy.destination)
+        if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
+            self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
+        self._advance(copy.stream, copy.also)
+        part = self._part(copy.value)
+        source = (copy.value, copy.version, copy.source)
+        self._use(source, self.standing.get(*source), part, writes=False)
+        if (there := self.standing.get(*target)) is not None and not there[0].freed:
+            self._fail("single", f"{_named(target)} is there already")
+        if copy.overwrite:
+            block = self.home.get(copy.value)
+            if block is None or self.inputs[copy.value] != copy.destination:
+                self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
+            self._touch(block, part, writes=True)
+            self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
+            self.standing.put(*target, (block, self.at))
+            self.at_home[copy.value] = copy.version
+        else:
+            streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
+            block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
+            block.accesses.write(part, self.at)
+        block.uses[self.own] = self.at
+
+    def _part(self, name: str) -> Part:
+        try:
+            return self.graph.value(name).part
+        except GraphError as error:
+            self._fail("presence", str(error))
+
+    def _free(self, free: Free) -> None:
+        place = (free.value, free.version, free.stream.device)
+        held = self.standing.get(*place)
+        if held is None:
+            self._fail("free", f"{_named(place)} is not there to be freed")
+        block = held[0]
+        if block.freed:
+            self._fail("free", f"{_named(place)} is freed twice")
+        if block.kept:
+            self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
+        if block.owners and free.stream not in block.owners:
+            self._fail("free", f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it")
+        self.own = self.index[free.stream]
+        self.clock = self.clocks.behind[self.own]
+        for use in block.uses.values():
+            if not self._behind(use):
+                self._fail("free", f"{_named(place)} is freed while {self._verb(use)} may still use it", use)
+        block.freed = True
+
+    def _end(self) -> None:
+        self.at = len(self.program)
+        for task in self.graph.tasks:
+            if task.index not in self.ran:
+                self._fail("single", f"task {task.name!r} never runs")
+        found, labels = sorted(label for label, _ in self.program.outputs), sorted(self.graph.outputs)
+        if found != labels:
+            self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
+        for label, index in self.graph.outputs.items():
+            place = (self.names[index], self.graph.last_version(index), self.outputs[label])
+            self._final(place, f"output {label!r}").kept = True
+        for value in self.graph.sources:
+            place = (value.name, self.graph.last_version(value.index), self.inputs[value.name])
+            if self._final(place, f"input {value.name!r}") is not self.home[value.name]:
+                self._fail("result", f"{_named(place)} is not in the caller's memory at the end")
+        for block, place in self.blocks.items():
+            if not block.freed and not block.kept:
+                self._fail("free", f"{_named(place)} is never freed")
+
+    def _final(self, place: _Place, what: str) -> _Memory:
+        held = self.standing.get(*place)
+        if held is None:
+            self._fail("result", f"{what}, {_named(place)}, is not there at the end")
+        if held[0].freed:
+            self._fail("result", f"{what}, {_named(place)}, is freed")
+        return held[0]
+
+    def _new(self, place: _Place, owners: tuple[Stream, ...]) -> _Memory:
+        self.blocks[block := _Memory(owners)] = place
+        self.standing.put(*place, (block, self.at))
+        return block
+
+    def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
+        """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
+        if held is None:
+            self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
+        block, maker = held
+        if block.freed:
+            self._fail("presence", f"{_named(place)} is read after it was freed")
+        if not self._behind(maker):
+            self._fail("order", f"{_named(place)} is made by {self._verb(maker)}, which is not waited for", maker)
+        self._touch(block, part, writes, place)
+        return block
+
+    def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
+        """Hold an access to the laws: behind all that it conflicts with."""
+        readers: Sequence[int] = ()
+        if writes:
+            writers, readers = block.accesses.write(part, self.at)
+        else:
+            writers = block.accesses.read(part, self.at)
+        for before in writers:
+            if not self._behind(before):
+                what = f"{self._writing()} memory that {self._verb(before)} wrote"
+                if place is not None:
+                    what = f"{_named(place)} is made by {self._verb(before)}"
+                self._fail("order", f"{what}, which is not waited for", before)
+        for before in readers:
+            if not self._behind(before):
+                what = f"{self._writing()} memory that {self._verb(before)} reads"
+                self._fail("order", f"{what}, which is not waited for", before)
+        block.uses[self.own] = self.at
+
+    def _missing(self, place: _Place) -> str:
+        """Return why a place holds nothing."""
+        value, version, device = place
+        stands = self.standing.latest(value, device)
+        if stands is not None and stands > version:
+            return f"was overwritten by version {stands}"
+        elsewhere = [other for other in self.standing.where(value, version) if other != device]
+        if stands is not None and stands == version:
+            return "a part of it was overwritten by what comes later"
+        where = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        return f"not there; {where}"
+
+    def _behind(self, before: int) -> bool:
+        """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
+        if before == _GIVEN:
+            return True
+        stream, position, _ = self.stamps[before]
+        return stream == self.own or self.clocks.reaches(self.clock, stream, position)
+
+    def _task(self, run: Run) -> Task:
+        try:
+            return self.graph.task(run.task)
+        except GraphError as error:
+            self._fail("single", str(error))
+
+    def _writing(self) -> str:
+        """Return what messages call the write at hand."""
+        instruction = self.program.instructions[self.at]
+        return f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
+
+    def _verb(self, at: int) -> str:
+        """Return what messages call a run or copy."""
+        instruction = self.program.instructions[at]
+        if isinstance(instruction, Run):
+            return f"task {instruction.task!r}"
+        assert isinstance(instruction, Copy)
+        return f"the copy of {instruction.value!r} to {instruction.destination}"
+
+    def _fail(self, law: str, what: str, other: int | None = None) -> NoReturn:
+        raise ProgramError(excerpt(self.program, self.at, law, what, other))
+
+
+def _named(place: _Place) -> str:
+    value, version, device = place
+    return f"{value!r}{f' (version {version})' if version else ''} on {device}"

@@ -1,0 +1,82 @@
+"""Drawing: pictures into files, by the suffix of their names, and into notebooks. Joins ``viz`` and ``files``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from autosched._lib.files import write
+from autosched.errors import ChartError, shown
+from autosched.graph.graph import Graph
+from autosched.timeline.timeline import Timeline
+from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_mermaid, graph_svg, picture
+from autosched.viz.paint import escape, summary
+
+__all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
+
+_BY_PICTURE: Mapping[str, Literal["png", "pdf"]] = {".png": "png", ".pdf": "pdf"}
+
+
+def draw_graph(
+    graph: Graph,
+    path: str | os.PathLike[str],
+    device: Mapping[str, str] | None,
+    critical: Iterable[str],
+    group: str,
+    depth: int | None,
+) -> None:
+    """Write a graph as .svg, .png, .pdf, .dot or .mmd."""
+    critical = list(critical)
+    ways = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
+    kinds = {
+        suffix: partial(way, graph, device, critical=critical, group=group, depth=depth) for suffix, way in ways.items()
+    }
+    _draw(path, kinds)
+
+
+def draw_timeline(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    title: str = "",
+    measured: Timeline | None = None,
+    graph: Graph | None = None,
+) -> None:
+    """Write a timeline as .svg, .png or .pdf."""
+    _draw(path, {".svg": partial(gantt_svg, timeline, title=title, measured=measured, phases=phases(graph))})
+
+
+def phases(graph: Graph | None) -> dict[str, str]:
+    """Return for each task what it is for: forward, backward or optimizer."""
+    return {} if graph is None else {task.name: task.origin.phase for task in graph.tasks}
+
+
+def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) -> None:
+    suffix = Path(path).suffix
+    if suffix in _BY_PICTURE:
+        write(path, picture(kinds[".svg"](), _BY_PICTURE[suffix]))
+    elif suffix in kinds:
+        write(path, kinds[suffix]())
+    else:
+        known = ", ".join([".svg", *_BY_PICTURE, *(kind for kind in kinds if kind != ".svg")])
+        raise ChartError(f"the name of a picture must end in one of {known}, got {shown(os.fspath(path))}")
+
+
+# ---- notebooks
+
+
+def show_graph(graph: Graph) -> dict[str, str]:
+    """Return what a notebook shows of a graph, by media type: a picture, folded if it is large, and a line about it."""
+    return _shown(graph_svg(graph, group="module"), repr(graph), repr(graph))
+
+
+def show_timeline(timeline: Timeline, title: str = "", about: str = "", graph: Graph | None = None) -> dict[str, str]:
+    """Return what a notebook shows of a timeline: a Gantt chart, as a picture and as text."""
+    chart = "\n".join(filter(None, (about, gantt_text(timeline))))
+    return _shown(gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline))
+
+
+def _shown(svg: str, text: str, about: str) -> dict[str, str]:
+    return {"text/plain": text, "image/svg+xml": svg, "text/html": f"<div>{svg}<p>{escape(about)}</p></div>"}

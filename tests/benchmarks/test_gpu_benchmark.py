@@ -1,0 +1,239 @@
+"""The benchmark for GPUs, as far as it goes without one: its networks are whole, its code runs, its records last."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import autosched as asc
+from tests.gpu.fake_gpu import playing
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules, by the names that they call each other by; and the names of the script."""
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+    try:
+        script = runpy.run_path(str(FOLDER / "__main__.py"), run_name="gpu")
+        import _record
+        import by_hand
+        import contestants
+        import networks
+    finally:
+        sys.path[:] = [path for path in sys.path if path not in (str(FOLDER), str(FOLDER.parent))]
+    return SimpleNamespace(
+        script=script, main=script["main"], rig=script["Rig"](rehearse=True),
+        record=_record, by_hand=by_hand, contestants=contestants, networks=networks,
+    )  # fmt: skip
+
+
+# ---- networks
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("Inception-v3", 23_834_568), ("GoogLeNet", 6_624_904), ("NASNet-like", 4_838_936), ("random-wired", 5_651_922)],
+)
+def test_a_network_has_the_parameters_that_it_is_known_for(bench, name, parameters):
+    kind = bench.networks.NETWORKS[name]
+    with torch.device("meta"):
+        model = kind.make().eval()
+        scores = model(torch.empty(2, 3, kind.pixels, kind.pixels))
+    assert scores.shape == (2, 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_a_wiring_reads_only_what_comes_before_and_drops_no_node(bench):
+    wiring = bench.networks.Wiring(2, 2, 12, seed=3)
+    assert all(u < v for v, reads in enumerate(wiring.reads) for u in reads)
+    assert {*wiring.last, *(u for reads in wiring.reads for u in reads)} == set(range(12))
+
+
+# ---- a rehearsal
+
+
+@pytest.mark.slow
+def test_a_rehearsal_runs_all_of_it_and_leaves_out_only_what_needs_cuda(bench, capsys):
+    assert bench.main(["--rehearse"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("(a rehearsal: times mean nothing)") == len(bench.script["REPORTS"])
+    assert "autosched" in printed
+    assert "failed" not in printed
+    assert "NOT" not in printed
+
+
+def test_what_means_nothing_is_not_written(bench, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--rehearse", "--write"])
+    assert "nothing that is worth writing" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(bench, capsys, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert bench.main([]) == 2
+    assert "no GPU" in capsys.readouterr().out
+
+
+def test_a_case_that_fails_is_told_and_the_others_go_on(bench, capsys, monkeypatch):
+    case = bench.record.Case({"somebody": 1e-3})
+
+    def fails():
+        raise ValueError("out of luck")
+
+    module = SimpleNamespace(__doc__="", cases=lambda rig: {"bad": fails, "good": lambda: case})
+    reports = bench.script["REPORTS"]
+    monkeypatch.setitem(reports, "chapter", (module, "Two cases"))
+    assert bench.main(["--rehearse", "--only", "chapter"]) == 1
+    printed = capsys.readouterr().out
+    assert "everybody (bad): ValueError: out of luck" in printed
+    assert "1.000" in printed
+
+
+# ---- code by hand
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
+    """Twice, as the second call uses the first one's buffers; and ``playing`` sees memory that goes back too early.
+
+    The caller's stream sleeps, so that who does not wait for it comes first.
+    """
+    with playing(gpus=1, seed=seed):
+        rig = bench.script["Rig"](rehearse=True)
+        x = torch.arange(4.0).reshape(2, 2)
+        products = bench.by_hand.ProductsAndCopies(rig, x.to(rig.device), 3)
+        assert [copy.tolist() for _ in range(2) for copy in products()] == [x.mm(x).tolist()] * 6
+        weights = [(torch.eye(2).roll(i, 0) + i).pin_memory() for i in range(5)]
+        streamed, wanted = bench.by_hand.StreamedWeights(rig, weights, buffers=2), x
+        for weight in weights:
+            wanted = wanted @ weight
+        there = x.to(rig.device)
+        torch.cuda._sleep(1)
+        found = [streamed(there) for _ in range(2)]
+        assert [one.tolist() for one in found] == [wanted.tolist()] * 2
+        lanes = bench.by_hand.Lanes(rig, lanes=3, blocks=3, block=2)
+        for _ in range(2):
+            one = torch.zeros(2, device=rig.device)
+            torch.cuda._sleep(1)
+            one += 1
+            assert [end.tolist() for end in lanes(one, one)] == [[15.0, 15.0]] * 3
+
+
+def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_hand(bench, monkeypatch):
+    issue = sys.modules["issue"]
+    monkeypatch.setattr(issue, "BLOCKS", 3)
+    monkeypatch.setattr(issue, "BLOCK", 2)
+    with playing(gpus=1, seed=1):
+        (measure,) = issue.cases(bench.script["Rig"](rehearse=True)).values()
+        case = measure()
+    assert list(case.seconds) == ["by hand", "generated code", "autosched", "autosched, replay"]
+    assert case.notes["waits, autosched"] == case.notes["waits, by hand"]
+
+
+# ---- records
+
+
+def test_a_record_reads_back_and_keeps_cases_of_the_same_machine_alone(bench, tmp_path):
+    promise, case = bench.record.Promise, bench.record.Case
+    cases = {"a": case({"x": 1.0}, [promise("x / y", 1.5, least=1.41)], {"z": "is not there"}, {"rows": 3})}
+    bench.record.write_json(tmp_path / "r.json", "Title", cases, {"GPU": "one"})
+    assert bench.record.read_json(tmp_path / "r.json") == ("Title", cases, {"GPU": "one"})
+    assert bench.record.earlier(tmp_path / "r.json", {"GPU": "one"}) == cases
+    assert bench.record.earlier(tmp_path / "r.json", {"GPU": "another"}) == {}
+
+
+@pytest.mark.parametrize(("value", "holds"), [(0.89, False), (1.0, True), (1.11, False), (float("nan"), False)])
+def test_a_promise_holds_between_its_limits(bench, value, holds):
+    promise = bench.record.predicted(value, 1.0, "ours")
+    assert promise.holds == holds
+    assert promise.target == "0.9 to 1.1"
+
+
+def test_the_summary_counts_what_holds_for_each_machine(bench, tmp_path):
+    for number, machine in enumerate("AB"):
+        found = [bench.record.Promise("x / y", float(number), most=0.5)]
+        path, cases = tmp_path / f"{machine}.json", {"a": bench.record.Case({}, found)}
+        bench.record.write_json(path, machine, cases, {"GPU": machine})
+    told = "\n".join(bench.record.summary(sorted(tmp_path.iterdir())))
+    assert "GPU: A\n\n1 of 1 promises hold." in told
+    assert "GPU: B\n\n0 of 1 promises hold." in told
+
+
+# ---- contestants
+
+
+def test_who_computes_something_else_is_left_out(bench):
+    inference = sys.modules["inference"]
+    entries = {
+        "liar": bench.contestants.Entry(lambda: torch.ones(2)),
+        "nan": bench.contestants.Entry(lambda: torch.full((2,), torch.nan)),
+    }
+    reasons = {}
+    inference._compare(entries, torch.zeros(2), reasons)
+    assert not entries
+    assert reasons.keys() == {"liar", "nan"}
+
+
+class Tokens:
+    """Stands in for a context of CUDASTF: notes who used which token how."""
+
+    def __init__(self):
+        self.made, self.tasks = 0, []
+
+    def token(self):
+        number, self.made = self.made, self.made + 1
+        return SimpleNamespace(**{how: lambda how=how: (how, number) for how in ("read", "write", "rw")})
+
+    def task(self, *uses):
+        self.tasks.append(uses)
+        return contextlib.nullcontext()
+
+
+def test_tokens_tell_all_that_tasks_depend_on(bench, monkeypatch):
+    monkeypatch.setattr(bench.contestants, "_stream_of", lambda started: contextlib.nullcontext())
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = x + 1
+    part = y[0]
+    part += 1
+    graph.output(z=y * x)
+    context = Tokens()
+    outputs, _ = bench.contestants._submitted(context, graph, {"x": torch.ones(2)})
+    assert outputs["z"].tolist() == [3.0, 2.0]
+    assert context.tasks == [(("write", 0),), (("rw", 0),), (("rw", 0),), (("read", 0), ("write", 1))]
+
+
+def test_turns_are_taken_by_all_and_begun_by_each(bench, monkeypatch):
+    monkeypatch.setattr(sys.modules["_rig"], "WARM_SECONDS", 0.0)
+    rig, order = bench.script["Rig"](), []
+    object.__setattr__(rig, "real", 0)  # as if at rest always
+    sys.modules["_rig"].race(rig, {name: lambda name=name: order.append(name) for name in "abc"}, 15)
+    assert order[-9:] == list("abcbcacab")
+
+
+# ---- which rule is kept where
+
+
+def test_what_the_table_of_rules_names_is_there():
+    root = FOLDER.parent.parent
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    where = [
+        row.split("|")[2] for row in text[text.index("# The rules of CUDA") :].splitlines() if row.startswith("| ")
+    ]
+    found = 0
+    for file, names in re.findall(r"`([\w/]+\.py|[\w/]+/)`((?:, `\w+`)*)", " ; ".join(where)):
+        path = next((path for path in (root / "autosched" / file, root / file) if path.exists()), None)
+        assert path is not None, file
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"\b(def|class) {name}\b", path.read_text(encoding="utf-8")), f"{file}: {name}"
+            found += 1
+    assert found > 60

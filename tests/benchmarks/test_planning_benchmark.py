@@ -1,0 +1,95 @@
+"""What the benchmark of planning takes for granted: its check refuses what breaks a rule, its graphs are as told."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import autosched as asc
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "planning"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules, by the names that they call each other by."""
+    sys.path[:0] = [str(FOLDER.parent), str(FOLDER)]
+    try:
+        import _graphs
+        import _instances
+        import _shapes
+        import peers
+    finally:
+        del sys.path[:2]
+    return SimpleNamespace(graphs=_graphs, instances=_instances, shapes=_shapes, peers=peers)
+
+
+@pytest.fixture
+def chain(bench):
+    """Two tasks, one behind the other; a copy takes 3 seconds."""
+    return bench.instances.Instance("chain", [[1.0, 2.0], [2.0, 1.0]], [(0, 1, 3.0)])
+
+
+def test_the_makespan_of_a_plan_is_that_of_its_last_task(bench, chain):
+    placed = bench.instances.Placed
+    assert bench.instances.checked(chain, [placed(0, 0.0, 1.0), placed(1, 4.0, 5.0)]) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ((1, 3.9, 4.9), "comes at"),  # before its copy is there
+        ((0, 0.5, 2.5), "comes at"),  # before what it reads is made
+        ((1, 4.0, 4.5), "takes"),  # too short
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused(bench, chain, second, why):
+    placed = bench.instances.Placed
+    with pytest.raises(ValueError, match=why):
+        bench.instances.checked(chain, [placed(0, 0.0, 1.0), placed(*second)])
+
+
+def test_a_plan_with_two_tasks_at_once_on_a_device_is_refused(bench):
+    both = bench.instances.Instance("both", [[2.0], [2.0]], [])
+    plan = [bench.instances.Placed(0, 0.0, 2.0), bench.instances.Placed(0, 1.0, 3.0)]
+    with pytest.raises(ValueError, match="two tasks"):
+        bench.instances.checked(both, plan)
+
+
+def test_a_plan_that_parts_what_belongs_together_is_refused(bench):
+    both = bench.instances.Instance("both", [[2.0, 2.0], [2.0, 2.0]], [], together=[(0, 1)])
+    with pytest.raises(ValueError, match="share"):
+        bench.instances.checked(both, [bench.instances.Placed(p, 0.0, 2.0) for p in range(2)])
+
+
+def test_shapes_are_graphs_without_cycles_and_of_the_size_asked_for(bench):
+    for name, shape in bench.shapes.SHAPES.items():
+        tasks, edges = shape(100, random.Random(0))
+        assert 60 <= tasks <= 120, name
+        assert all(0 <= u < v < tasks for u, v in edges), name
+        assert len(set(edges)) == len(edges) >= tasks - 8, name
+
+
+def test_a_planted_plan_is_optimal(bench):
+    """Its makespan is a bound: no device is ever idle, and each task is where it is cheapest."""
+    made = bench.graphs.planted(60, 4, 0.5, 0)
+    work = sum(map(min, made.seconds)) / made.devices
+    assert bench.instances.checked(made, made.plan) == made.best == pytest.approx(work)
+
+
+def test_the_textbook_in_networkx_gives_what_papers_print(bench):
+    plans = [(one, bench.peers.textbook_heft(one)) for one in bench.graphs.examples()]
+    assert [bench.instances.checked(one, plan) for one, plan in plans] == [80.0, 133.0]
+
+
+def test_our_schedules_keep_the_rules_of_the_classic_model(bench):
+    """Different links, tasks that must share a device, and edges of different sizes from one task."""
+    for one in (bench.graphs.related("gauss", 20, 3, 1.0, 0, even=False), bench.graphs.random_layered(30, 3, 1.0, 0)):
+        instance = bench.instances.Instance(one.name, one.seconds, one.edges, pace=one.pace, together=[(0, 3, 5)])
+        schedule = asc.schedule(instance.graph(), instance.machine(), policy="heft")
+        plan = bench.instances.placed(instance, schedule)
+        assert bench.instances.checked(instance, plan) == pytest.approx(schedule.makespan)

@@ -1,0 +1,761 @@
+"""Code: what a schedule says as plain PyTorch source does what the schedule does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+
+import autosched as asc
+from autosched.codegen import generate
+from autosched.codegen.pieces import WIDTH, Piece, joined, laid_out
+from autosched.program.program import Program, Record, Wait
+from autosched.testing import graphs, inputs_for, machines
+from autosched.testing.comparing import difference
+from tests.sample_policies import policies, under_every_policy
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+ONE_GPU, TWO_GPUS = asc.Machine.emulated(gpus=1), asc.Machine.emulated(gpus=2)
+CPU = asc.Machine.emulated(gpus=0)
+ROOT = Path(__file__).parents[2]
+
+
+def on_cpu(text: str) -> str:
+    """Do what the text's comment says: make each device the CPU."""
+    return re.sub(r'^(\w+ = torch\.device)\(".*"\)$', r'\1("cpu")', text, flags=re.MULTILINE)
+
+
+def loaded(text: str) -> dict:
+    names = {"__name__": "generated"}
+    exec(compile(text, "<generated>", "exec"), names)
+    return names
+
+
+def parameters(graph, text):
+    """Return the parameters of ``step`` by the names that inputs have in the graph."""
+    count = len(graph.input_names)
+    found = re.search(r"^def step\((.*?)\):", text, re.DOTALL | re.MULTILINE)[1]
+    return dict(zip(graph.input_names, [name.strip() for name in found.split(",")][:count], strict=True))
+
+
+def run(schedule, inputs):
+    code, words = schedule.code, parameters(schedule.graph, schedule.code)
+    step = loaded(on_cpu(code))["step"]
+    return step(**{words[name]: item for name, item in inputs.items()}, **code.given)
+
+
+def body(code):
+    return textwrap.dedent(code[code.index('    """Run once') :].partition("\n")[2])
+
+
+def fresh(text, lines):
+    """Run text and then lines in a process that has no autosched."""
+    script = 'import sys\nsys.modules["autosched"] = None\n' + text + "\n\n" + textwrap.dedent(lines)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def two_layers():
+    graph = asc.Graph("two layers")
+    x, w1, w2 = graph.inputs("x", "w1", "w2")
+    with graph.on("cuda:0"):
+        h = torch.relu(x @ w1)
+    with graph.on("cuda:1"):
+        graph.output(y=h @ w2)
+    return asc.schedule(graph, TWO_GPUS)
+
+
+def update():
+    """Write inputs on a GPU: all of one, and parts of another."""
+    graph = asc.Graph("update")
+    w, g, table = graph.inputs("w", "g", "table")
+    with graph.on("cuda:0"):
+        w.sub_(g, alpha=0.5)
+        w *= 2
+        table[1:, 0] = 3
+    with graph.on("cpu"):
+        low, high = graph.add(torch.aminmax, w, outputs=2)
+    graph.output(low=low, high=high)
+    return asc.schedule(graph, ONE_GPU)
+
+
+UPDATED = {"w": torch.arange(6.0).reshape(3, 2), "g": torch.ones(3, 2), "table": torch.zeros(3, 2)}
+
+# ---- the text
+
+
+def test_a_small_program_reads_like_this():
+    assert two_layers().code == TWO_LAYERS
+
+
+def test_written_inputs_are_copied_back_and_the_host_waits_for_what_a_cpu_task_reads():
+    assert body(update().code) == UPDATE
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (lambda g, x, y: x @ y, "t = x @ y"),
+        (lambda g, x, y: 2 - x, "t = 2 - x"),
+        (lambda g, x, y: g.add(pow, -2.0, x), "t = pow(-2.0, x)"),
+        (lambda g, x, y: (-2.0) ** x, "t = (-2.0) ** x"),
+        (lambda g, x, y: -x, "t = -x"),
+        (lambda g, x, y: abs(x), "t = abs(x)"),
+        (lambda g, x, y: x < y, "t = x < y"),
+        (lambda g, x, y: x.T, "t = x.T"),
+        (lambda g, x, y: x.relu(), "t = x.relu()"),
+        (lambda g, x, y: x.sum(dim=0, keepdim=True), "t = x.sum(dim=0, keepdim=True)"),
+        (lambda g, x, y: x[1:], "t = x[1:]"),
+        (lambda g, x, y: x[..., None, ::2, -1], "t = x[..., None, ::2, -1]"),
+        (lambda g, x, y: x[(1,)], "t = x[1,]"),
+        (lambda g, x, y: x[[0, 1], y], "t = x[[0, 1], y]"),
+        (lambda g, x, y: x[slice(None)], "t = x[:]"),
+        (lambda g, x, y: x.to("cpu"), "t = x"),
+        (lambda g, x, y: x.to(torch.float64), "t = x.to(torch.float64)"),
+        (lambda g, x, y: torch.relu(x), "t = torch.relu(x)"),
+        (lambda g, x, y: torch.cat([x, y], dim=0), "t = torch.cat([x, y], dim=0)"),
+        (lambda g, x, y: torch.nn.functional.linear(x, y), "t = torch.nn.functional.linear(x, y)"),
+        (lambda g, x, y: torch.linalg.norm(x, ord=math.inf), 't = torch.linalg.norm(x, ord=float("inf"))'),
+        (lambda g, x, y: torch.fft.fft(x), "t = torch.fft.fft(x)"),
+        (lambda g, x, y: torch.special.expit(x), "t = torch.special.expit(x)"),
+        (lambda g, x, y: g.add(torch.ops.aten.mm.default, x, y), "t = torch.ops.aten.mm.default(x, y)"),
+        (lambda g, x, y: g.add(torch.ops.aten.mm, x, y), "t = torch.ops.aten.mm(x, y)"),
+        (lambda g, x, y: g.add(torch.Tensor.relu, x), "t = x.relu()"),
+        (lambda g, x, y: g.add(torch.Tensor.add, 1, x), "t = torch.Tensor.add(1, x)"),
+        (lambda g, x, y: g.add(torch.zeros, (2,), dtype=torch.int8), "t = torch.zeros((2,), dtype=torch.int8)"),
+        (
+            lambda g, x, y: g.add(torch.empty, torch.Size([2]), device=torch.device("cpu"), layout=torch.strided),
+            't = torch.empty(torch.Size([2]), device=torch.device("cpu"), layout=torch.strided)',
+        ),
+        (lambda g, x, y: g.add(torch.einsum, 'i"j,jk', x, y), "t = torch.einsum('i\"j,jk', x, y)"),
+        (lambda g, x, y: g.add(dict, a=x, **{"b c": 1j}), 't = dict(a=x, **{"b c": complex(0.0, 1.0)})'),
+        (lambda g, x, y: g.add(dict, **{"class": 1, "None": x}), 't = dict(**{"class": 1, "None": x})'),
+        (lambda g, x, y: g.add(dict, x, **{"__debug__": y}), 't = dict(x, **{"__debug__": y})'),
+        (lambda g, x, y: g.add(dict, **{"\ufb01": x}), 't = dict(**{"\ufb01": x})'),
+        (lambda g, x, y: g.add(max, {"a": x, 2: [()]}, b"", key=None), 't = max({"a": x, 2: [()]}, b"", key=None)'),
+        (lambda g, x, y: g.add(math.hypot, x, y), "t = hypot(x, y)"),
+        (lambda g, x, y: g.add(Path.with_name, x, "y"), 't = PurePath.with_name(x, "y")'),
+    ],
+)  # fmt: skip
+def test_calls_are_written_as_their_user_would(build, line):
+    graph = asc.Graph()
+    made = build(graph, *graph.inputs("x", "y"))
+    graph.output(out=made)
+    lines = body(asc.schedule(graph, CPU).code).splitlines()
+    name = made.name
+    assert lines[1] in (line.replace("t = ", f"{found} = ") for found in (name, f"{name}_", f"{name}_0"))
+
+
+def test_results_are_taken_apart_as_their_shape_says_and_what_nothing_uses_goes():
+    graph = asc.Graph()
+    x = graph.input("x")
+    first, rest = graph.add(nested, x, outputs=("first", [{"low": "low", "high": ["high", "unused"]}]))
+    graph.add(torch.aminmax, x, outputs=["a", "b"])
+    x + 1
+    (only,) = graph.add(torch.split, x, 9, outputs=["only"])
+    graph.output(first, rest[0]["low"], rest[0]["high"][0], only)
+    schedule = asc.schedule(graph, CPU)
+    assert (
+        body(schedule.code)
+        == """\
+# stream cpu/compute
+first, (results,) = nested(x)
+low = results["low"]
+high, unused = results["high"]
+del results
+del unused
+torch.aminmax(x)
+add = x + 1
+del add
+(only,) = torch.split(x, 9)
+return {"first": first, "low": low, "high": high, "only": only}
+"""
+    )
+    inputs = {"x": torch.rand(3)}
+    assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+
+
+def test_views_go_with_their_base_and_copies_of_later_versions_say_so():
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        base = x + 1
+        view = base[1:]
+        before = view * 2
+    there = graph.add(torch.neg, base, on="cuda:1")
+    with graph.on("cuda:0"):
+        view.mul_(3)
+    graph.output(before, there, after=graph.add(torch.sum, base, on="cuda:1"))
+    schedule = asc.schedule(graph, TWO_GPUS, outputs="cpu")
+    text = body(schedule.code)
+    assert "del mul, add, getitem\n" in text
+    assert "neg = torch.neg(add_cuda1)\n" in text
+    assert "sum_ = torch.sum(add_v1_cuda1)\n" in text
+    inputs = {"x": torch.rand(3)}
+    assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+
+
+def test_operators_whose_results_are_wanted_are_functions():
+    graph = asc.Graph()
+    x = graph.input("x")
+    done = graph.add(operator.setitem, x, 0, 1.0, writes=x, outputs="done")
+    same = graph.add(operator.iadd, x, 1.0, writes=x, aliases=x, outputs="same")
+    graph.output(done, same)
+    schedule = asc.schedule(graph, CPU)
+    assert "done = setitem(x, 0, 1.0)\nsame = iadd(x, 1.0)" in body(schedule.code)
+    assert difference(graph.run_serial(x=torch.zeros(2)), run(schedule, {"x": torch.zeros(2)})) is None
+
+
+def test_a_broken_tuple_of_one_item_keeps_its_comma():
+    broken = laid_out(joined("", "()", [Piece("x" * 112)]).behind("before = "), 0)
+    assert broken == f"before = (\n    {'x' * 112},\n)"
+
+
+def nested(x):
+    return x + 1, [{"low": x - 1, "high": [x * 2, x * 3]}]
+
+
+# ---- names
+
+
+def test_names_that_python_or_the_text_has_for_other_things_are_told_apart():
+    graph = asc.Graph('a """name""" \\ \n')
+    names = [
+        "lambda",
+        "input",
+        "torch",
+        "to",
+        "step",
+        "x.0",
+        "x_0",
+        "2x",
+        "größe",
+        "ﬁ",
+        "fi",
+        "e0",
+        "cuda0",
+        "copy",
+        "🙂",
+    ]
+    values = graph.inputs(*names)
+    total = values[0]
+    with graph.on("cuda:0"):
+        for value in values[1:]:
+            total = total + value
+        total = graph.add(torch.sum, total, name="sum")
+        total = graph.add(step, graph.add(abs, total, name="class"), name="step.1")
+        total = graph.add(step, total, name="step_0", on="cpu")
+    graph.output(**{'the_"total"': total})
+    schedule = asc.schedule(graph, ONE_GPU)
+    assert list(parameters(graph, schedule.code).values()) == (
+        "lambda_ input torch_0 to_0 step x_0 x_0_0 _2x größe fi fi_0 e0 cuda0 copy _".split()
+    )
+    inputs = {name: torch.rand(2) for name in names}
+    assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+    module = loaded(on_cpu(schedule.code))
+    assert module["__doc__"].startswith('a """name""" \\ \\n: 18 tasks on cpu, cuda:0, ')
+    assert 'Parameter x_0 is input "x.0" of the graph.' in module["__doc__"]
+
+
+def step(x):
+    return x * 3
+
+
+def test_long_calls_are_broken_into_lines_of_at_most_120_columns():
+    graph = asc.Graph("wide " * 30)
+    values = graph.inputs(*(f"a_rather_long_name_{i}" for i in range(9)))
+    graph.output(graph.add(torch.cat, [*values], dim=0))
+    graph.output(graph.add(torch.add, *values[:2], alpha=1.5, name="long_name_" * 4))
+    code = asc.schedule(graph, TWO_GPUS, policy="round_robin").code
+    assert max(map(len, code.splitlines())) <= WIDTH
+    assert "    cat = torch.cat(\n        [\n            a_rather_long_name_0" in code.replace("_cuda1", "")
+
+
+# ---- functions
+
+RATE = 0.5
+TABLE = [1, 2]
+
+
+def scaled(x, *, by=2.0):
+    return half(x) * by * RATE
+
+
+def half(x):
+    return torch.mul(x, math.sqrt(0.25))
+
+
+def countdown(n, x):
+    return countdown(n - 1, x + 1) if n else x
+
+
+streams = 5
+
+
+def of_streams(x):
+    return x * streams
+
+
+def of_a_table(x):
+    return x * TABLE[1]
+
+
+def counted(x):
+    global RATE  # noqa: PLW0603
+    RATE = 1.0
+    return x
+
+
+def made_here(monkeypatch, *functions):
+    """Let functions look as if they were of the main script, which nobody can import."""
+    for fn in functions:
+        monkeypatch.setattr(fn, "__module__", "__main__")
+
+
+def of(*functions, inputs=("x",)):
+    graph = asc.Graph("functions")
+    values = graph.inputs(*inputs)
+    for i, fn in enumerate(functions):
+        graph.output(**{f"y{i}": graph.add(fn, *values)})
+    return asc.schedule(graph, CPU)
+
+
+def test_functions_of_modules_are_imported():
+    code = of(scaled).code
+    assert f"import torch\nfrom {__name__} import scaled\n" in code
+    assert "scaled_0 = scaled(x)" in code
+
+
+def test_functions_of_the_main_script_are_taken_over_with_what_they_need(monkeypatch):
+    made_here(monkeypatch, scaled, half)
+    schedule = of(scaled)
+    assert schedule.code.given == {}
+    assert "import math\n\nimport torch\n" in schedule.code
+    assert "\nRATE = 0.5\n" in schedule.code
+    assert "def half(x):\n    return torch.mul(x, math.sqrt(0.25))\n" in schedule.code
+    assert fresh(schedule.code, "print(step(torch.ones(1)))") == "{'y0': tensor([0.5000])}\n"
+
+
+def test_functions_that_call_themselves_are_taken_over(monkeypatch):
+    made_here(monkeypatch, countdown)
+    graph = asc.Graph()
+    graph.output(graph.add(countdown, 3, graph.input("x")))
+    schedule = asc.schedule(graph, CPU)
+    assert schedule.code.given == {}
+    assert run(schedule, {"x": 1}) == {"countdown": 4}
+
+
+def test_what_no_text_can_hold_is_a_keyword_of_step(monkeypatch):
+    made_here(monkeypatch, of_a_table, counted)
+    layer, factor, addend = torch.nn.Linear(2, 2), 3.0, torch.ones(2)
+    functions = [layer, lambda x: x + 1, lambda x: x * factor, of_a_table, counted, torch.add]
+    graph = asc.Graph("functions")
+    x = graph.input("x")
+    for i, fn in enumerate(functions):
+        graph.output(**{f"y{i}": graph.add(fn, x, *([addend] if fn is torch.add else []))})
+    graph.output(y6=graph.add(torch.rand, 1, generator=torch.Generator().manual_seed(3)) * x)
+    graph.output(y7=layer(x))
+    schedule = asc.schedule(graph, CPU)
+    assert list(schedule.code.given) == (
+        "Linear_fn lambda_fn lambda_1_fn of_a_table_fn counted_fn generator constant constant_1 constant_2".split()
+    )
+    assert schedule.code.given["Linear_fn"] is layer
+    assert re.search(
+        r"^Parameter Linear_fn takes .*: an object, Linear, for task Linear, added at test_", schedule.code, re.M
+    )
+    inputs = {"x": torch.rand(2)}
+    expected = graph.run_serial(**inputs)
+    schedule.code.given["generator"].manual_seed(3)
+    assert difference(expected, run(schedule, inputs)) is None
+    with pytest.raises(TypeError, match="missing 9 required keyword-only arguments: 'Linear_fn'"):
+        loaded(schedule.code)["step"](**inputs)
+
+
+def test_a_text_that_is_not_what_runs_is_not_taken_over(monkeypatch):
+    made_here(monkeypatch, half, scaled, step)
+    assert list(of(step, half, scaled).code.given) == []
+    with monkeypatch.context() as now:
+        now.setattr(scaled, "__kwdefaults__", {"by": 3.0})
+        assert list(of(scaled).code.given) == ["scaled_fn"]
+    with monkeypatch.context() as now:
+        now.setattr("inspect.getsource", {step: "def step(x):\n    return x * 4\n"}.__getitem__)
+        assert list(of(step).code.given) == ["step_fn"]
+
+
+def test_functions_that_need_a_name_that_is_taken_are_given(monkeypatch):
+    made_here(monkeypatch, of_streams, countdown)
+    graph = asc.Graph()
+    count = graph.input("countdown")
+    graph.output(graph.add(of_streams, count, on="cuda:0"), graph.add(countdown, 2, count))
+    schedule = asc.schedule(graph, ONE_GPU)
+    assert list(schedule.code.given) == ["of_streams_fn", "countdown_1_fn"]
+    assert run(schedule, {"countdown": 1}) == {"of_streams": 5, "countdown_1": 3}
+
+
+def test_functions_with_attributes_are_given(monkeypatch):
+    monkeypatch.setattr(half, "rate", 3, raising=False)
+    made_here(monkeypatch, half)
+    assert list(of(half).code.given) == ["half_fn"]
+
+
+def test_two_functions_of_one_name_are_two():
+    def twice(x):
+        return x * 2
+
+    first = twice
+
+    def twice(x):
+        return x + x + 1
+
+    schedule = of(first, twice)
+    assert "def twice_0(x):\n    return x + x + 1" in schedule.code
+    assert run(schedule, {"x": 3}) == {"y0": 6, "y1": 7}
+
+
+def test_partial_functions_are_calls_with_more_arguments():
+    from functools import partial
+
+    schedule = of(partial(torch.sum, dim=0))
+    assert "= torch.sum(x, dim=0)" in schedule.code
+
+
+# ---- running
+
+
+def test_the_readme_shows_what_the_code_says():
+    (shown,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    for part in shown.split("...\n"):
+        assert part in TWO_LAYERS
+
+
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines())
+def test_the_code_does_what_the_serial_run_does(policy, graph, machine):
+    machine = asc.Machine(machine.devices, machine.links, imagined=True)
+    expected_inputs, inputs = inputs_for(graph), inputs_for(graph)
+    torch.manual_seed(3)
+    expected = graph.run_serial(**expected_inputs)
+    schedule = asc.schedule(graph, machine, policy=policy, costs=COSTS)
+    torch.manual_seed(3)
+    assert difference((expected, expected_inputs), (run(schedule, inputs), inputs)) is None
+    assert schedule.code.given == {}
+
+
+@given(graph=graphs(), machine=machines())
+def test_streams_wait_and_events_are_recorded_in_the_order_of_the_program(graph, machine):
+    machine = asc.Machine(machine.devices, machine.links, imagined=True)
+    schedule = asc.schedule(graph, machine, policy="round_robin", costs=COSTS)
+    module, log = loaded(on_cpu(schedule.code)), []
+    if "Idle" in module:
+        module["streams"].clear()
+        module["host_streams"].clear()
+        for verb in ("record", "wait_event", "synchronize"):
+            setattr(module["Idle"], verb, lambda *idle, verb=verb: log.append((verb, *idle)))
+    module["step"](*inputs_for(graph).values())
+    stream = {
+        s: module.get(re.sub(r"\W", "", s.device) + re.sub(r"\W", "_", f"_{s.name}")) for s in schedule.program.streams
+    }
+    on_gpu = {i.event for i in schedule.program if isinstance(i, Record) and stream[i.stream]}
+    expected = []
+    for i in schedule.program:
+        if isinstance(i, Record) and i.event in on_gpu:
+            expected.append(("record", module[f"e{i.event}"], stream[i.stream]))
+        elif isinstance(i, Wait) and i.event in on_gpu:
+            event = module[f"e{i.event}"]
+            expected.append(("wait_event", stream[i.stream], event) if stream[i.stream] else ("synchronize", event))
+    assert log == expected
+
+
+def test_the_same_schedule_gives_the_same_text_and_a_file_has_it(tmp_path):
+    assert two_layers().code == two_layers().code
+    two_layers().save_code(tmp_path / "step.py")
+    assert (tmp_path / "step.py").read_text(encoding="utf-8") == TWO_LAYERS
+
+
+def test_a_fresh_process_without_autosched_runs_it():
+    torch.manual_seed(3)
+    inputs = torch.randn(8, 4), torch.randn(4, 16), torch.randn(16, 2)
+    expected = torch.relu(inputs[0] @ inputs[1]) @ inputs[2]
+    lines = """
+        torch.manual_seed(3)
+        torch.set_num_threads(1)
+        print(step(torch.randn(8, 4), w1=torch.randn(4, 16), w2=torch.randn(16, 2))["y"].tolist())
+    """
+    assert fresh(on_cpu(two_layers().code), lines) == f"{expected.tolist()}\n"
+
+
+def test_a_fresh_process_without_autosched_writes_its_inputs():
+    inputs = {name: tensor.clone() for name, tensor in UPDATED.items()}
+    expected = update().graph.run_serial(**inputs)
+    lines = """
+        w, g, table = torch.arange(6.0).reshape(3, 2), torch.ones(3, 2), torch.zeros(3, 2)
+        print(step(w, g, table), w.tolist(), table.tolist())
+    """
+    assert fresh(on_cpu(update().code), lines) == f"{expected} {inputs['w'].tolist()} {inputs['table'].tolist()}\n"
+
+
+def test_trees_numbers_and_parameters_travel():
+    graph = asc.Graph()
+    pieces, rate, weight = graph.inputs("pieces", "rate", "weight")
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(gradient_step, pieces, rate, weight))
+    schedule = asc.schedule(graph, ONE_GPU, outputs="cpu")
+    inputs = {
+        "pieces": ({"a": torch.ones(2)}, [torch.ones(2)]),
+        "rate": 0.5,
+        "weight": torch.nn.Parameter(torch.ones(2)),
+    }
+    assert difference(graph.run_serial(**inputs), run(schedule, inputs)) is None
+    assert "host_streams = [cuda0_copy_in, cuda0_copy_out]  #" in schedule.code
+
+
+def gradient_step(pieces, rate, weight):
+    with torch.enable_grad():
+        loss = ((weight * pieces[0]["a"] + pieces[1][0]) ** 2).sum()
+        return weight.detach() - rate * torch.autograd.grad(loss, weight)[0]
+
+
+def test_streams_are_joined_when_a_task_raises():
+    def broken(x):
+        raise ValueError("broken")
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(broken, graph.input("x"), on="cuda:0"))
+    module = loaded(on_cpu(asc.schedule(graph, ONE_GPU).code))
+    log = []
+    module["Idle"].wait_stream = lambda *_: log.append("wait")
+    module["Idle"].synchronize = lambda *_: log.append("synchronize")
+    with pytest.raises(ValueError, match="broken"):
+        module["step"](torch.ones(1))
+    assert log == ["wait"] * 4 + ["synchronize"]
+
+
+def test_logical_devices_of_one_gpu_meet_by_waits():
+    devices = [asc.Device("cpu"), *(asc.Device(f"cuda:{i}", physical="cuda:0") for i in range(2))]
+    graph = two_layers().graph
+    code = asc.schedule(graph, asc.Machine(devices, TWO_GPUS.links)).code
+    assert 'cuda1 = torch.device("cuda:0")\n' in code
+    assert (
+        """
+    with cuda0_copy_out, cuda1_copy_in:
+        cuda0_copy_out.wait_event(e1)
+        cuda1_copy_in.wait_stream(cuda0_copy_out)
+        relu_cuda1 = to(relu, cuda1)
+        cuda0_copy_out.wait_stream(cuda1_copy_in)
+"""
+        in code
+    )
+
+
+# ---- refusals
+
+
+def test_a_graph_without_functions_is_refused():
+    networkx = pytest.importorskip("networkx")
+    schedule = asc.schedule(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), TWO_GPUS)
+    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not written as code"):
+        _ = schedule.code
+
+
+def test_a_machine_without_contention_is_refused():
+    schedule = two_layers()
+    machine = asc.Machine.emulated(gpus=2, contention=False)
+    with pytest.raises(asc.MachineError, match="a machine without contention is for planning"):
+        generate(schedule.program, schedule.graph, machine)
+
+
+def test_a_program_that_could_race_is_refused():
+    schedule = two_layers()
+    less = Program(
+        tuple(i for i in schedule.program if not isinstance(i, Wait)), schedule.program.inputs, schedule.program.outputs
+    )
+    with pytest.raises(asc.ProgramError):
+        _ = dataclasses.replace(schedule, program=less).code
+
+
+# ---- style
+
+
+@pytest.mark.parametrize("build", [two_layers, update, lambda: of(torch.relu)])
+def test_the_code_is_as_clean_as_ours(build):
+    pytest.importorskip("ruff")
+    for command in (["check"], ["format", "--check"]):
+        options = "--config", ROOT / "ruff.toml", "--stdin-filename", "step.py", "-"
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options],
+            input=build().code, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+TWO_LAYERS = r'''"""two layers: 3 tasks on cuda:0, cuda:1, 60 us predicted. Written by autosched.
+
+A tensor is deleted where the stream that made it is behind all that used it: its memory is free again there.
+"""
+
+import copy
+import functools
+
+import torch
+
+# The devices. To run this without accelerators, make each of them "cpu": streams do nothing then.
+cuda0 = torch.device("cuda:0")
+cuda1 = torch.device("cuda:1")
+
+
+class Idle:
+    """A stream or an event of the CPU, where all happens at once and nothing has to wait."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def nothing(self, *_):
+        """Do nothing."""
+
+    __enter__ = __exit__ = record = synchronize = wait_event = wait_stream = nothing
+
+
+Stream, Event, current_stream = torch.Stream, torch.Event, torch.accelerator.current_stream
+if all(device.type == "cpu" for device in (cuda0, cuda1)):
+    Stream = Event = current_stream = Idle
+
+cuda0_copy_in = Stream(cuda0)
+cuda0_compute = Stream(cuda0)
+cuda0_copy_out = Stream(cuda0)
+cuda1_copy_in = Stream(cuda1)
+cuda1_compute = Stream(cuda1)
+e0, e1, e2 = (Event(cuda0) for _ in range(3))
+e3 = Event(cuda1)
+streams = [cuda0_copy_in, cuda0_compute, cuda0_copy_out, cuda1_copy_in, cuda1_compute]
+host_streams = [cuda0_copy_in, cuda1_copy_in]  # copy from or to host memory
+
+
+def behind_the_caller(step):
+    """Let step begin when the caller's streams have come this far, and them go on when ours have ended.
+
+    The memory of its outputs does not go back before the caller's streams are done with it.
+    """
+
+    @functools.wraps(step)
+    def call(*inputs, **given):
+        callers = [current_stream(stream.device) for stream in streams]
+        for stream, caller in zip(streams, callers, strict=True):
+            stream.wait_stream(caller)
+        try:
+            outputs = step(*inputs, **given)
+        finally:
+            for stream, caller in zip(streams, callers, strict=True):
+                caller.wait_stream(stream)
+            for stream in host_streams:
+                stream.synchronize()
+        for output in outputs.values():
+            if isinstance(output, torch.Tensor) and output.device.type != "cpu":
+                output.record_stream(current_stream(output.device))
+        return outputs
+
+    return call
+
+
+def to(value, device):
+    """Copy a tensor, or all in a tuple, list or dict, on the current stream; to the CPU, into pinned memory."""
+    if isinstance(value, torch.Tensor):
+        twin = value.detach().to(device, non_blocking=True, copy=True)
+        return twin.requires_grad_() if value.requires_grad and value.is_leaf else twin
+    if isinstance(value, dict):
+        return {key: to(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [to(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return copy.deepcopy(value)
+
+
+@torch.no_grad()
+@behind_the_caller
+def step(x, w1, w2):
+    """Run once; return the outputs by name."""
+    # stream cuda:0/copy-in
+    with cuda0_copy_in:
+        x_cuda0 = to(x, cuda0)
+        w1_cuda0 = to(w1, cuda0)
+        e0.record(cuda0_copy_in)
+    # stream cuda:1/copy-in
+    with cuda1_copy_in:
+        w2_cuda1 = to(w2, cuda1)
+    # stream cuda:0/compute
+    with cuda0_compute:
+        cuda0_compute.wait_event(e0)
+        matmul = x_cuda0 @ w1_cuda0
+        relu = torch.relu(matmul)
+        del matmul
+        e1.record(cuda0_compute)
+    # stream cuda:0/copy-out and cuda:1/copy-in
+    with cuda0_copy_out, cuda1_copy_in:
+        cuda0_copy_out.wait_event(e1)
+        relu_cuda1 = to(relu, cuda1)
+        e2.record(cuda0_copy_out)
+    # stream cuda:1/compute
+    with cuda1_compute:
+        cuda1_compute.wait_event(e2)
+        matmul_1 = relu_cuda1 @ w2_cuda1
+    # stream cuda:0/copy-in
+    cuda0_copy_in.wait_event(e1)
+    del x_cuda0, w1_cuda0
+    # stream cuda:1/compute
+    e3.record(cuda1_compute)
+    # stream cuda:1/copy-in
+    cuda1_copy_in.wait_event(e3)
+    del w2_cuda1, relu_cuda1
+    # stream cuda:0/compute
+    cuda0_compute.wait_event(e2)
+    del relu
+    return {"y": matmul_1}
+'''
+
+UPDATE = """\
+# stream cuda:0/copy-in
+with cuda0_copy_in:
+    w_cuda0 = to(w, cuda0)
+    g_cuda0 = to(g, cuda0)
+    e0.record(cuda0_copy_in)
+    table_cuda0 = to(table, cuda0)
+    e1.record(cuda0_copy_in)
+# stream cuda:0/compute
+with cuda0_compute:
+    cuda0_compute.wait_event(e0)
+    w_cuda0.sub_(g_cuda0, alpha=0.5)
+    w_cuda0 *= 2
+    e2.record(cuda0_compute)
+# stream cuda:0/copy-out
+with cuda0_copy_out:
+    cuda0_copy_out.wait_event(e2)
+    w.copy_(w_cuda0, non_blocking=True)
+    e3.record(cuda0_copy_out)
+# stream cuda:0/compute
+with cuda0_compute:
+    cuda0_compute.wait_event(e1)
+    table_cuda0[1:, 0] = 3
+    e4.record(cuda0_compute)
+# stream cuda:0/copy-out
+with cuda0_copy_out:
+    cuda0_copy_out.wait_event(e4)
+    table.copy_(table_cuda0, non_blocking=True)
+# stream cpu/compute
+e3.synchronize()
+aminmax_0, aminmax_1 = torch.aminmax(w)
+# stream cuda:0/copy-out
+e5.record(cuda0_copy_out)
+# stream cuda:0/copy-in
+cuda0_copy_in.wait_event(e5)
+del g_cuda0, w_cuda0, table_cuda0
+return {"low": aminmax_0, "high": aminmax_1}
+"""

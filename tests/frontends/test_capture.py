@@ -1,0 +1,497 @@
+"""Captured steps do what eager steps do, bit for bit, on any machine; and what cannot be captured says so."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from autosched.frontends.capture import Captured
+from autosched.testing import scattered
+from tests.codegen.test_codegen import fresh, on_cpu
+from tests.models import DEEP, KINDS, Tied, mlp, vectors
+from tests.serial import some
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "momentum, foreach": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd, fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: optim.Adam(p, lr=0.01),
+    "adam, amsgrad": lambda p: optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw, foreach": lambda p: optim.AdamW(p, lr=0.01, foreach=True),
+    "adamw, fused": lambda p: optim.AdamW(p, lr=0.01, fused=True),
+    "momentum, its rate a tensor": lambda p: optim.SGD(p, lr=torch.tensor(0.1), momentum=0.9),
+    "adam, its rate a tensor": lambda p: optim.Adam(p, lr=torch.tensor(0.01)),
+    "nadam": lambda p: optim.NAdam(p, lr=0.01),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.01),
+}
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)
+    return functional.mse_loss(out, y) if y.is_floating_point() else functional.cross_entropy(out, y)
+
+
+def stepper(model: nn.Module, optimizer: optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(model, x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def held(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """All that a step changes."""
+    found = {f"state {name}": tensor for name, tensor in model.state_dict().items()}
+    found |= {f"grad {name}": parameter.grad for name, parameter in model.named_parameters()}
+    moments = optimizer.state_dict()["state"]
+    return found | {f"moment {i} {name}": item for i, own in moments.items() for name, item in own.items()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], when: object) -> None:
+    assert found.keys() == expected.keys(), when
+    for name, item in expected.items():
+        same = torch.equal(found[name], item) if isinstance(item, Tensor) else found[name] == item
+        assert same, f"{name} differs in step {when}"
+
+
+def assert_trains_as_eager(kind: str, optimizer: str, steps: int = 5, **options: Any) -> None:
+    """Train a model and its twin, one eagerly, on the same batches with the same seeds."""
+    torch.manual_seed(0)
+    eager = (KINDS | DEEP)[kind].make()
+    twin = copy.deepcopy(eager)
+    eager_optimizer, twin_optimizer = (OPTIMIZERS[optimizer](m.parameters()) for m in (eager, twin))
+    step = stepper(eager, eager_optimizer)
+    with asc.compile(stepper(twin, twin_optimizer), **options) as run:
+        for number in range(steps):
+            batch = (KINDS | DEEP)[kind].batch()
+            torch.manual_seed(number)
+            expected = step(*batch)
+            torch.manual_seed(number)
+            found = run(*batch)
+            assert torch.equal(found, expected), number
+            for group in (*eager_optimizer.param_groups, *twin_optimizer.param_groups):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].mul_(0.5)
+            assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
+        assert run.cache_info().misses <= 2  # with the optimizer's state, and without
+
+
+SMALL = "mlp", "lenet", "recurrent"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind"),
+    [(policy, kind) for policy in ("heft", scattered(0)) for kind in KINDS]
+    + [
+        pytest.param(policy, kind, marks=[] if kind in SMALL else pytest.mark.slow)
+        for policy in ("auto", "single", "round_robin")
+        for kind in KINDS
+    ],
+)
+def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) -> None:
+    optimizer = "momentum" if kind in ("resnet", "lenet") else "adam"
+    gpus = list(KINDS).index(kind) % 4
+    assert_trains_as_eager(
+        kind,
+        optimizer,
+        steps=5 if policy == "auto" else 3,
+        policy=policy,
+        machine=asc.Machine.emulated(gpus=gpus),
+        backend="virtual",
+    )
+
+
+def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
+    """Those of a new thread are the computer's until torch is asked, and convolutions did not ask: other last bits."""
+    machine = asc.Machine.emulated(gpus=2)
+    assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
+
+
+@pytest.mark.parametrize("gpus", some(range(4), 3))
+@pytest.mark.parametrize("kind", some(["resnet18", "resnet50"], "resnet18"))
+def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: str, gpus: int) -> None:
+    machine = asc.Machine.emulated(gpus=gpus)
+    assert_trains_as_eager(kind, "momentum", policy="round_robin", machine=machine, backend="virtual")
+
+
+@pytest.mark.filterwarnings("error:no estimate")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_step_as_they_do_eagerly(optimizer: str) -> None:
+    machine = asc.Machine.emulated(gpus=2)
+    assert_trains_as_eager("mlp", optimizer, policy="round_robin", machine=machine, backend="virtual")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet", "transformer"])
+def test_a_captured_step_leaves_the_same_in_every_interleaving(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS[kind].batch())
+    machine = asc.Machine.emulated(gpus=2)
+    examples = {name: tensor.detach() for name, tensor in graph.examples.items()}
+    found = asc.testing.check(graph, machine, examples=examples, policies=["round_robin"], interleavings=6)
+    assert found.interleavings == 6
+
+
+# ---- what is captured
+
+
+def named(graph: Captured) -> dict[str, asc.Task]:
+    return {task.name: task for task in graph.tasks}
+
+
+def test_inputs_have_the_names_that_the_user_gave() -> None:
+    model = nn.Sequential()
+    model.add_module("fc", nn.Linear(3, 4))
+    optimizer = OPTIMIZERS["momentum"](model.parameters())
+    step = stepper(model, optimizer)
+    x, y = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    first = asc.capture(step, x, y)
+    assert first.input_names == ("fc.weight", "fc.bias", "x", "y")
+    assert list(first.outputs) == ["result", "optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer"]
+    step(x, y)
+    second = asc.capture(step, x, y)
+    moments = ("optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer")
+    assert second.input_names == ("fc.weight", "fc.bias", *moments, "x", "y")
+    assert list(second.outputs) == ["result"]
+
+
+def test_arguments_have_the_names_of_parameters_and_paths() -> None:
+    def fn(pair: tuple[Tensor, dict[str, Tensor]], *more: Tensor, scale: float, **rest: Tensor) -> Tensor:
+        return (pair[0] + pair[1]["b"] + more[0] + rest["z"]) * scale
+
+    one = torch.ones(2)
+    graph = asc.capture(fn, (one, {"b": one + 1}), one + 2, scale=2.0, z=one + 3)
+    assert graph.input_names == ("pair.0", "pair.1.b", "more.0", "z")
+    outputs = graph.run_serial(**graph.feed((one, {"b": one}), one, scale=2.0, z=one))
+    assert graph.finish(outputs).tolist() == [8.0, 8.0]
+
+
+def test_tasks_know_their_module_phase_and_line() -> None:
+    model = nn.Sequential()
+    model.add_module("fc1", nn.Linear(8, 6))
+    model.add_module("act", nn.ReLU())
+    model.add_module("fc2", nn.Linear(6, 4))
+
+    def step(x: Tensor) -> None:
+        model(x).square().mean().backward()  # this line
+        optimizer.step()
+
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    graph = asc.capture(step, torch.randn(2, 8))
+    origins = {name: task.origin for name, task in named(graph).items()}
+    assert (origins["fc1.addmm"].module, origins["fc1.addmm"].phase) == ("fc1", "forward")
+    assert origins["act.relu"].module == "act"
+    assert origins["fc1.optimizer.add"].phase == "optimizer"
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if text.endswith("# this line\n"))
+    assert origins["fc1.addmm"].where == (__file__, line)
+    assert origins["fc2.backward.mm"].phase == "backward"
+    if hasattr(torch.compiler, "_patch_engine_backward"):
+        assert origins["fc2.backward.mm"].module == "fc2"
+        assert origins["act.backward.threshold_backward"].module == "act"
+
+
+def test_what_is_returned_keeps_its_shape() -> None:
+    def fn(x: Tensor) -> dict[str, Any]:
+        return {"sum": x.sum(), "parts": [x + 1, (x, None)], "n": 3}
+
+    graph = asc.capture(fn, torch.ones(2))
+    found = graph.finish(graph.run_serial(**graph.feed(torch.zeros(2))))
+    assert found["n"] == 3
+    assert found["sum"].item() == 0
+    assert found["parts"][0].tolist() == [1, 1]
+    assert found["parts"][1][0].tolist() == [0, 0]
+    assert found["parts"][1][1] is None
+
+
+def test_capturing_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    step, batch = stepper(model, optimizer), vectors(8)()
+    step(*batch)
+    loss_of(model, *batch).backward()
+    before = {name: copy.deepcopy(item) for name, item in held(model, optimizer).items()}
+    random = torch.get_rng_state()
+    asc.capture(step, *batch)
+    assert_same(held(model, optimizer), before, "none")
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1])
+
+
+def test_capturing_leaves_a_recurrent_network_its_weights() -> None:
+    model = KINDS["recurrent"].make()
+    asc.capture(model, KINDS["recurrent"].batch()[0])
+    cells = model.get_submodule("cells")
+    assert all(flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True))
+
+
+def test_gradients_that_are_left_add_up_over_calls() -> None:
+    torch.manual_seed(0)
+    eager = nn.Linear(3, 4)
+    twin = copy.deepcopy(eager)
+
+    def accumulate(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        loss_of(model, x, y).backward()
+
+    with asc.compile(accumulate, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for _ in range(3):
+            batch = torch.randn(5, 3), torch.randint(0, 4, (5,))
+            accumulate(eager, *batch)
+            run(twin, *batch)
+            assert torch.equal(twin.weight.grad, eager.weight.grad)
+            assert torch.equal(twin.bias.grad, eager.bias.grad)
+
+
+def test_tied_weights_stay_tied() -> None:
+    torch.manual_seed(0)
+    eager = Tied()
+    twin = copy.deepcopy(eager)
+    optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in (eager, twin)]
+    step, batch = stepper(eager, optimizers[0]), (torch.tensor([1, 2]), torch.tensor([3, 4]))
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for number in range(2):
+            assert torch.equal(run(*batch), step(*batch))
+            assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)
+
+
+def test_buffers_that_are_replaced_are_replaced() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + x.sum()
+            return x * self.seen
+
+    model = Counting()
+    with asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        assert run(torch.ones(2)).tolist() == [2, 2]
+        assert run(torch.ones(2)).tolist() == [4, 4]
+    assert model.seen.item() == 4
+
+
+def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
+    """They were views, of which ``double()`` moved the shape and not the base."""
+    model = nn.Linear(3, 4)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+
+    with asc.compile(step, asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        run(torch.ones(2, 3))
+        model.double()
+        run(torch.ones(2, 3, dtype=torch.double))
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.full((4, 3), 4.0, dtype=torch.double))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_numbers_for_dropout_alone(dropout: float) -> None:
+    x = torch.ones(1, 2, 3, 4)
+    graph = asc.capture(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout), x)
+    assert any(task.random for task in graph.tasks) == (dropout > 0)
+
+
+def test_generators_among_the_arguments_are_drawn_from() -> None:
+    def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.randn(2, generator=generator)
+
+    mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    with asc.compile(noisy, asc.Machine.emulated(gpus=0)) as run:
+        for _ in range(3):
+            assert torch.equal(run(torch.ones(2), mine), noisy(torch.ones(2), theirs))
+
+
+def test_objects_that_answer_to_their_items_names_can_be_read() -> None:
+    class Table(dict[str, float]):
+        __getattr__ = dict.__getitem__
+
+    table = Table(scale=2.0)
+    graph = asc.capture(lambda x: x * table.scale, torch.ones(2))
+    assert graph.run_serial(**graph.feed(torch.ones(2)))["result"].tolist() == [2, 2]
+
+
+# ---- where modules run
+
+
+def test_modules_run_where_their_paths_are_placed() -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential()
+    eager.add_module("body", nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 6)))
+    eager.add_module("head", nn.Linear(6, 4))
+    twin = copy.deepcopy(eager)
+    optimizers = [OPTIMIZERS["momentum"](model.parameters()) for model in (eager, twin)]
+    step, (x, y) = stepper(eager, optimizers[0]), vectors(8)()
+    place = {"body.0": "cuda:1", "body*": "cuda:0", "head": "cuda:1"}
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=2), place=place, backend="virtual") as run:
+        assert torch.equal(run(x, y), step(x, y))
+        assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), "first")
+        schedule = run.schedule(x, y)
+    for task in schedule.graph.tasks:
+        if not task.view and task.origin.module:
+            expected = "cuda:0" if task.origin.module in ("body.1", "body.2") else "cuda:1"
+            assert schedule.placement.device[task.name] == expected, task.name
+
+
+def test_a_pattern_that_fits_nothing_is_named() -> None:
+    graph = asc.capture(nn.Linear(3, 2), torch.ones(1, 3))
+    with pytest.raises(asc.GraphError, match="'layer9' in place= fits no task's name and no module"):
+        asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"layer9": "cuda:0"})
+
+
+# ---- kinds of calls
+
+
+def test_each_kind_of_call_is_captured_once() -> None:
+    model = mlp()
+    with asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run, torch.no_grad():
+        for hits, misses, change in [
+            (0, 1, lambda: None),
+            (1, 1, lambda: None),
+            (1, 2, lambda: model.eval()),
+            (2, 2, lambda: None),
+            (3, 2, lambda: model.train()),
+            (3, 3, lambda: setattr(model[3], "p", 0.25)),
+            (3, 4, lambda: model.double()),
+        ]:
+            change()
+            x = torch.randn(6, 8, dtype=model[0].weight.dtype)
+            run(x)
+            info = run.cache_info()
+            assert (info.hits, info.misses) == (hits, misses)
+
+
+def test_a_changed_learning_rate_is_seen() -> None:
+    torch.manual_seed(0)
+    eager = nn.Linear(3, 4)
+    twin = copy.deepcopy(eager)
+    optimizers = [optim.SGD(model.parameters(), lr=0.5) for model in (eager, twin)]
+    step = stepper(eager, optimizers[0])
+    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+        for rate in (0.5, 0.5, 0.25):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = rate
+            batch = torch.randn(5, 3), torch.randint(0, 4, (5,))
+            step(*batch)
+            run(*batch)
+            assert torch.equal(twin.weight, eager.weight)
+        assert run.cache_info().misses == 2
+
+
+def test_shapes_and_plain_arguments_make_a_kind_and_old_ones_go() -> None:
+    def fn(x: Tensor, by: float) -> Tensor:
+        return x * by
+
+    with asc.compile(fn, asc.Machine.emulated(gpus=1), backend="virtual", maxsize=2) as run:
+        for size, by in [(1, 2.0), (2, 2.0), (2, 3.0), (2, 2), (1, 2.0)]:
+            assert run(torch.ones(size), by).tolist() == [by] * size
+        assert run.cache_info() == (0, 5, 2, 2)
+
+
+# ---- what cannot be captured
+
+
+def branching(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+outside = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said", "line"),
+    [
+        (branching, "data", "if x.sum() > 0:"),
+        (lambda x: x * float(x.sum()), "data", "float(x.sum())"),
+        (lambda x: x + outside, "tensor", "x + outside"),
+        (lambda x: torch.from_numpy(x.numpy() + 1), "numpy", "x.numpy()"),
+    ],
+)
+def test_what_no_graph_can_say_is_named_with_its_line(fn: Callable[..., Any], said: str, line: str) -> None:
+    with pytest.raises(asc.CaptureError) as error:
+        asc.capture(fn, torch.ones(2))
+    assert said in str(error.value)
+    assert line in str(error.value)
+    assert f"{__file__}:" in str(error.value)
+
+
+def test_an_optimizer_that_counts_in_python_is_refused() -> None:
+    class Counting(optim.SGD):
+        def step(self) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+                parameter.data.sub_(parameter.grad, alpha=1 / self.state[parameter]["count"])
+
+    model = nn.Linear(3, 4)
+    step = stepper(model, Counting(model.parameters(), lr=0.1))
+    with pytest.raises(asc.CaptureError, match=r"'optimizer\.weight\.count' is 1 after the step"):
+        asc.capture(step, torch.randn(5, 3), torch.randint(0, 4, (5,)))
+
+
+def test_an_error_without_words_is_named_too() -> None:
+    def fails(x: Tensor) -> None:
+        raise AssertionError
+
+    with pytest.raises(asc.CaptureError, match="cannot be captured: AssertionError"):
+        asc.capture(fails, torch.ones(1))
+
+
+def test_a_wrong_call_is_named() -> None:
+    with pytest.raises(asc.CaptureError, match="cannot be called like that: missing a required argument: 'x'"):
+        asc.capture(branching)
+
+
+# ---- as code
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet", "recurrent"])
+def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch())
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
+    names: dict[str, Any] = {}
+    exec(on_cpu(schedule.code), names)
+    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    torch.manual_seed(1)
+    found = names["step"](*ours.values(), **schedule.code.given)
+    torch.manual_seed(1)
+    assert_same(found | ours, schedule.run_serial(**theirs) | theirs, "the only")
+
+
+def test_a_fresh_process_without_autosched_takes_a_captured_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = KINDS["mlp"].make()
+    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch())
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
+    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    torch.save([*ours.values()], tmp_path / "given.pt")
+    assert schedule.code.given == {}
+    last = f"""
+        torch.manual_seed(1)
+        torch.set_num_threads({torch.get_num_threads()})
+        given = torch.load({str(tmp_path / "given.pt")!r})
+        torch.save((step(*given), given), {str(tmp_path / "left.pt")!r})
+    """
+    fresh(on_cpu(schedule.code), last)
+    outputs, left = torch.load(tmp_path / "left.pt")
+    torch.manual_seed(1)
+    expected = schedule.run_serial(**theirs)
+    assert_same(outputs | dict(zip(ours, left, strict=True)), expected | theirs, "the only")

@@ -1,0 +1,200 @@
+"""What makes tensors makes them where its task runs, also in steps that were captured on another device."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autosched as asc
+from autosched.frontends.operators import _same
+from autosched.graph.task import Here
+from autosched.policies import single_on
+from autosched.program.program import Copy
+from autosched.runtime.backends import Transfer
+from autosched.runtime.backends.host import Host
+from tests.frontends.test_capture import OPTIMIZERS, assert_same, held, stepper
+
+GPU = torch.device("meta")  # which every computer has, and which runs everything
+
+
+class WithMeta(Host):
+    """A host whose accelerators are meta devices."""
+
+    def place(self, device: str) -> torch.device:
+        return GPU if device.startswith("cuda") else torch.device("cpu")
+
+    def transfer(self, copy: Copy) -> Transfer:
+        device = self.place(copy.destination)
+        return lambda source, into: source.to(device) if isinstance(source, Tensor) else source
+
+
+def positions(x: Tensor) -> list[Tensor]:
+    return [torch.arange(len(x)), torch.arange(len(x), device=x.device), torch.zeros(2, device=x.device) + x[0, 0]]
+
+
+def masks(x: Tensor) -> list[Tensor]:
+    mask = torch.triu(torch.full((4, 4), -float("inf"), device=x.device), diagonal=1)
+    return [mask, x + mask, torch.tril(torch.ones(4, 4, dtype=torch.bool)), torch.eye(4) @ x]
+
+
+def constants(x: Tensor) -> list[Tensor]:
+    return [
+        torch.tensor([1.0, 2.0, 3.0, 4.0]) + x,
+        torch.tensor(3.0) * x,
+        x.new_tensor([1.0]),
+        torch.scalar_tensor(2.0),
+    ]
+
+
+def like_others(x: Tensor) -> list[Tensor]:
+    made = [x.new_zeros(3), x.new_full((2,), 1.0), torch.zeros_like(x), torch.ones_like(x, device=x.device)]
+    return [
+        *made,
+        x.to(torch.float64),
+        x.to(x.device, torch.float64),
+        torch.empty_like(x).zero_(),
+        torch.full_like(x, 2.0),
+    ]
+
+
+def random(x: Tensor) -> list[Tensor]:
+    return [
+        torch.randn(3),
+        torch.rand(2, device=x.device),
+        torch.randint(0, 3, (2,)),
+        torch.randn_like(x),
+        x.new_empty(2).normal_(),
+    ]
+
+
+FUNCTIONS = [positions, masks, constants, like_others, random]
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_factories_run_on_the_device_of_their_task(fn: Callable[[Tensor], list[Tensor]]) -> None:
+    graph = asc.capture(fn, torch.randn(4, 4))
+    machine = asc.Machine.emulated(gpus=1)
+    with asc.schedule(graph, machine, policy=single_on("cuda:0"), backend=WithMeta()) as away:
+        assert {task.device for task in graph.tasks} == {None}
+        found = graph.finish(away(x=torch.randn(4, 4)))
+        assert [item.device for item in found] == [GPU] * len(found)
+    with asc.schedule(graph, machine, policy=single_on("cpu"), backend=WithMeta()) as at_home:
+        found = graph.finish(at_home(x=torch.randn(4, 4)))
+        assert {item.device.type for item in found} == {"cpu"}
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("backend", ["virtual", "host"])
+def test_what_factories_make_is_what_they_make_eagerly(fn: Callable[[Tensor], list[Tensor]], backend: str) -> None:
+    x = torch.randn(4, 4)
+    machine = asc.Machine.emulated(gpus=3)
+    with asc.compile(fn, machine, policy="round_robin", backend=backend) as run:
+        torch.manual_seed(0)
+        expected = fn(x)
+        torch.manual_seed(0)
+        assert all(map(torch.equal, run(x), expected))
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_the_code_makes_them_there_too(fn: Callable[[Tensor], list[Tensor]]) -> None:
+    graph = asc.capture(fn, torch.randn(4, 4))
+    code = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy=single_on("cuda:0"), backend="host").code
+    assert 'torch.device("cpu")' not in code
+    assert ("device=cuda0" in code) == any("device" in task.kwargs for task in graph.tasks)
+    names: dict[str, Any] = {}
+    exec(re.sub(r'torch\.device\("cuda:\d"\)', 'torch.device("cpu")', code), names)
+    x = torch.randn(4, 4)
+    torch.manual_seed(0)
+    expected = fn(x)
+    torch.manual_seed(0)
+    found = graph.finish(names["step"](x, **code.given))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_factory_on_the_host_says_cpu_in_code() -> None:
+    graph = asc.capture(lambda x: torch.zeros(3), torch.ones(1))
+    code = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy=single_on("cpu"), backend="host").code
+    assert 'device=torch.device("cpu")' in code
+
+
+# ---- other devices than the usual
+
+
+def test_a_factory_on_another_device_is_bound_to_it() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + torch.zeros(2, device="meta"), torch.ones(2, device=x.device)
+
+    graph = asc.capture(fn, torch.ones(2, device="meta"))
+    assert [task.device for task in graph.tasks] == [None] * 3
+    graph = asc.capture(lambda x: (torch.zeros(2), x * 2), torch.ones(2, device="meta"))
+    assert {task.name: task.device for task in graph.tasks} == {"zeros": "host", "mul": None}
+    graph = asc.capture(lambda x: (torch.zeros(2, device="meta"), x * 2), torch.ones(2))
+    assert {task.name: task.device for task in graph.tasks} == {"zeros": "meta", "mul": None}
+
+
+def test_where_inputs_are_on_several_devices_each_named_one_is_meant() -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x + torch.zeros(2, device=x.device), y + torch.zeros(2, device=y.device)
+
+    graph = asc.capture(fn, torch.ones(2), torch.ones(2, device="meta"))
+    assert [task.device for task in graph.tasks if "zeros" in task.name] == ["host", "meta"]
+
+
+def test_a_number_on_the_cpu_makes_no_second_device() -> None:
+    graph = asc.capture(
+        lambda x, n: x * n + torch.zeros(2, device="meta"), torch.ones(2, device="meta"), torch.ones(())
+    )
+    assert [task.kwargs["device"] for task in graph.tasks if "zeros" in task.name] == [Here(GPU)]
+
+
+def test_a_device_without_a_number_is_the_usual_one_of_its_kind() -> None:
+    usual = torch.device("cuda", 1)
+    assert [_same(torch.device(name), usual) for name in ("cuda", "cuda:1", "cuda:0", "cpu")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# ---- a step
+
+
+class Reader(nn.Module):
+    """A small language model with all that such models make on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
+        self.keys, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1], device=x.device)
+        h = self.words(x) + self.places(at) + torch.zeros(8, device=x.device)
+        mask = torch.triu(torch.full((len(at), len(at)), -float("inf"), device=x.device), diagonal=1)
+        scale = torch.tensor([0.5] * 8)
+        weights = torch.softmax(self.keys(h) @ h.transpose(1, 2) + mask, -1)
+        return self.head((weights @ h * scale).mean(1) + torch.randn(8) * 0.1)
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_a_step_with_positions_masks_and_constants_trains_as_the_eager_one_does(gpus: int) -> None:
+    torch.manual_seed(0)
+    eager = Reader()
+    twin = copy.deepcopy(eager)
+    optimizers = [OPTIMIZERS["adam"](model.parameters()) for model in (eager, twin)]
+    step, machine = stepper(eager, optimizers[0]), asc.Machine.emulated(gpus=gpus)
+    with asc.compile(stepper(twin, optimizers[1]), machine, policy="round_robin", backend="virtual") as run:
+        for number in range(3):
+            x, y = torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,))
+            torch.manual_seed(number)
+            expected = step(x, y)
+            torch.manual_seed(number)
+            assert torch.equal(run(x, y), expected)
+            assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)

@@ -1,0 +1,611 @@
+"""Merged graphs do what the graphs do that they were made of; granularities of captures; functions that stay whole."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+
+import autosched as asc
+from autosched.coarsening.grouping import STEP
+from autosched.costs.estimate import estimate
+from autosched.runtime.backends.virtual import Virtual
+from autosched.testing import graphs, inputs_for, machines
+from tests.codegen.test_codegen import body, run
+from tests.frontends.test_capture import OPTIMIZERS, assert_same, assert_trains_as_eager, stepper
+from tests.models import KINDS, mlp, vectors
+from tests.sample_policies import policies, under_every_policy
+from tests.serial import some
+
+GPU = asc.Device("cuda:0")
+TINY = STEP / 5
+LONG = 1e-3
+
+drawn_groups = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=60, max_size=60)
+
+
+def grouped(graph: asc.Graph, drawn: list[str | None]) -> dict[str, str]:
+    return {task.name: group for task, group in zip(graph.tasks, drawn, strict=False) if group}
+
+
+def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str, Tensor]:
+    """Return what a run puts out, and what it leaves in its inputs."""
+    torch.manual_seed(3)
+    inputs = inputs_for(graph)
+    return {**{f"output {label}": item for label, item in run(**inputs).items()}, **inputs}
+
+
+def seconds_of(graph: asc.Graph, drawn: list[float]) -> asc.Costs:
+    return asc.Costs.table({task.name: drawn[i % len(drawn)] for i, task in enumerate(graph.tasks) if not task.view})
+
+
+def critical_path(graph: asc.Graph, costs: asc.Costs) -> float:
+    ends: list[float] = []
+    for task in graph.tasks:
+        start = max((ends[d.task] for d in task.dependencies), default=0.0)
+        ends.append(start + costs.task_seconds(task, GPU))
+    return max(ends, default=0.0)
+
+
+def named(graph: asc.Graph) -> list[str]:
+    return [task.name for task in graph.tasks]
+
+
+# ---- the laws
+
+
+@given(graph=graphs(most=20), drawn=drawn_groups)
+def test_a_merged_graph_does_what_the_graph_does(graph: asc.Graph, drawn: list[str | None]) -> None:
+    merged = asc.merge(graph, grouped(graph, drawn))
+    assert list(merged.outputs) == list(graph.outputs)
+    assert merged.input_names == graph.input_names
+    assert_same(outcome(merged.run_serial, graph), outcome(graph.run_serial, graph), "serial")
+
+
+@under_every_policy
+@given(policy=policies, graph=graphs(), machine=machines(), drawn=drawn_groups, data=st.data())
+def test_a_merged_graph_does_so_under_every_policy_in_every_interleaving(
+    policy: str, graph: asc.Graph, machine: asc.Machine, drawn: list[str | None], data: st.DataObject
+) -> None:
+    merged = asc.merge(graph, grouped(graph, drawn) if any(drawn[:3]) else "auto")
+    backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
+    with asc.schedule(merged, machine, policy=policy, backend=backend, check="bytes") as schedule:
+        assert_same(outcome(schedule, graph), outcome(graph.run_serial, graph), policy)
+
+
+@given(graph=graphs(), machine=machines(), drawn=drawn_groups)
+def test_the_code_of_a_merged_graph_does_so_too(
+    graph: asc.Graph, machine: asc.Machine, drawn: list[str | None]
+) -> None:
+    schedule = asc.schedule(asc.merge(graph, grouped(graph, drawn)), machine, policy="round_robin")
+    if machine.contention:
+        expected = outcome(graph.run_serial, graph)
+        assert_same(outcome(lambda **inputs: run(schedule, inputs), graph), expected, "code")
+
+
+@given(graph=graphs(), once=drawn_groups, again=drawn_groups)
+def test_what_was_merged_can_be_merged_again(graph: asc.Graph, once: list[str | None], again: list[str | None]) -> None:
+    merged = asc.merge(graph, grouped(graph, once))
+    twice = asc.merge(merged, grouped(merged, again))
+    expected = outcome(graph.run_serial, graph)
+    assert_same(outcome(twice.run_serial, graph), expected, "serial")
+    schedule = asc.schedule(twice, asc.Machine.emulated(gpus=3), policy="heft")
+    assert_same(outcome(lambda **inputs: run(schedule, inputs), graph), expected, "code")
+
+
+@given(graph=graphs(most=20), drawn=st.lists(st.sampled_from([0.0, STEP / 5, STEP, 1e-4]), min_size=1, max_size=9))
+def test_merging_by_cost_lengthens_no_path_by_more_than_it_saves(graph: asc.Graph, drawn: list[float]) -> None:
+    costs = seconds_of(graph, drawn)
+    merged = asc.merge(graph, costs=costs, device=GPU)
+    saved = STEP * sum(len([part for part in task.parts if not part.view]) - 1 for task in merged.tasks)
+    assert critical_path(merged, costs) <= critical_path(graph, costs) + max(saved, 0) + 1e-12
+    before, after = (sum(costs.task_seconds(task, GPU) for task in g.tasks) for g in (graph, merged))
+    assert after == pytest.approx(before)
+
+
+@given(graph=graphs(), drawn=drawn_groups)
+def test_a_merged_task_costs_its_parts(graph: asc.Graph, drawn: list[str | None]) -> None:
+    costs = asc.Costs(default_seconds=LONG)
+    for task in asc.merge(graph, grouped(graph, drawn)).tasks:
+        count = sum(not part.view for part in task.parts)
+        if count:
+            assert costs.task_seconds(task, GPU) == pytest.approx(count * LONG)
+
+
+@pytest.mark.slow
+def test_ten_thousand_tasks_are_merged() -> None:
+    graph = asc.Graph()
+    values = list(graph.inputs("x", "y"))
+    for i in range(10_000):
+        values.append(graph.add(max, values[-1 - i % 2], values[i // 2], seconds=TINY if i % 3 else LONG))
+    graph.output(values[-1])
+    merged = asc.merge(graph, costs=asc.Costs(), device=GPU)
+    assert len(merged) < len(graph)
+    assert merged.run_serial(x=1, y=2) == graph.run_serial(x=1, y=2)
+
+
+# ---- what is merged, by hand
+
+
+def layer() -> asc.Graph:
+    graph = asc.Graph("layer")
+    x, w, b = graph.inputs("x", "w", "b")
+    hidden = torch.relu(x @ w.t() + b)
+    low, high = graph.add(torch.aminmax, hidden, outputs=2)
+    w.sub_(low, alpha=0.1)
+    graph.output(high=high, half=hidden.t())
+    return graph
+
+
+def test_merged_tasks_make_their_views_and_return_what_others_need() -> None:
+    merged = asc.merge(layer(), dict.fromkeys(["matmul", "add", "relu", "aminmax", "sub"], "layer"))
+    assert named(merged) == ["layer", "t_1"]
+    task = merged.task("layer")
+    assert [merged.values[use.value].name for use in task.reads] == ["w", "x", "b"]
+    assert [merged.values[use.value].name for use in task.writes] == ["w"]
+    assert [merged.values[use.value].name for use in task.outputs] == ["relu", "aminmax.1"]
+
+
+def test_who_comes_after_a_view_comes_after_what_it_is_a_view_of() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    made = x + 1
+    view = made.t()
+    graph.output(view=view, late=graph.add(torch.exp, x, after=view))
+    merged = asc.merge(graph, {"exp": "late"})
+    assert [merged.tasks[d.task].name for d in merged.task("late").dependencies] == ["add"]
+
+
+def test_what_is_made_between_is_let_go_of_when_it_is_used_last() -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    def note(x: Tensor) -> Tensor:
+        kept.append(weakref.ref(x))
+        return x + 1
+
+    def gone(x: Tensor) -> Tensor:
+        gc.collect()
+        assert kept[0]() is None
+        return x
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(gone, graph.add(note, graph.input("x") * 2) * 2) * 2)
+    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
+    assert len(merged) == 1
+    assert merged.run_serial(x=torch.ones(1))["y"].tolist() == [12]
+
+
+def test_a_group_that_would_wait_for_itself_is_split() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    a = x + 1
+    graph.output(y=(a * 2) + a)
+    assert named(asc.merge(graph, {"add": "g", "add_1": "g"})) == ["g", "mul", "g_1"]
+
+
+def test_only_what_lies_in_a_circle_is_split() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = x + 1
+    graph.output(p=(a * 2) + a, q=y - 1, r=y.exp() / 2)
+    merged = asc.merge(graph, {"add": "g", "add_1": "g", "sub": "h", "truediv": "h"})
+    assert named(merged) == ["g", "mul", "g_1", "exp", "h"]
+
+
+def test_tasks_pinned_to_different_devices_are_not_merged() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        x = x + 1 + 1
+    with graph.on("cuda:1"):
+        x = x + 1 + 1
+    graph.output(y=x + 1)
+    for groups in ("auto", dict.fromkeys(named(graph), "all")):
+        merged = asc.merge(graph, groups)
+        assert [task.device for task in merged.tasks] == ["cuda:0", "cuda:1", None]
+
+
+def test_writes_to_parts_stay_apart() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for part in (x[:2], x[2:]):
+        part.mul_(2)
+    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
+    assert [task.dependencies for task in merged.tasks if task.writes] == [
+        task.dependencies for task in graph.tasks if task.writes
+    ]
+
+
+@pytest.mark.parametrize("look", [torch.t, torch.Tensor.contiguous])
+def test_who_must_stay_with_a_view_is_not_merged_with_who_must_stay_elsewhere(look: Callable[..., Tensor]) -> None:
+    graph = asc.Graph()
+    for i in range(2):
+        with graph.on(f"cuda:{i}"):
+            x = graph.input(f"x{i}")
+        x.mul_(2)
+        graph.output(**{f"y{i}": graph.add(look, x)})
+    merged = asc.merge(graph, {"mul": "g", "mul_1": "g"})
+    schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
+    assert set(schedule.placement.device.values()) == {"cuda:0", "cuda:1"}
+
+
+def test_who_makes_memory_that_is_written_in_parts_is_not_merged_either() -> None:
+    graph = asc.Graph()
+    for i in range(2):
+        made = graph.input(f"x{i}") + 1
+        with graph.on(f"cuda:{i}"):
+            made[:1].mul_(2)
+        graph.output(**{f"y{i}": made})
+    merged = asc.merge(graph, {"add": "g", "add_1": "g"})
+    schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
+    assert (schedule.placement.device["add"], schedule.placement.device["add_1"]) == ("cuda:0", "cuda:1")
+
+
+def test_what_is_kept_together_stays_so_and_is_not_merged_with_what_is_kept_elsewhere() -> None:
+    graph = asc.Graph()
+    for i in range(2):
+        w, gradient = graph.input(f"w{i}"), graph.add(torch.exp, graph.input(f"x{i}"), on=f"cuda:{i}").t()
+        graph.together(w, gradient)
+        w.sub_(gradient)
+    merged = asc.merge(graph, {"sub": "g", "sub_1": "g"})
+    schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
+    assert (schedule.placement.device["g"], schedule.placement.device["g_1"]) == ("cuda:0", "cuda:1")
+    assert [[merged.values[i].name for i in bond] for bond in merged.kept_together] == [["w0", "exp"], ["w1", "exp_1"]]
+
+
+def test_parts_make_tensors_where_the_merged_task_runs() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * (torch.ones(2, device=x.device) + 1)
+
+    operators = asc.capture(fn, torch.ones(2))
+    graph = asc.merge(operators, dict.fromkeys((task.name for task in operators.tasks), "whole"))
+    assert len(graph) == 1
+    assert len(graph.tasks[0].parts) == 3
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"*": "cuda:0"}, backend="virtual")
+    assert (
+        schedule(x=torch.ones(2))["result"].tolist() == [2, 2] == graph.run_serial(x=torch.ones(2))["result"].tolist()
+    )
+    assert re.search(r"ones.*device=cuda0", schedule.code)
+
+
+def test_values_of_one_name_are_not_taken_for_another() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=(x + 1).relu(), z=x.exp())
+    merged = asc.merge(graph, {"add": "exp", "relu": "exp"})
+    assert named(merged) == ["exp_1", "exp"]
+    costs = asc.Costs.table({"add": 1.0, "relu": 2.0, "exp": 4.0})
+    assert costs.task_seconds(merged.tasks[0], GPU) == pytest.approx(3, abs=1e-4)
+
+
+def test_planning_graphs_are_merged_too() -> None:
+    networkx = pytest.importorskip("networkx")
+    dag = networkx.DiGraph([("a", "b"), ("b", "c"), ("b", "d")])
+    networkx.set_node_attributes(dag, LONG, "seconds")
+    merged = asc.merge(asc.Graph.from_networkx(dag))
+    assert named(merged) == ["a+1", "c", "d"]
+    assert asc.schedule(merged, asc.Machine.emulated(gpus=1)).makespan > 2 * LONG
+
+
+def test_an_unknown_word_or_task_is_named() -> None:
+    with pytest.raises(asc.GraphError, match="'op', 'module' or 'auto', got 'layer'"):
+        asc.merge(layer(), "layer")  # type: ignore[arg-type]
+    with pytest.raises(asc.GraphError, match="has no task 'nothing'"):
+        asc.merge(layer(), {"nothing": "g"})
+
+
+def test_a_failing_part_is_named_with_its_line() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(fails, graph.input("x") + 1) * 2)
+    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
+    with pytest.raises(ValueError, match="no") as error:
+        merged.run_serial(x=torch.ones(1))
+    assert re.search(rf"in 'fails', a part of the task, added at {__file__}:\d+", "".join(error.value.__notes__))
+
+
+@pytest.mark.parametrize("backend", ["host", "threads", None])
+def test_a_merged_task_that_fails_is_named(backend: str | None) -> None:
+    def fails(x: Tensor) -> Tensor:
+        if x.item() < 0:
+            raise ValueError("no")
+        return x
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(fails, graph.input("x") + 1) * 2)
+    merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
+    with asc.schedule(merged, asc.Machine.local(gpus=0), backend=backend) as schedule:
+        assert schedule(x=torch.ones(1))["y"].item() == 4  # the first run is watched, later ones are not
+        with pytest.raises(asc.TaskError, match=r"task 'all' on cpu failed: ValueError: no"):
+            schedule(x=-2 * torch.ones(1))
+
+
+# ---- what is merged, by cost
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, ["head", "left", "right", "tail"]),
+        ({"tail": TINY}, ["head", "left", "right", "tail"]),
+        ({"head": TINY}, ["head", "left", "right", "tail"]),
+        ({"left": TINY}, ["head+3"]),
+        ({"head": TINY, "left": TINY, "right": TINY, "tail": TINY}, ["head+3"]),
+    ],
+)
+def test_what_runs_side_by_side_is_merged_only_if_it_is_tiny(seconds: dict[str, float], expected: list[str]) -> None:
+    graph = asc.Graph()
+    head = graph.add(abs, graph.input("x"), name="head")
+    left, right = graph.add(abs, head, name="left"), graph.add(abs, head, name="right")
+    graph.output(z=graph.add(max, left, right, name="tail"))
+    merged = asc.merge(graph, costs=asc.Costs(seconds, default_seconds=LONG), device=GPU)
+    assert named(merged) == expected
+
+
+def test_tiny_tasks_that_nothing_follows_are_merged() -> None:
+    graph = asc.Graph()
+    for i in range(9):
+        graph.output(**{f"y{i}": graph.add(abs, graph.input(f"x{i}"), name=f"t{i}", seconds=2 * TINY)})
+    assert named(asc.merge(graph)) == ["t0+2", "t3+2", "t6+2"]
+
+
+def test_a_source_that_is_still_to_be_copied_is_waited_for() -> None:
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    graph.output(y=(x.exp() @ w).relu())
+    costs = asc.Costs(default_seconds=LONG)
+    assert named(asc.merge(graph, costs=costs, device=GPU)) == ["exp", "matmul+1"]
+    assert named(asc.merge(graph, costs=costs, device=asc.Device("cpu"))) == ["exp+2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    step, batch = stepper(model, OPTIMIZERS["momentum"](model.parameters())), KINDS[kind].batch()
+    operators, auto = (asc.capture(step, *batch, granularity=word) for word in ("op", "auto"))
+    assert len(auto) * 1.8 < len(operators)
+    paths = [critical_path(graph, estimate(graph, graph.examples).costs) for graph in (operators, auto)]
+    assert paths[1] <= paths[0] + STEP * (len(operators) - len(auto))
+
+
+@pytest.mark.parametrize("kind", ["wired0", "unet", "transformer"])
+def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind].make()
+    step, batch = stepper(model, OPTIMIZERS["sgd"](model.parameters())), KINDS[kind].batch()
+    machine = asc.Machine.emulated(gpus=4)
+    captured = [asc.capture(step, *batch, granularity=word) for word in ("op", "auto")]
+    expected = min(asc.schedule(graph, machine, examples=graph.examples).makespan for graph in captured)
+    with asc.compile(step, machine, granularity="auto") as run:
+        assert run.schedule(*batch).makespan == pytest.approx(expected)
+
+
+# ---- granularities of captures
+
+
+@pytest.mark.parametrize("granularity", ["module", "auto"])
+@pytest.mark.parametrize("kind", some(KINDS, "mlp", "lenet", "recurrent", "wired0"))
+def test_a_captured_step_trains_as_the_eager_one_does(kind: str, granularity: str) -> None:
+    number = list(KINDS).index(kind)
+    policy = ["auto", "single", "round_robin", "heft"][number % 4]
+    options = {"policy": policy, "machine": asc.Machine.emulated(gpus=1 + number % 3)}
+    optimizer = list(OPTIMIZERS)[number % len(OPTIMIZERS)]
+    assert_trains_as_eager(kind, optimizer, steps=3, backend="virtual", granularity=granularity, **options)
+
+
+def two_layers() -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("fc1", nn.Linear(8, 6))
+    model.add_module("act", nn.ReLU())
+    model.add_module("fc2", nn.Linear(6, 4))
+    return model
+
+
+def test_a_module_is_a_task_forward_and_one_backward() -> None:
+    model = two_layers()
+    graph = asc.capture(stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity="module")
+    assert named(graph) == [
+        *("fc1.forward", "act.forward", "fc2.forward", "forward", "backward", "fc2.backward", "act.backward"),
+        *("fc1.backward", "fc1.optimizer", "fc2.optimizer"),
+    ]
+    origin = graph.task("fc1.backward").origin
+    assert (origin.module, origin.phase) == ("fc1", "backward")
+
+
+def test_calls_of_a_module_are_told_apart() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, shared)
+    graph = asc.capture(model, torch.ones(2, 3), granularity="module")
+    assert named(graph) == ["0.forward", "0.forward_1"]
+
+
+@pytest.mark.parametrize("granularity", ["module", "auto"])
+def test_merged_tasks_run_where_their_modules_are_placed(granularity: str) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = two_layers(), vectors(8)()
+    place = {"fc1": "cuda:1", "act": "cuda:1", "fc2": "cuda:0"}
+    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
+    machine = asc.Machine.emulated(gpus=2)
+    with asc.compile(step, machine, place=place, granularity=granularity, backend="virtual") as compiled:
+        schedule = compiled.schedule(x, y)
+        for task in schedule.graph.tasks:
+            for part in (part for part in task.parts or [task] if part.origin.module and not part.view):
+                assert schedule.placement.device[task.name] == place[part.origin.module], part.name
+        assert compiled(x, y).ndim == 0
+
+
+def test_a_schedule_does_not_keep_the_batch_that_was_captured() -> None:
+    model, (x, y) = two_layers(), vectors(8)()
+    step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
+    with asc.compile(step, asc.Machine.emulated(gpus=1), granularity="auto", backend="virtual") as compiled:
+        compiled(x, y)
+        batch = weakref.ref(x)
+        del x
+        gc.collect()
+        assert batch() is None
+
+
+def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
+    def fn(x: Tensor, granularity: int = 2) -> Tensor:
+        return x * granularity
+
+    with pytest.raises(asc.CaptureError, match=r"fn' has a parameter 'granularity', a word that capture takes"):
+        asc.capture(fn, torch.ones(1))
+    assert asc.capture(lambda x: fn(x, granularity=3), torch.ones(1)).tasks[0].args[1] == 3
+    with asc.compile(fn, asc.Machine.emulated(gpus=0), granularity="auto", backend="host") as compiled:
+        assert compiled(torch.ones(1), granularity=4).tolist() == [4]
+
+
+def test_an_estimate_knows_the_parts_of_merged_tasks() -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    step, batch = stepper(model, OPTIMIZERS["adam"](model.parameters())), vectors(8)()
+    step(*batch)  # from now on the optimizer asks for numbers
+    operators, modules = (asc.capture(step, *batch, granularity=word) for word in ("op", "module"))
+    plain, parts = (estimate(graph, graph.examples) for graph in (operators, modules))
+    assert not plain.unknown
+    assert not parts.unknown
+    assert parts.costs.work == plain.costs.work
+    for name, count in parts.costs.nbytes.items():
+        assert plain.costs.nbytes[name] == count
+    asc.schedule(modules, asc.Machine.emulated(gpus=1), costs=plain.costs)
+
+
+# ---- functions that stay whole
+
+
+@asc.task
+def gelu(x: Tensor) -> Tensor:
+    inner = 0.7978845608 * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + torch.tanh(inner))
+
+
+@asc.task(outputs=2)
+def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.min(), x.max()
+
+
+@asc.task(random=True)
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
+@asc.task(writes="weight")
+def descend(gradient: Tensor, weight: Tensor) -> Tensor:
+    weight.sub_(gradient)
+    return weight.sum()
+
+
+def test_a_marked_function_adds_itself_to_a_graph() -> None:
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    low, high = extremes(noisy(gelu(x)))
+    graph.output(low=low, high=high, total=descend(x, weight=w))
+    assert named(graph) == ["gelu", "noisy", "extremes", "descend"]
+    assert graph.task("noisy").random
+    assert [graph.values[use.value].name for use in graph.task("descend").writes] == ["w"]
+    assert graph.task("gelu").source.startswith(__file__)
+
+
+def test_a_marked_function_runs_on_tensors() -> None:
+    x = torch.arange(3.0)
+    assert torch.allclose(gelu(x), nn.functional.gelu(x, approximate="tanh"))
+    assert [item.item() for item in extremes(x)] == [0, 2]
+
+
+def test_what_is_no_plain_function_can_be_marked() -> None:
+    graph = asc.capture(lambda x: asc.task(torch.relu)(asc.task(nn.Softmax(0))(x)), torch.ones(3))
+    assert named(graph) == ["Softmax", "relu"]
+    assert graph.tasks[1].source.startswith(__file__)
+
+
+def test_a_name_that_is_no_parameter_is_named() -> None:
+    with pytest.raises(asc.GraphError, match=r"'fn' has no parameter 'y'; its parameters are 'x'"):
+
+        @asc.task(aliases="y")
+        def fn(x: Tensor) -> Tensor:
+            return x
+
+
+@pytest.mark.parametrize("granularity", ["op", "module", "auto"])
+def test_a_call_of_a_marked_function_is_one_task_of_a_capture(granularity: str) -> None:
+    model = two_layers()
+    model.act.forward = gelu
+    graph = asc.capture(stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity=granularity)
+    whole, backward = graph.task("gelu"), graph.task("gelu.backward")
+    assert {part.origin.whole for part in whole.parts} == {"gelu"}
+    assert whole.origin.where == (__file__, gelu.__wrapped__.__code__.co_firstlineno)
+    assert {part.origin.phase for part in backward.parts} == {"backward"}
+    others = [part for task in graph.tasks for part in task.parts or [task] if task not in (whole, backward)]
+    assert not [part.name for part in others if part.origin.whole]
+
+
+def test_each_call_is_a_task_and_inner_ones_belong_to_the_outer() -> None:
+    @asc.task
+    def twice(x: Tensor) -> Tensor:
+        return gelu(x) + gelu(x + 1)
+
+    graph = asc.capture(lambda x: twice(gelu(gelu(x))), torch.ones(3))
+    assert named(graph) == ["gelu", "gelu_1", "twice"]
+
+
+def test_a_marked_function_finds_the_modules_that_it_reaches() -> None:
+    model = nn.Linear(3, 2)
+
+    @asc.task
+    def head(x: Tensor) -> Tensor:
+        return model(x).relu()
+
+    graph = asc.capture(head, torch.ones(4, 3))
+    assert graph.input_names == ("weight", "bias", "x")
+    assert named(graph) == ["head"]
+
+
+def test_dynamo_sees_through_a_marked_function() -> None:
+    compiled = torch.compile(lambda x: gelu(x) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), gelu(torch.ones(2)) + 1)
+
+
+# ---- as code
+
+
+def test_the_calls_of_a_merged_task_stand_one_after_another() -> None:
+    groups = dict.fromkeys(["matmul", "add", "relu", "aminmax", "sub"], "layer")
+    schedule = asc.schedule(asc.merge(layer(), groups), asc.Machine.emulated(gpus=0))
+    assert body(schedule.code) == CODE
+
+
+def test_a_marked_function_is_taken_over_as_text() -> None:
+    graph = asc.Graph()
+    graph.output(y=gelu(graph.input("x")))
+    code = asc.schedule(graph, asc.Machine.emulated(gpus=0)).code
+    assert code.given == {}
+    assert "\n\ndef gelu(x: Tensor) -> Tensor:\n" in code or "import gelu" in code
+
+
+CODE = """\
+# stream cpu/compute
+t = w.t()
+matmul = x @ t
+del t
+add = matmul + b
+del matmul
+relu = torch.relu(add)
+del add
+aminmax_0, aminmax_1 = torch.aminmax(relu)
+w.sub_(aminmax_0, alpha=0.1)
+del aminmax_0
+t_1 = relu.t()
+return {"high": aminmax_1, "half": t_1}
+"""

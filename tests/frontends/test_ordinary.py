@@ -1,0 +1,482 @@
+"""What ordinary PyTorch code does, captured steps do too: three steps, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.utils.prune
+import torch.utils.checkpoint
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from tests.frontends.test_capture import assert_same, held
+
+MACHINE = asc.Machine.emulated(gpus=2)
+Step = Callable[[Tensor], Any]
+STEPS: dict[str, Callable[[nn.Module, optim.Optimizer], Step]] = {}
+MODELS: dict[str, Callable[[], nn.Module]] = {}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+def trained(loss_of: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[nn.Module, optim.Optimizer], Step]:
+    """Make a step of a loss."""
+
+    def make(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+        def step(x: Tensor) -> Tensor:
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    return make
+
+
+def step_of(make: Callable[[nn.Module, optim.Optimizer], Step]) -> None:
+    STEPS[make.__name__] = make
+
+
+def model_of(make: Callable[[], nn.Module]) -> None:
+    MODELS[make.__name__] = make
+
+
+# ---- steps
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grad  # another one than autograd's
+
+
+def penalised(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    y = model(x).sum()
+    (grad,) = torch.autograd.grad(y, x, create_graph=True)
+    return grad.square().sum() + y
+
+
+def under_autocast(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x).float().square().mean()
+
+
+def against_itself(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = model(x)
+    return (model(x + 1) - target).square().mean()
+
+
+def checkpointed(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).square().mean()
+
+
+def chosen(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x)
+    return y[y > 0].sum() + y[y.sum(1).abs().argsort()[:2]].sum()
+
+
+STEPS["plain"] = trained(lambda model, x: model(x).square().mean())
+STEPS["double backward"] = trained(penalised)
+STEPS["custom function"] = trained(lambda model, x: Cubed.apply(model(x)).mean())
+STEPS["autocast"] = trained(under_autocast)
+STEPS["no_grad"] = trained(against_itself)
+STEPS["checkpoint"] = trained(checkpointed)
+STEPS["masks of data"] = trained(chosen)
+
+
+@step_of
+def clipped(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = model(x).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss, norm
+
+    return step
+
+
+@step_of
+def a_number_returned(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    train = STEPS["plain"](model, optimizer)
+
+    def step(x: Tensor) -> tuple[float, Any, dict[str, Any]]:
+        loss = train(x)
+        return loss.item(), x.argmax().item(), {"scaled": x * loss.item(), "rows": x[:1].tolist()}
+
+    return step
+
+
+@step_of
+def autograd_grad(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        parameters = list(model.parameters())
+        loss = model(x).square().mean()
+        for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = grad
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@step_of
+def by_hand(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.copy_(parameter.data - 0.1 * parameter.grad)
+                parameter *= 0.9  # noqa: PLW2901
+                parameter.grad = None
+        return loss
+
+    return step
+
+
+@step_of
+def functional_gradients(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> dict[str, Tensor]:
+        own = dict(model.named_parameters())
+
+        def loss(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+            return torch.func.functional_call(model, parameters, (row,)).square().mean()
+
+        grads: dict[str, Tensor] = torch.func.grad(loss)(own, x)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))({k: v.detach() for k, v in own.items()}, x)
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.sub_(grads[name] * 0.1)
+        return grads | {f"each {name}": grad for name, grad in each.items()}
+
+    return step
+
+
+@step_of
+def a_closure(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Any:
+        def evaluate() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return optimizer.step(evaluate)
+
+    return step
+
+
+@step_of
+def in_place(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        x[1:3].add_(1)
+        y = x.clone()
+        y[y > 1] = 0.5
+        y.T[0] = 5.0
+        y[:, ::2].mul_(3)
+        return x, y
+
+    return step
+
+
+@step_of
+def complex_numbers(model: nn.Module, optimizer: optim.Optimizer) -> Step:
+    def step(x: Tensor) -> Tensor:
+        z = torch.fft.fft(model(x) + 1j * x)
+        loss = (z.conj() @ z.T).abs().mean() + torch.view_as_real(z).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_does_what_it_does_eagerly(name: str) -> None:
+    assert_does_as_eager(mlp, STEPS[name])
+
+
+# ---- models
+
+
+@model_of
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+@model_of
+def weight_norm() -> nn.Module:
+    model = mlp()
+    nn.utils.parametrizations.weight_norm(model[0])
+    nn.utils.parametrizations.spectral_norm(model[2])
+    return model
+
+
+@model_of
+def hooked() -> nn.Module:
+    model = mlp()
+    model[0].register_forward_hook(lambda module, given, result: result * 2)
+    model[0].register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+    model[2].register_full_backward_hook(lambda module, to, of: tuple(None if g is None else g * 2 for g in to))
+    model[2].weight.register_hook(lambda grad: grad * 3)
+    return model
+
+
+@model_of
+def frozen() -> nn.Module:
+    model = mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
+class Remembering(nn.Module):
+    """Keeps a state of fixed size, a cache that grows, and a table in which it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.register_buffer("state", torch.zeros(5, 4))
+        self.register_buffer("cache", torch.zeros(0, 4))
+        self.register_buffer("first", None)
+        self.register_buffer("table", torch.zeros(20, 4))
+        self.register_buffer("used", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = self.cell(x, self.state.detach())
+        self.cache = torch.cat([self.cache, self.state.detach()])
+        self.first = x if self.first is None else self.first
+        self.table.index_copy_(0, torch.arange(5) + self.used, self.state.detach())
+        self.used += 5
+        return self.state * self.cache.mean() + self.first + self.table.sum()
+
+
+MODELS["buffers that grow"] = Remembering
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_it_does_eagerly(name: str) -> None:
+    assert_does_as_eager(MODELS[name], STEPS["plain"])
+
+
+def test_an_average_of_weights_follows() -> None:
+    class Pair(NamedTuple):
+        model: nn.Module
+        average: nn.Module
+
+    def pair() -> Pair:
+        torch.manual_seed(0)
+        model = mlp()
+        return Pair(model, copy.deepcopy(model))
+
+    def following(models: Pair) -> Step:
+        optimizer = optim.Adam(models.model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> None:
+            functional.mse_loss(models.model(x), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for slow, fast in zip(models.average.parameters(), models.model.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+
+        return step
+
+    eager, twin = pair(), pair()
+    step = following(eager)
+    with asc.compile(following(twin), MACHINE, policy="round_robin", backend="virtual") as run:
+        for number in range(3):
+            x = torch.randn(5, 4)
+            step(x)
+            run(x)
+            assert_same(twin.average.state_dict(), eager.average.state_dict(), number)
+
+
+def assert_does_as_eager(
+    make: Callable[[], nn.Module], step_with: Callable[[nn.Module, optim.Optimizer], Step]
+) -> None:
+    parts = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = make()
+        parts.append((model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    (eager, eager_optimizer), (twin, twin_optimizer) = parts
+    step = step_with(eager, eager_optimizer)
+    with asc.compile(step_with(twin, twin_optimizer), MACHINE, policy="round_robin", backend="virtual") as run:
+        for number in range(3):
+            x = torch.randn(5, 4)
+            ours = x.clone()
+            torch.manual_seed(number)
+            expected = step(x)
+            torch.manual_seed(number)
+            found = run(ours)
+            assert_same({"result": _flat(found), "x": ours}, {"result": _flat(expected), "x": x}, number)
+            assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
+
+
+def _flat(tree: Any) -> Any:
+    """Return the numbers in a tree, so that they can be compared."""
+    found: list[Any] = []
+    pending = [tree]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (tuple, list)):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+        else:
+            found.append(item.tolist() if isinstance(item, Tensor) else item)
+    return found
+
+
+class Switching(nn.Module):
+    """Does something else the first time, and remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.kind: str | None = None
+        self.begun = False
+        self.settings = SimpleNamespace(mode=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fc(x) * (1 if self.begun else 3)
+        if self.kind is None:
+            self.kind = "plain"
+        self.begun, self.settings.mode = True, "run"
+        return self.drop(out)
+
+
+def test_switches_that_a_step_throws_are_thrown() -> None:
+    torch.manual_seed(0)
+    eager = Switching()
+    twin = copy.deepcopy(eager)
+
+    def stepper(model: Switching) -> Step:
+        def step(x: Tensor) -> Tensor:
+            model.train(not model.training)
+            return model(x)
+
+        return step
+
+    with asc.compile(stepper(twin), MACHINE, backend="virtual") as run:
+        for number in range(5):
+            x = torch.randn(2, 4)
+            torch.manual_seed(number)
+            expected = stepper(eager)(x)
+            torch.manual_seed(number)
+            assert torch.equal(run(x), expected.detach())
+            for model in (eager, twin):
+                assert (model.kind, model.begun, model.settings.mode) == ("plain", True, "run")
+            assert twin.drop.training is twin.training is eager.training
+        assert run.cache_info().misses == 3  # the first time, and with dropout and without
+
+
+class Remembering(nn.Module):
+    """Leaves tensors in attributes: one that the step adds to its loss, one that is made once, the last activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.auxiliary: Tensor | None = None
+        self.mask: Tensor | None = None
+        self.last = torch.zeros(2, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.also = self.get_buffer("count")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+        self.also += 1
+        out = self.fc(x) * self.mask + self.last.mean() + self.get_buffer("count")
+        self.auxiliary, self.last = out.square().mean(), out.detach()
+        return out
+
+
+def pruned() -> nn.Module:
+    model = nn.Linear(4, 4)
+    torch.nn.utils.prune.l1_unstructured(model, "weight", 0.5)
+    return model
+
+
+ATTRIBUTES: dict[str, Callable[[], nn.Module]] = {
+    "remembering": Remembering,
+    "pruned": pruned,
+    "spectral norm": lambda: torch.nn.utils.spectral_norm(nn.Linear(4, 4)),
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensors_in_attributes_of_modules_are_state(name: str) -> None:
+    torch.manual_seed(0)
+    eager = ATTRIBUTES[name]()
+    torch.manual_seed(0)
+    twin = ATTRIBUTES[name]()
+
+    def stepper(model: Any) -> tuple[Step, optim.Optimizer]:
+        optimizer = optim.Adam(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            if isinstance(model, Remembering):
+                loss = loss + model.auxiliary
+                model.auxiliary = None
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step, optimizer
+
+    (expected, eager_optimizer), (step, optimizer) = stepper(eager), stepper(twin)
+    with asc.compile(step, MACHINE, backend="virtual", policy="round_robin") as run:
+        for number in range(4):
+            x = torch.randn(2, 4)
+            assert torch.equal(run(x), expected(x).detach()), number
+            assert_same(held(twin, optimizer), held(eager, eager_optimizer), number)
+            for attribute, item in vars(eager).items():
+                if isinstance(item, Tensor) or item is None:
+                    found = vars(twin)[attribute]
+                    assert found is item or torch.equal(found, item), attribute
+        assert run.cache_info().misses <= 3
+
+
+def test_attention_is_done_again_in_backward_where_it_drops_nothing() -> None:
+    project = nn.Linear(8, 24)
+
+    def attend(x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(*project(x).chunk(3, -1))
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False).square().mean()
+        return torch.autograd.grad(loss, project.weight)[0]
+
+    x = torch.randn(2, 1, 5, 8)
+    with asc.compile(step, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+        assert torch.equal(run(x), step(x))

@@ -1,0 +1,144 @@
+"""GPUs played on the CPU, where CUDA bites as it does on real ones: the accelerator backend is attacked with them.
+
+``with playing(gpus=2, seed=3) as gpus:`` makes torch believe that there are two. Tensors on "cuda:0", streams, events,
+copies, memory and captured graphs work by CUDA's rules, and the order in which streams go on is the worst that a seeded
+adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
+
+What is not played: kernels that are not also the CPU's, several processes, the autograd engine on tensors of a GPU,
+GPUs that are no peers, addresses that blocks have again. Nor is memory of a second GPU left unprotected in a capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autosched.runtime.backends import accelerator
+from autosched.runtime.replay import cuda_graphs
+from tests.gpu.fake_gpu import hardware as _hardware
+from tests.gpu.fake_gpu import streams, tensors
+from tests.gpu.fake_gpu.hardware import Hardware
+
+__all__ = ["Hardware", "playing"]
+
+
+@contextlib.contextmanager
+def playing(gpus: int = 1, seed: int = 0, nbytes: float = float("inf")) -> Iterator[Hardware]:
+    """Play GPUs of ``nbytes`` each; at the end fail if memory was touched after it had gone back."""
+    if torch.accelerator.is_available() and not _hardware._playing:
+        pytest.skip("GPUs are played only where there is none")
+    played = Hardware(gpus, seed, nbytes)
+    with pytest.MonkeyPatch.context() as patch, _guard(), _swapped_parameters():
+        _hardware._playing.append(played)
+        for place, names in _torch(gpus).items():
+            for name, item in names.items():
+                patch.setattr(f"{place}.{name}", item, raising=False)
+        patch.setattr(accelerator, "_streams", {})  # real ones live as long as the process
+        patch.setattr(cuda_graphs, "_recording", {})
+        patch.setattr(cuda_graphs, "_borrowed", tensors.borrowed)
+        patch.setattr(threading.Thread, "run", tensors.in_mode(threading.Thread.run))
+        try:
+            with tensors.Mode():
+                yield played
+        finally:
+            played.close()
+            _hardware._playing.pop()
+    assert not played.faults, "\n".join(played.faults)
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[None]:
+    """Give CUDA the device guard of "meta", which does nothing, where torch was built without one of CUDA's own."""
+    torch._C._ensureCUDADeviceGuardSet()
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    own, guards[_CUDA] = guards[_CUDA], guards[_CUDA] or guards[_META]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = own
+
+
+_CUDA, _META = 1, 14  # of c10::DeviceType
+
+
+@contextlib.contextmanager
+def _swapped_parameters() -> Iterator[None]:
+    """Let ``module.to("cuda")`` put new parameters in the place of the old ones, whose memory cannot be exchanged."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _torch(gpus: int) -> dict[str, dict[str, Any]]:
+    """Return what stands in torch's modules while GPUs are played."""
+    both = {
+        "is_available": lambda: True,
+        "device_count": lambda: gpus,
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "synchronize": streams.synchronize,
+        "empty_cache": streams.empty_cache,
+        "memory_allocated": streams.memory_allocated,
+        "memory_stats": streams.memory_stats,
+        "max_memory_allocated": streams.max_memory_allocated,
+        "reset_peak_memory_stats": streams.reset_peak_memory_stats,
+    }
+    accelerator = both | {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: _hardware.hardware().device,
+        "set_device_index": streams.set_device,
+        "device_index": streams.device,
+        "get_memory_info": streams.mem_get_info,
+    }
+    cuda = both | {
+        "Stream": streams.Stream,
+        "Event": streams.CudaEvent,
+        "_sleep": streams.sleep,
+        "_lazy_init": lambda: None,
+        "is_initialized": lambda: True,
+        "current_device": lambda: _hardware.hardware().device,
+        "set_device": streams.set_device,
+        "device": streams.device,
+        "default_stream": streams.default_stream,
+        "stream": streams.stream,
+        "mem_get_info": streams.mem_get_info,
+        "get_device_name": lambda device=None: "a played GPU",
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name="a played GPU", total_memory=streams.mem_get_info(device)[1], multi_processor_count=1
+        ),
+        "can_device_access_peer": lambda device, peer: device != peer,
+        "default_generators": tuple(map(streams.Generator, range(gpus))),
+        "manual_seed": streams.manual_seed,
+        "manual_seed_all": streams.manual_seed_all,
+        "get_rng_state": streams.get_rng_state,
+        "set_rng_state": streams.set_rng_state,
+        "CUDAGraph": streams.Graph,
+        "graph": streams.graph,
+        "graph_pool_handle": streams.graph_pool_handle,
+        "use_mem_pool": streams.use_mem_pool,
+        "is_current_stream_capturing": streams.is_current_stream_capturing,
+    }
+    told = {
+        "range_push": lambda text: _hardware.hardware().ranges.append(f"push {text}"),
+        "range_pop": lambda: _hardware.hardware().ranges.append("pop"),
+        "mark": lambda text: _hardware.hardware().ranges.append(f"mark {text}"),
+    }
+    return {
+        "torch": {"Stream": streams.Stream, "Event": streams.Event},
+        "torch._C": {"_cuda_clearCublasWorkspaces": lambda: None},
+        "torch.accelerator": accelerator,
+        "torch.cuda": cuda,
+        "torch.cuda.nvtx": told,
+    }

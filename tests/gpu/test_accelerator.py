@@ -1,0 +1,314 @@
+"""The accelerator backend on played GPUs, whose streams go on in the worst order that events allow."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.program.program import Program, Wait
+from autosched.runtime.backends.accelerator import Accelerator
+from autosched.runtime.execute import Executor
+from autosched.testing import graphs, inputs_for, machines
+from autosched.verification.verify import verify
+from tests.gpu.fake_gpu import Hardware, playing
+from tests.gpu.fake_gpu.streams import Stream
+from tests.gpu.for_gpus import chain, loaded, on_gpus, there
+from tests.sample_policies import policies
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+SEEDS = range(20)
+
+
+def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
+    """Return the machine with its devices on so many played GPUs."""
+    devices = [
+        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}") if device.kind == "cuda" else device
+        for device in machine.devices
+    ]
+    return asc.Machine(devices, machine.links)
+
+
+Left = dict[str, torch.Tensor]
+
+
+def left(run: Callable[..., Left], machine: asc.Machine, graph: asc.Graph) -> Left:
+    """Run once; return on the host what is output, and what became of the inputs."""
+    torch.manual_seed(3)
+    inputs = there(machine, graph, inputs_for(graph))
+    outputs = run(**inputs)
+    return {f"{kind} {name}": item.cpu() for kind, d in (("in", inputs), ("out", outputs)) for name, item in d.items()}
+
+
+def same(a: Left, b: Left) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- the law
+
+
+@settings(max_examples=settings().max_examples * 3 // 5)
+@given(policy=policies, machine=machines(), gpus=st.integers(1, 3), seed=st.integers(0, 10**6), data=st.data())
+def test_a_scheduled_run_equals_the_serial_run_on_played_gpus(
+    policy: str, machine: asc.Machine, gpus: int, seed: int, data: st.DataObject
+) -> None:
+    machine = physical(machine, gpus)
+    graph = on_gpus(data.draw(graphs(machine.names)))
+    wanted = {label: data.draw(st.sampled_from(machine.names)) for label in graph.outputs if data.draw(st.booleans())}
+    with (
+        playing(gpus, seed),
+        asc.schedule(graph, machine, policy=policy, costs=COSTS, outputs=wanted) as schedule,
+    ):
+        expected = left(schedule.run_serial, machine, schedule.graph)
+        assert same(left(schedule.run_serial, machine, schedule.graph), expected)
+        for _ in range(2):
+            assert same(left(schedule, machine, schedule.graph), expected)
+        assert same(left(loaded(schedule), machine, schedule.graph), expected)
+
+
+def test_numbers_are_those_of_the_cpu() -> None:
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)])
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    with graph.on("cuda:0"):
+        graph.output(z=torch.tanh(x @ y.t()).sum())
+    with playing(), asc.schedule(graph, machine, policy="heft") as schedule:
+        assert torch.equal(schedule(**inputs_for(graph))["z"].cpu(), graph.run_serial(**inputs_for(graph))["z"])
+
+
+# ---- every wait is needed
+
+
+Case = tuple[Program, asc.Graph, asc.Machine, int]
+
+
+def without_a_wait(n: int) -> list[Case]:
+    """Programs between GPUs, real or logical, that lack a wait, and show all their values: the same always."""
+    source, found = random.Random(5), []
+
+    @settings(max_examples=4 * n, derandomize=True, database=None)
+    @given(graph=graphs(("cuda:0", "cuda:1"), views=False), machine=machines(("cuda:0", "cuda:1"), most_streams=2))
+    def collect(graph: asc.Graph, machine: asc.Machine) -> None:
+        shown = set(graph.outputs.values())
+        graph.output(**{f"value{v.index}": v for v in graph.values if v.index not in shown})
+        gpus = source.choice([1, 2])
+        machine = physical(machine, gpus)
+        program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
+        waits = [i for i, instruction in enumerate(program.instructions) if isinstance(instruction, Wait)]
+        if waits and len(found) < n:
+            at = source.choice(waits)
+            kept = program.instructions[:at] + program.instructions[at + 1 :]
+            found.append((replace(program, instructions=kept), on_gpus(graph), machine, gpus))
+
+    collect()
+    return found
+
+
+def ran(case: Case, seed: int, serial: bool = False) -> Left | None:
+    """Run a program; None if it touched memory that had gone back."""
+    program, graph, machine, gpus = case
+    with playing(gpus, seed) as played:
+        executor = Executor(program, graph, machine, Accelerator(serial), [0.0] * len(program))
+        executor.checked = True
+        found = left(lambda **inputs: executor(inputs), machine, graph)
+        executor.close()
+        faults = played.faults.copy()
+        played.faults.clear()
+    return None if faults else found
+
+
+def test_every_wait_left_out_gives_a_wrong_result_for_some_seed() -> None:
+    verdicts = []
+    for case in without_a_wait(20):
+        with pytest.raises(asc.ProgramError) as refusal:
+            verify(*case[:2])
+        expected = ran(case, 0, serial=True)
+        assert expected is not None
+        wrong = any((found := ran(case, seed)) is None or not same(found, expected) for seed in range(60))
+        asked = "after which" in str(refusal.value)  # by the user, and no number depends on it
+        assert wrong or asked, f"{refusal.value}\n{case[1]}\n{case[0]}"
+        verdicts.append(wrong)
+    assert verdicts.count(True) >= 18
+
+
+# ---- the caller's streams
+
+
+def slow(x: torch.Tensor) -> torch.Tensor:
+    torch.cuda._sleep(1)
+    return x + 1
+
+
+def plus_one(gpu: str = "cuda:0", output: str = "cuda:0") -> asc.Schedule:
+    """One task on one GPU, where its input is."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=graph.add(slow, x, name="slow", on=gpu))
+    machine = asc.Machine.local()
+    return asc.schedule(graph, machine, inputs={"x": gpu}, outputs={"y": output})
+
+
+@contextlib.contextmanager
+def without(method: str, number: int) -> Iterator[list[int]]:
+    """Leave out one call of a stream's method, by number; the list counts them."""
+    count, plain = [0], getattr(Stream, method)
+
+    def call(self: Stream, *args: Any) -> Any:
+        count[0] += 1
+        return None if count[0] == number + 1 else plain(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, method, call)
+        yield count
+
+
+def called_from_a_stream(seed: int, left_out: int = -1, gpu: str = "cuda:1") -> tuple[object, int]:
+    """Run with an input made, and the output used, on a stream of the caller's; return a number, and the waits."""
+    with playing(2, seed) as played, plus_one(gpu, gpu) as schedule, torch.Stream(gpu):
+        x = slow(torch.zeros(3, device=gpu))
+        with without("wait_event", left_out) as count:
+            y = schedule(x=x)["y"]
+        result = (y * 2).tolist()
+        if played.faults:
+            result = None
+            played.faults.clear()
+    return result, count[0]
+
+
+def test_inputs_come_from_the_callers_stream_and_outputs_go_to_it() -> None:
+    for seed in SEEDS:
+        assert called_from_a_stream(seed) == ([4, 4, 4], 2)
+    for left_out in range(2):
+        assert any(called_from_a_stream(seed, left_out)[0] != [4, 4, 4] for seed in SEEDS)
+
+
+def test_an_output_may_be_let_go_of_while_the_callers_stream_has_yet_to_read_it() -> None:
+    for seed in SEEDS:
+        with playing(1, seed), plus_one() as schedule, torch.Stream("cuda:0"):
+            x = torch.zeros(3, device="cuda:0")
+            for run in (schedule, loaded(schedule)):
+                y = run(x=x)["y"] * 2  # fails at the end if it touched memory of another
+                assert y.tolist() == [2, 2, 2]
+
+
+def test_the_callers_streams_are_current_again_whatever_happened() -> None:
+    with playing(2), plus_one("cuda:1") as schedule, torch.Stream("cuda:0") as own:
+        for x in (torch.zeros(3, device="cuda:1"), torch.zeros(3)):
+            with contextlib.suppress(asc.GraphError):
+                schedule(x=x)
+            assert torch.accelerator.current_stream() == own
+            assert torch.accelerator.current_stream("cuda:1") == torch.cuda.default_stream("cuda:1")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_goes_to_the_host_is_there_when_the_call_returns(waits: bool) -> None:
+    def right(seed: int) -> bool:
+        impatient = contextlib.nullcontext() if waits else without("synchronize", 0)
+        with playing(1, seed), plus_one(output="cpu") as schedule, impatient:
+            return bool((schedule(x=torch.zeros(3, device="cuda:0"))["y"] == 1).all())
+
+    assert all(map(right, SEEDS)) == waits
+
+
+# ---- faults
+
+
+@pytest.fixture
+def gpus() -> Iterator[Hardware]:
+    """Two, which run nothing before they have to."""
+    with playing(2, seed=1) as played:
+        played.eagerness = 0.0
+        yield played
+
+
+def test_a_failing_task_is_named_and_the_next_run_is_right(gpus: Hardware) -> None:
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x @ x if x[0, 0] else x * 1
+
+    machine = asc.Machine.local()
+    with asc.schedule(chain(slow, square), machine, policy="round_robin", outputs={"y": "cpu"}) as schedule:
+        for _ in range(3):
+            with pytest.raises(asc.TaskError, match=r"task 'square' on cuda:\d failed: RuntimeError: a and b must"):
+                schedule(x=torch.ones(2, 3))
+            assert schedule(x=-torch.ones(2, 3))["y"].tolist() == [[0, 0, 0]] * 2
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_what_fails_on_the_gpu_is_told(gpus: Hardware) -> None:
+    graph = chain(lambda x: torch.ones(3, device=x.device)[x], on="cuda:0")
+    with asc.schedule(graph, asc.Machine.local(), outputs={"y": "cpu"}) as schedule:
+        with pytest.raises(RuntimeError, match="a kernel failed: index 7 is out of bounds"):
+            schedule(x=torch.tensor([7]))
+        assert schedule(x=torch.tensor([2]))["y"].tolist() == [1]
+
+
+def test_a_run_that_is_given_up_leaves_nothing_in_memory_and_the_next_is_right(gpus: Hardware) -> None:
+    may_go = threading.Event()
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        may_go.wait(30)
+        return x * 1
+
+    graph = asc.Graph()
+    x = graph.add(slow, graph.input("x"), on="cuda:0")
+    graph.output(y=graph.add(slow, graph.add(late, x, on="cpu"), on="cuda:1"))
+    with asc.schedule(graph, asc.Machine.local(), outputs={"y": "cpu"}) as schedule:
+        with pytest.raises(asc.RunTimeoutError, match="late"):
+            schedule(x=torch.zeros(3), timeout=0.05)
+        may_go.set()
+        assert schedule(x=torch.ones(3))["y"].tolist() == [3, 3, 3]
+    assert torch.cuda.memory_allocated(0) == torch.cuda.memory_allocated(1) == 0
+
+
+# ---- streams and memory
+
+
+def test_schedules_share_their_streams(gpus: Hardware) -> None:
+    taken = []
+    for _ in range(3):
+        graph = chain(slow, slow, slow)
+        with asc.schedule(graph, asc.Machine.local(gpus=4), policy="round_robin", backend="accelerator") as schedule:
+            schedule(x=torch.zeros(3))
+        taken.append(dict(gpus.handed))
+    assert taken[0] == taken[1] == taken[2]
+
+
+def test_memory_goes_back_while_a_program_runs() -> None:
+    """A chain of ten needs room for two at a time."""
+    with playing(1, nbytes=3 * 4096) as gpus:
+        graph = chain(*[slow] * 10, on="cuda:0")
+        with asc.schedule(graph, asc.Machine.local(), outputs={"y": "cpu"}) as schedule:
+            for _ in range(3):
+                assert schedule(x=torch.zeros(1024))["y"][0] == 10
+                assert gpus.allocated == [0]
+        assert gpus.peak[0] <= 3 * 4096
+
+
+def test_a_run_that_does_not_fit_says_so_and_the_next_one_may() -> None:
+    with playing(1, nbytes=3 * 4096):
+        graph = chain(*[slow] * 3, on="cuda:0")
+        with asc.schedule(graph, asc.Machine.local(), outputs={"y": "cpu"}) as schedule:
+            with pytest.raises((asc.TaskError, torch.OutOfMemoryError), match="CUDA out of memory"):
+                schedule(x=torch.zeros(2048))
+            assert schedule(x=torch.zeros(1024))["y"][0] == 3
+
+
+def test_a_profile_has_the_devices_time_on_the_hosts_clock(gpus: Hardware) -> None:
+    gpus.clock = lambda device, now: now + 1000 * device
+    graph = asc.Graph()
+    for device in ("cuda:0", "cuda:1"):
+        graph.output(graph.add(slow, graph.input(f"x{device[5:]}"), on=device, name=f"slow{device[5:]}"))
+    with asc.schedule(graph, asc.Machine.local()) as schedule:
+        inputs = {"x0": torch.zeros(3), "x1": torch.zeros(3)}
+        schedule(**inputs)
+        timeline = schedule.profile(**inputs)
+    assert all(0 < span.start <= span.end < 1 for span in timeline.spans)

@@ -1,0 +1,1014 @@
+"""Graphs: names, versions and dependencies as text, what torch and Python spell as tasks, and every error message."""
+
+import functools
+import inspect
+import operator
+import re
+import sys
+from collections import namedtuple
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import autosched as asc
+from autosched._lib.tree import flatten, match, transform
+from autosched.errors import GradientError, GraphError
+from autosched.graph.graph import Dependency, Graph, Use
+from autosched.graph.value import Value
+
+
+def text(lines):
+    """Strip the indentation of an expected text."""
+    return inspect.cleandoc(lines)
+
+
+def dependencies(graph, name):
+    return [(graph.tasks[d.task].name, d.kind) for d in graph.task(name).dependencies]
+
+
+def source_of(fn):
+    """Return ``file:line`` of a function that stands on one line."""
+    return f"{fn.__code__.co_filename}:{fn.__code__.co_firstlineno}"
+
+
+def identity(x):
+    return x
+
+
+# ---- names
+
+
+def test_names_are_made_from_functions_and_counted():
+    graph = Graph()
+    x = graph.input("x")
+    for fn in (torch.mm, torch.mm, torch.mm):
+        fn(x, x)
+    assert [task.name for task in graph.tasks] == ["mm", "mm_1", "mm_2"]
+
+
+def test_a_made_name_avoids_names_that_are_taken():
+    graph = Graph()
+    x = graph.input("mm")
+    graph.add(torch.mm, x, x, name="mm_1")
+    assert [torch.mm(x, x).name, torch.mm(x, x).name] == ["mm_2", "mm_3"]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: x @ x, "matmul"),
+        (lambda x: x.T, "T"),
+        (lambda x: x & x, "and"),
+        (lambda x: x.relu(), "relu"),
+        (lambda x: nn.functional.relu(x), "relu"),
+        (lambda x: torch.ops.aten.mm.default(x, x), "mm"),
+        (lambda x: x[0], "getitem"),
+        (lambda x: x.to("cuda:1"), "to_cuda1"),
+        (lambda x: x.graph.add(lambda v: v, x), "lambda"),
+        (lambda x: x.graph.add(nn.ReLU(), x), "ReLU"),
+    ],
+)
+def test_a_name_says_what_the_task_does(make, name):
+    assert make(Graph().input("x")).name == name
+
+
+def test_an_input_has_the_bytes_that_are_given():
+    graph = Graph()
+    graph.output(y=graph.input("x", nbytes=8) + graph.input("w"))
+    assert asc.schedule(graph, asc.Machine.emulated(gpus=0)).peak_bytes == {"cpu": 8.0}
+    with pytest.raises(GraphError, match="nbytes of input 'z' must be a number, 0 or more, and finite, got -1"):
+        graph.input("z", nbytes=-1)
+
+
+def test_results_are_named_after_their_task():
+    graph = Graph()
+    assert [v.name for v in graph.add(identity, graph.input("x"), name="pair", outputs=2)] == ["pair.0", "pair.1"]
+
+
+def test_a_task_is_found_by_its_name_also_where_its_results_have_others():
+    graph = Graph()
+    (result,) = graph.add(identity, graph.input("x"), name="t", outputs=("y",))
+    assert graph.task("t").outputs == (Use(result.index, 0),)
+    assert graph.value("y") is result
+
+
+# ---- versions and dependencies
+
+
+def test_versions_and_dependencies_of_every_kind():
+    graph = Graph("kinds")
+    x, w = graph.inputs("x", "w")
+    h = x @ w
+    w += 1
+    y = h @ w
+    w *= 2
+    with graph.on("cuda:0"):
+        graph.add(identity, y, name="last", after=[h, "iadd"])
+    graph.output(y, weights=w)
+    assert str(graph) == text("""
+        graph kinds
+          input x
+          input w
+          matmul(x, w)
+          iadd(w): writes w
+          matmul_1(matmul, w@1)
+          imul(w@1): writes w
+          last(matmul_1): after matmul, after iadd, on cuda:0
+          output matmul_1 = matmul_1
+          output weights = w
+    """)
+    assert dependencies(graph, "matmul") == []
+    assert dependencies(graph, "iadd") == [("matmul", "anti")]
+    assert dependencies(graph, "matmul_1") == [("matmul", "data"), ("iadd", "data")]
+    assert dependencies(graph, "imul") == [("iadd", "data"), ("matmul_1", "anti")]
+    assert dependencies(graph, "last") == [("matmul_1", "data"), ("matmul", "order"), ("iadd", "order")]
+    assert graph.users == [[1, 2, 4], [2, 3, 4], [3, 4], [], []]
+    assert graph.last_version(w.index) == 2
+
+
+def test_an_order_edge_adds_nothing_to_a_data_dependency():
+    graph = Graph()
+    h = graph.input("x") + 1
+    graph.add(identity, h, name="t", after=h)
+    assert graph.task("t").dependencies == (Dependency(0, "data"),)
+
+
+def test_after_takes_tasks_values_and_names():
+    graph = Graph()
+    x = graph.input("x")
+    a, b, c = x + 1, x + 2, x + 3
+    graph.add(identity, x, name="t", after=[graph.task("add"), b, "add_2"])
+    assert dependencies(graph, "t") == [(v.name, "order") for v in (a, b, c)]
+
+
+def test_tasks_that_draw_random_numbers_keep_their_order():
+    graph = Graph()
+    x = graph.input("x")
+    nn.functional.dropout(x)
+    x.relu()
+    torch.rand_like(x)
+    graph.add(identity, x, name="mine", random=True)
+    assert dependencies(graph, "rand_like") == [("dropout", "order")]
+    assert dependencies(graph, "mine") == [("rand_like", "order")]
+
+
+def test_views_share_the_versions_of_their_base():
+    graph = Graph()
+    x = graph.input("x")
+    top, bottom = x[:2], x[1:]
+    top += 1
+    y = bottom * 2
+    z = x.sum()
+    assert str(graph) == text("""
+        graph graph
+          input x
+          getitem(x)
+          getitem_1(x)
+          iadd(getitem): writes getitem
+          mul(getitem_1@1)
+          sum(x@1)
+    """)
+    assert graph.members(bottom.index) == [x.index, top.index, bottom.index]
+    assert graph.members(y.index) == (y.index,)
+    assert dependencies(graph, "iadd") == [("getitem", "data"), ("getitem_1", "anti")]
+    assert dependencies(graph, "mul") == [("getitem_1", "data"), ("iadd", "data")]
+    assert dependencies(graph, "sum") == [("iadd", "data")]
+    assert {graph.last_version(v.index) for v in (x, top, bottom)} == {1}
+    assert graph.last_version(z.index) == 0
+
+
+def test_tasks_that_write_disjoint_parts_do_not_depend_on_each_other():
+    graph = Graph()
+    x = graph.input("x")
+    top, bottom = x[:2], x[2:]
+    top += 1
+    bottom[1:] += 1
+    x[0] = 2.0
+    y = top * 2
+    z = x.sum()
+    assert str(graph) == text("""
+        graph graph
+          input x
+          getitem(x)
+          getitem_1(x)
+          iadd(getitem): writes getitem
+          getitem_2(getitem_1)
+          iadd_1(getitem_2): writes getitem_2
+          setitem(x@2): writes x
+          mul(getitem@2)
+          sum(x@3)
+    """)
+    assert dependencies(graph, "iadd_1") == [("getitem_2", "data"), ("getitem_1", "anti")]
+    assert dependencies(graph, "setitem") == [("iadd", "data")]
+    assert dependencies(graph, y.name) == [("getitem", "data"), ("iadd", "data"), ("setitem", "data")]
+    assert sorted(dependencies(graph, z.name)) == [("iadd", "data"), ("iadd_1", "data"), ("setitem", "data")]
+
+
+def test_parts_that_an_index_writes_need_no_view():
+    graph = Graph()
+    x = graph.input("x")
+    x[:, 0] = 1.0
+    x[:, 1] = 2.0
+    x[1:] = 3.0
+    x[x > 0] = 4.0
+    assert dependencies(graph, "setitem_1") == []
+    assert dependencies(graph, "setitem_2") == [("setitem", "data"), ("setitem_1", "data")]
+    assert {name for name, _ in dependencies(graph, "setitem_3")} >= {"setitem", "setitem_1", "setitem_2"}
+
+
+def test_an_item_changed_in_place_is_not_put_back_where_it_is():
+    graph = Graph()
+    x = graph.input("x")
+    x[1:] += 1
+    x["key"] += 1
+    assert [task.name for task in graph.tasks] == ["getitem", "iadd", "getitem_1", "iadd_1", "setitem"]
+
+
+def test_a_view_through_a_function_of_ones_own_may_see_all_of_its_base():
+    graph = Graph()
+    x = graph.input("x")
+    mine = graph.add(lambda t: t[:1], x[:2], aliases=graph.value("getitem"), name="mine")
+    mine[0] = 1.0
+    x[2] = 2.0
+    mine[1:] += 1.0
+    assert dependencies(graph, "setitem_1") == []
+    assert ("setitem", "data") in dependencies(graph, "iadd")
+
+
+def test_pieces_of_a_split_are_apart():
+    graph = Graph()
+    a, b = graph.add(torch.chunk, graph.input("x"), 2, outputs=("a", "b"))
+    a += 1
+    b += 1
+    assert dependencies(graph, "iadd_1") == [("chunk", "data")]
+
+
+def test_a_schedules_own_copy_of_a_graph_does_not_grow():
+    graph = Graph()
+    y = graph.input("x") + 1
+    graph.output(y=y)
+    pinned = graph.pinned()
+    for grow in (
+        lambda: pinned.input("z"),
+        lambda: pinned.add(abs, torch.ones(1)),
+        lambda: pinned.output(z=pinned.value("x")),
+    ):
+        with pytest.raises(GraphError, match="own copy"):
+            grow()
+    assert len(pinned) == 1
+
+
+def test_a_view_of_a_view_shares_the_first_base():
+    graph = Graph()
+    x = graph.input("x")
+    assert x.T[0].view(-1).root == x.index
+
+
+def test_a_view_of_a_plain_tensor_shares_the_versions_of_its_constant():
+    graph = Graph()
+    tensor, index = torch.ones(2, 2), graph.input("index")
+    view = tensor[index]
+    assert graph.values[view.root].tensor is tensor
+
+
+def test_an_item_of_a_plain_list_is_no_view():
+    graph = Graph()
+    item = graph.add(operator.getitem, [3, 4], graph.input("index"))
+    assert (graph.task(item.name).view, item.root) == (False, item.index)
+
+
+def test_a_view_is_free_and_ignores_constraints_and_a_possible_view_does_not():
+    graph = Graph()
+    x = graph.input("x")
+    with graph.on("cuda:0"):
+        view, perhaps = x.T, x.reshape(2, 2)
+    tasks = graph.task(view.name), graph.task(perhaps.name)
+    assert [(task.view, task.device) for task in tasks] == [(True, None), (False, "cuda:0")]
+    assert perhaps.root == x.index
+
+
+def test_aliases_joins_what_a_function_returns_to_its_argument():
+    graph = Graph()
+    x = graph.input("x")
+    same = graph.add(identity, x, aliases=x)
+    x += 1
+    assert graph.add(identity, same, name="t").name == "t"
+    assert graph.task("t").reads == (Use(same.index, 1),)
+
+
+def test_a_task_that_writes_two_views_of_one_value_leaves_one_new_version():
+    graph = Graph()
+    x = graph.input("x")
+    a, b = x[0], x[1]
+    graph.add(identity, a, b, writes=[a, b], name="both")
+    assert graph.task("both").writes == (Use(a.index, 0), Use(b.index, 0))
+    assert graph.last_version(x.index) == 1
+
+
+# ---- what torch and Python spell
+
+
+BINARY = "add sub mul matmul truediv floordiv mod pow and_ or_ xor lshift rshift lt le gt ge eq ne".split()
+UNARY = "neg pos abs invert".split()
+IN_PLACE = "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
+
+
+def operands(name):
+    whole = any(word in name for word in ("and", "or", "shift", "invert"))
+    return (torch.tensor([[6, 3], [2, 5]]), torch.tensor([[1, 2], [3, 1]])) if whole else (
+        torch.tensor([[6.0, 3.0], [2.0, 5.0]]), torch.tensor([[1.0, 2.0], [3.0, 1.0]])
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_operators_run_as_in_torch(name):
+    fn = getattr(operator, name)
+    a, b = operands(name)
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    graph.output(values=fn(x, y), left=fn(a, y), right=fn(x, b))
+    assert len(graph) == 3
+    for result in graph.run_serial(x=a, y=b).values():
+        assert torch.equal(result, fn(a, b))
+
+
+@pytest.mark.parametrize("name", [name for name in BINARY if name != "matmul"])
+def test_numbers_may_stand_on_the_left(name):
+    fn = getattr(operator, name)
+    a, _ = operands(name)
+    graph = Graph()
+    x = graph.input("x")
+    graph.output(y=fn(2, x), z=fn(numpy.int64(2), x))
+    for result in graph.run_serial(x=a).values():
+        assert torch.equal(result, fn(2, a))
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_operators_run_as_in_torch(name):
+    a, _ = operands(name)
+    graph = Graph()
+    graph.output(y=getattr(operator, name)(graph.input("x")))
+    assert torch.equal(graph.run_serial(x=a)["y"], getattr(operator, name)(a))
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_in_place_operators_write_and_make_no_new_value(name):
+    fn = getattr(operator, name)
+    a, b = operands(name)
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    assert fn(x, y) is x
+    graph.output(x)
+    assert str(graph).splitlines()[3] == f"  {name.rstrip('_')}(x, y): writes x"
+    assert len(graph.values) == 2
+    given = a.clone()
+    result = graph.run_serial(x=given, y=b)["x"]
+    assert result is given
+    assert torch.equal(result, fn(a.clone(), b))
+
+
+def test_an_in_place_operator_on_a_plain_tensor_makes_it_a_constant_that_is_written():
+    graph = Graph()
+    tensor = total = torch.ones(2)
+    total += graph.input("x")
+    graph.output(total=total)
+    assert isinstance(total, Value)
+    assert torch.equal(graph.run_serial(x=torch.ones(2))["total"], torch.full((2,), 2.0))
+    assert tensor.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda x, y: x.add_(y), "add(x, y): writes x"),
+        (lambda x, y: x.relu_(), "relu(x): writes x"),
+        (lambda x, y: torch.add(y, y, out=x), "add(y, x): writes x"),
+        (lambda x, y: nn.functional.relu(x, inplace=True), "relu(x): writes x"),
+        (lambda x, y: operator.setitem(x, 0, y), "setitem(x, y): writes x"),
+        (lambda x, y: torch.ops.aten.add_.Tensor(x, y), "add(x, y): writes x"),
+    ],
+)
+def test_what_writes_in_place_is_seen(change, line):
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    returned = change(x, y)
+    assert returned is x or returned is None
+    assert str(graph).splitlines()[3] == f"  {line}"
+    assert graph.last_version(x.index) == 1
+
+
+def test_setitem_runs_as_in_torch():
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    x[0] = y
+    x[1] += y
+    graph.output(x)
+    result = graph.run_serial(x=torch.zeros(3, 2), y=torch.ones(2))["x"]
+    assert result.tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_out_may_be_a_tuple():
+    graph = Graph()
+    x, values, indices = graph.inputs("x", "values", "indices")
+    assert torch.max(x, 0, out=(values, indices)) == (values, indices)
+    assert [graph.values[use.value].name for use in graph.tasks[0].writes] == ["values", "indices"]
+
+
+def test_batch_norm_writes_its_statistics_only_in_training():
+    graph = Graph()
+    x, mean, variance = graph.inputs("x", "mean", "variance")
+    y = nn.functional.batch_norm(x, mean, variance, training=True)
+    nn.functional.batch_norm(y, mean, variance, training=False)
+    assert [[graph.values[use.value].name for use in task.writes] for task in graph.tasks] == [["mean", "variance"], []]
+
+
+def test_properties_of_tensors_are_views():
+    graph = Graph()
+    x = graph.input("x")
+    graph.output(a=x.T, b=x.mT)
+    assert [v.tolist() for v in graph.run_serial(x=torch.tensor([[1, 2]])).values()] == [[[1], [2]], [[1], [2]]]
+
+
+def test_to_another_device_is_a_task_there_and_to_another_dtype_is_one_anywhere():
+    graph = Graph()
+    x = graph.input("x")
+    graph.output(a=x.to("cuda:3"), b=x.to(torch.float64), c=x.to(dtype=torch.int32))
+    assert [task.device for task in graph.tasks] == ["cuda:3", None, None]
+    found = graph.run_serial(x=torch.ones(2))  # the reference runs where its arguments are
+    assert [v.dtype for v in found.values()] == [torch.float32, torch.float64, torch.int32]
+
+
+# ---- arguments, results, constants, constraints
+
+
+def test_arguments_and_results_may_be_trees():
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    add = graph.add(
+        lambda pair, scale, more: {"sum": pair[0] + pair[1], "all": [scale * v for v in more["v"]]},
+        (x, y), 10, more={"v": [x, y]}, outputs={"sum": "s", "all": ["a", "b"]},
+    )  # fmt: skip
+    assert add == {"sum": graph.value("s"), "all": [graph.value("a"), graph.value("b")]}
+    graph.output(*flatten(add))
+    assert graph.run_serial(x=1, y=2) == {"s": 3, "a": 10, "b": 20}
+
+
+def test_torch_functions_take_lists_of_values_and_keywords():
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    graph.output(cat=torch.cat([x, y], dim=1), linear=nn.functional.linear(x, weight=y))
+    out = graph.run_serial(x=torch.ones(1, 2), y=torch.ones(1, 2))
+    assert {label: tensor.tolist() for label, tensor in out.items()} == {"cat": [[1, 1, 1, 1]], "linear": [[2]]}
+
+
+def test_a_tensor_becomes_one_constant_however_often_it_comes():
+    graph = Graph()
+    x, weight = graph.input("x"), torch.ones(2)
+    graph.output(y=weight * x + weight, z=graph.add(operator.add, x, graph.constant(weight)))
+    assert [v.name for v in graph.sources] == ["x", "constant"]
+    assert graph.input_names == ("x",)
+    assert graph.run_serial(x=2)["y"].tolist() == [3, 3]
+
+
+def test_a_constant_has_the_name_it_is_given():
+    graph = Graph()
+    assert graph.constant(torch.ones(2), name="w").name == "w"
+
+
+def test_constraints_nest_and_hold_for_inputs_and_tasks():
+    graph = Graph()
+    with graph.on("cuda:0"):
+        x = graph.input("x")
+        with graph.on("cuda:1"):
+            a = x + 1
+        b = x + 2
+        c = graph.add(identity, x, on="cpu")
+    d = x + 3
+    assert x.home == "cuda:0"
+    assert [graph.task(v.name).device for v in (a, b, c, d)] == ["cuda:1", "cuda:0", "cpu", None]
+    assert str(graph).splitlines()[1] == "  input x on cuda:0"
+
+
+def test_a_constraint_ends_with_its_block_also_after_an_error():
+    graph = Graph()
+    x = graph.input("x")
+    with pytest.raises(RuntimeError, match="mine"), graph.on("cuda:0"):
+        raise RuntimeError("mine")
+    x + 1
+    assert graph.tasks[0].device is None
+
+
+def test_one_result_may_have_a_name_that_is_not_the_task_s():
+    graph = Graph()
+    assert graph.add(identity, graph.input("x"), name="t", outputs="a") is graph.value("a")
+
+
+def test_costs_that_the_user_knows_are_kept():
+    graph = Graph()
+    x = graph.input("x")
+    a, b = graph.add(identity, x, name="t", outputs=2, seconds={"cpu": 1.0}, nbytes=8)
+    assert (graph.task("t").seconds, a.nbytes, b.nbytes) == ({"cpu": 1.0}, 8, 8)
+
+
+def test_a_pinned_copy_stays_as_it_is():
+    graph = Graph()
+    x = graph.input("x")
+    y = x + 1
+    pinned = graph.pinned(inputs={"x": "cuda:1"})
+    before = str(pinned), [list(users) for users in pinned.users], pinned.members(y.index)
+    z = y.T
+    z += 1
+    graph.output(y)
+    assert (str(pinned), pinned.users, pinned.members(y.index)) == before
+    assert (pinned.last_version(y.index), pinned.is_used(y.index)) == (0, False)
+    assert pinned.value("x").home == "cuda:1"
+    assert x.home is None
+
+
+def test_what_no_task_reads_is_unused():
+    graph = Graph()
+    x, y = graph.inputs("x", "y")
+    z = x + 1
+    graph.output(w=y)
+    assert [graph.is_used(v.index) for v in (x, y, z)] == [True, True, False]
+
+
+def test_repr_counts():
+    graph = Graph("g")
+    graph.output(y=graph.input("x") + 1)
+    assert (repr(graph), len(graph)) == ("<Graph 'g': 1 tasks, 1 inputs, 1 outputs>", 1)
+
+
+# ---- the user's line
+
+
+ADDING = [
+    lambda x: x.graph.add(identity, x),
+    lambda x: x @ x,
+    lambda x: 1 + x,
+    lambda x: x.relu(),
+    lambda x: torch.relu(x),
+    lambda x: nn.functional.gelu(x),
+    lambda x: torch.ones(2) + x,
+    lambda x: operator.iadd(x, 1),
+    lambda x: operator.setitem(x, 0, 1),
+    lambda x: x[0],
+    lambda x: x.T,
+    lambda x: x.to("cpu"),
+    lambda x: nn.Linear(2, 2)(x),
+]
+
+
+@pytest.mark.parametrize("add", ADDING)
+def test_each_task_remembers_the_line_that_added_it(add):
+    graph = Graph()
+    add(graph.input("x"))
+    assert graph.tasks[-1].source == source_of(add)
+
+
+def test_an_error_in_a_serial_run_names_the_task_and_its_line():
+    graph = Graph()
+    add = lambda: graph.add(lambda x: x / 0, graph.input("x"), name="divide")  # noqa: E731, both on one line
+    graph.output(add())
+    with pytest.raises(ZeroDivisionError) as caught:
+        graph.run_serial(x=1)
+    assert caught.value.__notes__ == [f"in task 'divide', added at {source_of(add)}"]
+
+
+def test_a_serial_run_with_a_result_of_another_shape_names_the_task():
+    graph = Graph()
+    graph.add(identity, graph.input("x"), name="t", outputs=2)
+    with pytest.raises(ValueError, match=r"3 results where outputs= says 2") as caught:
+        graph.run_serial(x=(1, 2, 3))
+    assert caught.value.__notes__[0].startswith("in task 't', added at ")
+
+
+def test_a_serial_run_records_no_gradients():
+    """Nor does it lose any: the output requires grad, as in torch, and raises when a gradient reaches it."""
+    graph = Graph()
+    graph.output(y=graph.input("x") * 2)
+    y = graph.run_serial(x=torch.ones(2, requires_grad=True))["y"]
+    with pytest.raises(GradientError, match="a gradient would be lost"):
+        y.sum().backward()
+
+
+# ---- errors: what Python cannot do with a value
+
+
+BRANCH = (
+    "value {0!r} is not known before it runs, so Python cannot branch on it; put the branch into a function and add "
+    "that as one task: graph.add(fn, {0})"
+)
+LENGTH = (
+    "value {0!r} has no length before it runs; to unpack a task's result, say its shape: graph.add(fn, ..., outputs=2)"
+)
+NUMBER = "value {0!r} is not a number before it runs; read it from the schedule's outputs"
+FACT = (
+    "value {0!r} has no {1} before it runs; do what needs it inside a function and add that as one task: "
+    "graph.add(fn, {0})"
+)
+
+
+def unpack(x):
+    a, b = x
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (bool, BRANCH.format("x")),
+        (lambda x: 1 if x > 0 else 2, BRANCH.format("gt")),
+        (lambda x: x and x, BRANCH.format("x")),
+        (lambda x: x in [x + 1], BRANCH.format("eq")),
+        (list, LENGTH.format("x")),
+        (unpack, LENGTH.format("x")),
+        (len, NUMBER.format("x")),
+        (float, NUMBER.format("x")),
+        (int, NUMBER.format("x")),
+        (complex, NUMBER.format("x")),
+        (lambda x: range(3)[x], NUMBER.format("x")),
+        (lambda x: x.shape, FACT.format("x", "shape")),
+        (lambda x: x.dtype, FACT.format("x", "dtype")),
+        (lambda x: x.requires_grad, FACT.format("x", "requires_grad")),
+    ],
+)
+def test_what_python_cannot_do_with_a_value(act, message):
+    with pytest.raises(GraphError, match=f"^{re.escape(message)}$"):
+        act(Graph().input("x"))
+
+
+def test_private_attributes_are_missing_as_python_expects():
+    with pytest.raises(AttributeError, match="Value has no attribute '_x'"):
+        Graph().input("x")._x  # noqa: B018
+
+
+# ---- errors: what a graph refuses
+
+
+def refused(message):
+    return pytest.raises(GraphError, match=f"^{re.escape(message)}$")
+
+
+@pytest.fixture
+def graph():
+    graph = Graph("g")
+    graph.inputs("x", "y")
+    return graph
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a@1", "tab\t", 3])
+def test_a_name_that_cannot_be(graph, name):
+    with refused(f"a name must be a string without spaces and '@', got {name!r}"):
+        graph.input(name)
+
+
+def test_a_name_that_is_taken(graph):
+    message = "name 'x' is already taken in graph 'g'; choose another, or leave it out"
+    for add in (
+        graph.input,
+        lambda name: graph.add(identity, name=name),
+        lambda name: graph.constant(torch.ones(1), name),
+    ):
+        with refused(message):
+            add("x")
+
+
+def test_a_call_where_a_function_belongs(graph):
+    x = graph.value("x")
+    with refused("graph.add needs a function first, got 3"):
+        graph.add(3)
+    with refused("graph.add needs a function first, got Value('relu'); write graph.add(f, x), not graph.add(f(x))"):
+        graph.add(x.relu())
+
+
+@pytest.mark.parametrize("which", ["writes", "aliases"])
+def test_a_write_or_alias_that_is_no_argument(graph, which):
+    message = "task 'identity' declares Value('y') as written or aliased, which is not among its arguments 'x'"
+    with refused(message):
+        graph.add(identity, graph.value("x"), **{which: graph.value("y")})
+
+
+def test_an_in_place_write_to_what_is_no_tensor(graph):
+    with refused("cannot write 3 in place: it is no tensor"):
+        graph.record(operator.iadd, (3, graph.value("x")), {})
+
+
+@pytest.mark.parametrize("use", ["argument", "operator", "output", "after"])
+def test_a_value_of_another_graph(graph, use):
+    other = Graph("other")
+    z = other.input("x") + 1
+    uses = {
+        "argument": lambda: graph.add(identity, [z]),
+        "operator": lambda: graph.value("x") @ z,
+        "output": lambda: graph.output(z),
+        "after": lambda: graph.add(identity, after=z),
+    }
+    with refused("value 'add' belongs to graph 'other', not to 'g'; make it an input of this graph"):
+        uses[use]()
+
+
+@pytest.mark.parametrize("after", [3, None, "input", "other task"])
+def test_after_what_is_no_task(graph, after):
+    graph.add(identity)
+    other = Graph()
+    other.add(identity)
+    item = {"input": graph.value("x"), "other task": other.tasks[0]}.get(after, after)
+    with refused(f"after= needs tasks, or values that tasks of this graph made, got {item!r}"):
+        graph.add(identity, after=[item])
+
+
+@pytest.mark.parametrize(("outputs", "bad"), [(True, True), (-1, -1), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)])
+def test_outputs_that_are_no_names(graph, outputs, bad):
+    with refused(f"outputs= of task 't' must be a number or a tree of names, got {bad!r} in it"):
+        graph.add(identity, name="t", outputs=outputs)
+
+
+def test_outputs_with_one_name_twice(graph):
+    with refused("outputs= of task 't' has the name 'a' twice; names are unique"):
+        graph.add(identity, name="t", outputs=("a", "a"))
+
+
+@pytest.mark.parametrize("device", ["", "cuda 0", "cuda/0", "a@b", -1, None])
+def test_a_device_that_is_no_name(graph, device):
+    message = f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}"
+    with refused(message), graph.on(device):
+        pass
+    with refused(message):
+        graph.pinned(inputs={"x": device})
+    if device is not None:
+        with refused(message):
+            graph.add(identity, on=device)
+
+
+def test_an_output_that_is_no_value(graph):
+    with refused("an output must be a Value of graph 'g', got 3"):
+        graph.output(y=3)
+
+
+def test_an_output_declared_twice(graph):
+    graph.output(graph.value("x"))
+    with refused("output 'x' is declared twice; outputs so far: 'x'"):
+        graph.output(x=graph.value("y"))
+    with refused("output 'y' is declared twice; outputs so far: 'x', 'y'"):
+        graph.output(graph.value("y"), graph.value("y"))
+
+
+def test_a_task_or_value_that_is_not_there(graph):
+    graph.add(identity, name="t", outputs=("a",))
+    with refused("graph 'g' has no task 'a'; tasks are 't'"):
+        graph.task("a")
+    with refused("graph 'g' has no task 'x'; tasks are 't'"):
+        graph.task("x")
+    with refused("graph 'g' has no value 't'; values are 'x', 'y', 'a'"):
+        graph.value("t")
+
+
+def test_pinning_what_is_no_input(graph):
+    graph.value("x") + 1
+    for name in ("add", "nothing"):
+        with refused(f"inputs= names {name!r}, which is no input; inputs are 'x', 'y'"):
+            graph.pinned(inputs={name: "cpu"})
+
+
+def test_inputs_that_are_missing_or_unknown(graph):
+    with refused("graph 'g' misses input 'y'; its inputs are 'x', 'y'"):
+        graph.run_serial(x=1)
+    with refused("graph 'g' was given 'z', which is no input; its inputs are 'x', 'y'"):
+        graph.run_serial(x=1, y=2, z=3)
+
+
+def test_a_task_without_a_function_cannot_run(graph):
+    graph._add(None, (), {}, name="t")
+    with refused("task 't' has no function: it can be planned, not run"):
+        graph.run_serial(x=1, y=2)
+
+
+def test_a_long_list_of_names_is_cut():
+    graph = Graph("g")
+    graph.inputs(*(f"x{i}" for i in range(20)))
+    with refused("graph 'g' has no value 'y'; values are 'x0', 'x1', 'x2', 'x3', 'x4', 'x5', 'x6', 'x7' and 12 more"):
+        graph.value("y")
+
+
+def test_a_graph_without_values_says_so():
+    with refused("graph 'g' has no task 'y'; tasks are none"):
+        Graph("g").task("y")
+
+
+@pytest.mark.parametrize("wrong", [{"outputs": ("a", "a")}, {"after": "nothing"}, {"on": ""}, {"writes": "y"}])
+def test_a_refused_task_leaves_no_trace(graph, wrong):
+    """A task that failed half-way once left its write behind, and the next task depended on itself."""
+    x = graph.value("x")
+    facts = {"writes": [x], "random": True, **wrong}
+    if facts["writes"] == "y":
+        facts["writes"] = [x, graph.value("y")]
+    with pytest.raises(GraphError):
+        graph.add(identity, x, **facts)
+    graph.add(identity, x, writes=[x], random=True, name="t")
+    assert str(graph).splitlines()[3:] == ["  t(x): writes x"]
+    assert graph.tasks[0].dependencies == ()
+
+
+# ---- trees
+
+Pair = namedtuple("Pair", "left right")
+
+TREES = st.recursive(
+    st.integers(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.tuples(inner, inner).map(lambda items: Pair(*items))
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(TREES)
+def test_transform_keeps_the_shape_and_the_order_of_leaves(tree):
+    assert transform(lambda leaf: leaf, tree) == tree
+    changed = transform(str, tree)
+    assert list(flatten(changed)) == [str(leaf) for leaf in flatten(tree)]
+    assert type(changed) is (type(tree) if isinstance(tree, (list, tuple, dict)) else str)
+
+
+@given(TREES)
+def test_match_finds_each_leaf_where_the_shape_has_one(tree):
+    assert list(match(transform(str, tree), tree)) == list(flatten(tree))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tree", "message"),
+    [
+        (("a", "b"), (1, 2, 3), "3 results where outputs= says 2"),
+        (("a",), 1, "one int where outputs= says 1"),
+        ({"a": "a"}, {"b": 1, "a": 2}, "['a', 'b'] where outputs= says a dict of ['a']"),
+        ({"a": "a"}, 3, "one int where outputs= says a dict of ['a']"),
+    ],
+)
+def test_match_says_what_differs(shape, tree, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        list(match(shape, tree))
+
+
+def test_an_index_by_a_mask_makes_a_copy_and_one_by_a_slice_a_view():
+    graph = Graph()
+    x, mask = graph.inputs("x", "mask")
+    kinds = [
+        graph.tasks[value.producer].view
+        for value in (x[1:], x[0, ..., None], x[mask], x[torch.tensor([0, 2])], x[[0, 2]])
+    ]
+    assert kinds == [True, True, False, False, False]
+    graph.output(y=x[mask] + 1)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=1)) as schedule:
+        y = schedule(x=torch.tensor([1.0, 2.0, 3.0]), mask=torch.tensor([True, False, True]))["y"]
+    assert y.tolist() == [2.0, 4.0]
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+SHARED = Shared()
+
+
+def test_tasks_that_share_a_module_keep_their_order_however_they_reach_it():
+    graph = Graph()
+    x = graph.input("x")
+    closed_over = SHARED
+
+    def by_closure(x):
+        return torch.func.functional_call(closed_over, {}, (x,))
+
+    def by_name(x):
+        return SHARED(x)
+
+    for fn in (SHARED, SHARED.forward, SHARED.inner, functools.partial(by_name), by_closure):
+        graph.add(fn, x)
+    graph.add(nn.Linear(2, 2), x)
+    graph.add(lambda module, x: module(x), SHARED, x)
+    orders = [[d.task for d in task.dependencies if d.kind == "order"] for task in graph.tasks]
+    assert [max(found, default=None) for found in orders] == [None, 0, 1, 2, 3, None, 4]
+
+
+def test_autograd_on_a_value_is_refused_with_what_to_do():
+    x = Graph().input("x")
+    with pytest.raises(
+        GraphError, match=r"value 'x' has no backward; compute gradients inside a task, under torch.enable_grad"
+    ):
+        x.backward()
+
+
+def test_a_value_moves_as_a_tensor_does_and_shows_its_parts():
+    graph = Graph()
+    x = graph.input("x")
+    assert [graph.tasks[v.producer].device for v in (x.cuda(), x.cuda(1), x.cpu(), x.to("cuda:2"))] == [
+        "cuda:0", "cuda:1", "cpu", "cuda:2"
+    ]  # fmt: skip
+    graph.output(low=torch.max(x, 0).values)
+    assert graph.run_serial(x=torch.tensor([1.0, 3.0]))["low"] == 3
+    assert "'relu' of Value('x')" in repr(x.relu)
+    for name in ("device", "data", "shape"):
+        with pytest.raises(GraphError, match=f"has no {name} before it runs"):
+            getattr(x, name)
+
+
+def test_who_draws_from_generators_of_their_own_need_not_wait_for_each_other() -> None:
+    graph = asc.Graph(generators={"cuda:0": "cuda:0", "cuda:1": "cuda:0", "cuda:2": "cuda:2"})
+    x = graph.input("x")
+    for name, device in (
+        ("a", "cuda:0"),
+        ("b", "cuda:1"),
+        ("c", "cuda:2"),
+        ("d", None),
+        ("e", "cuda:0"),
+        ("f", "cuda:2"),
+    ):
+        graph.add(abs, x, name=name, on=device, random=True)
+    first = {task.name: [graph.tasks[d.task].name for d in task.dependencies] for task in graph.tasks}
+    assert first == {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
+    merged = asc.merge(graph, {"a": "pair", "b": "pair"})
+    assert [d.task for d in merged.task("c").dependencies] == []
+
+
+KEYWORDS = ["value", "self", "name", "fn", "func", "function", "graph", "args", "kwargs", "item", "of", "options", "on"]
+
+
+@pytest.mark.parametrize("word", KEYWORDS)
+def test_methods_take_keywords_of_any_name(word):
+    """They are handed on to the tensor's method, whatever parameters ours have."""
+    graph = Graph()
+    x, flag = graph.inputs("x", "flag")
+    made = x.masked_fill(flag, **{word: 0.0})
+    assert graph.task("masked_fill").kwargs == {word: 0.0}
+    assert graph.task("masked_fill").args == (x, flag)
+    if word == "value":
+        graph.output(y=made)
+        given = {"x": torch.ones(2), "flag": torch.tensor([True, False])}
+        assert graph.run_serial(**given)["y"].tolist() == [0, 1]
+        with asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="host") as schedule:
+            for _ in range(2):
+                assert schedule(**given)["y"].tolist() == [0, 1]
+
+
+def test_methods_in_place_take_keywords_of_any_name():
+    graph = Graph()
+    x = graph.input("x")
+    x.addcmul_(x, x, value=2.0)
+    graph.output(x=x)
+    assert graph.run_serial(x=torch.ones(2))["x"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("outputs", [0, (), {}, []])
+@pytest.mark.parametrize("policy", ["auto", "round_robin", "heft"])
+def test_a_view_without_results_is_no_view(outputs, policy):
+    graph = Graph()
+    x = graph.input("x")
+    x.add_(1)
+    graph.add(torch.unbind, x, outputs=outputs)
+    graph.add(identity, x, aliases=x, outputs=outputs)
+    x[:1].add_(1)
+    graph.output(y=torch.where(x > 0, x, x))
+    task = graph.task("unbind")
+    assert (task.view, task.part, dependencies(graph, "unbind")) == (False, None, [("add", "data")])
+    with asc.schedule(graph, asc.Machine.emulated(gpus=2), policy=policy, place={"unbind": "cuda:1", "add": "cpu"}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("rellu", "did you mean 'relu' or .*? For what is no tensor"),
+        ("masked_fil", "did you mean 'masked_fill'"),
+        ("xyzzy_plugh", "that name; for what is no tensor, add a function: graph.add"),
+    ],
+)
+def test_a_method_that_tensors_do_not_have_is_refused_at_once(name, hint):
+    x = Graph().input("x")
+    with pytest.raises(GraphError, match=f"value 'x' has no method '{name}', for tensors have none of .*{hint}"):
+        getattr(x, name)
+    assert not hasattr(x, name)
+
+
+@pytest.mark.parametrize("name", ["is_sparse", "is_quantized", "output_nr"])
+def test_what_tensors_know_of_themselves_is_no_method(name):
+    with pytest.raises(GraphError, match=f"value 'x' has no {name} before it runs"):
+        getattr(Graph().input("x"), name)
+
+
+def test_without_torch_a_method_may_have_any_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    graph = Graph()
+    graph.output(y=graph.input("x").title())
+    assert graph.run_serial(x="a word") == {"y": "A Word"}

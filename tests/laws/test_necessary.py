@@ -1,0 +1,117 @@
+"""``verify`` against the reference: on what lowering makes and on all that is nearly that, the two agree."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Wait, occupied
+from autosched.testing.strategies import graphs, machines
+from autosched.verification.verify import verify
+from tests.reference import Reference, RefusedError
+from tests.sample_policies import policies, under_every_policy
+
+COSTS = asc.Costs(default_seconds=1e-5, default_nbytes=100)
+
+
+def refusal(program: Program, graph: asc.Graph) -> str | None:
+    try:
+        verify(program, graph)
+    except asc.ProgramError as error:
+        return str(error)
+    return None
+
+
+def reference_refusal(program: Program, graph: asc.Graph) -> str | None:
+    try:
+        Reference(program, graph)
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def agree(program: Program, graph: asc.Graph, what: str) -> bool:
+    """Whether both accept a program; fail if only one does."""
+    found, expected = refusal(program, graph), reference_refusal(program, graph)
+    assert (found is None) == (expected is None), (
+        f"{what}\nverify: {found}\nreference: {expected}\n{graph}\n\n{program}\n"
+        + "\n".join(f"{t.name}: {t.dependencies} changes {t.changes} part {t.part}" for t in graph.tasks)
+    )
+    return found is None
+
+
+def mutants(program: Program, source: random.Random) -> Iterator[tuple[str, Program]]:
+    """All programs that differ by one instruction left out, swapped with the next, or on another stream."""
+    lines = program.instructions
+
+    def changed(what: str, *instructions: Instruction) -> tuple[str, Program]:
+        return what, replace(program, instructions=tuple(instructions))
+
+    for i, line in enumerate(lines):
+        yield changed(f"without line {i}: {line}", *lines[:i], *lines[i + 1 :])
+        if i:
+            yield changed(f"line {i} one earlier: {line}", *lines[: i - 1], line, lines[i - 1], *lines[i + 1 :])
+        j = source.randrange(len(lines))
+        rest = [*lines[:i], *lines[i + 1 :]]
+        yield changed(f"line {i} moved to {j}: {line}", *rest[:j], line, *rest[j:])
+        streams = [s for s in program.streams if s not in occupied(line)]
+        if streams:
+            yield changed(
+                f"line {i} elsewhere: {line}", *lines[:i], replace(line, stream=source.choice(streams)), *lines[i + 1 :]
+            )
+
+
+def counts(graph: asc.Graph, program: Program, seed: int) -> tuple[int, int]:
+    """Return how many mutants there are, and how many both accept."""
+    made = [agree(mutant, graph, what) for what, mutant in mutants(program, random.Random(seed))]
+    return len(made), sum(made)
+
+
+@under_every_policy
+@given(policy=policies, graph=graphs(most=10), machine=machines(), seed=st.integers(0, 999))
+def test_verify_refuses_exactly_what_the_reference_refuses(
+    policy: str, graph: asc.Graph, machine: asc.Machine, seed: int
+) -> None:
+    program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
+    assert agree(program, graph, "as lowered")
+    counts(graph, program, seed)
+
+
+@given(graph=graphs(most=10), machine=machines())
+def test_no_wait_copy_record_or_free_can_be_left_out(graph: asc.Graph, machine: asc.Machine) -> None:
+    """So lowering makes none too many, and the proof sees each that is missing."""
+    program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
+    for i, line in enumerate(program.instructions):
+        assert isinstance(line, (Run, Copy, Record, Wait, Free))
+        left = program.instructions[:i] + program.instructions[i + 1 :]
+        assert not agree(replace(program, instructions=left), graph, f"without line {i}: {line}")
+
+
+@given(graph=graphs(most=10), machine=machines())
+def test_a_free_before_the_wait_in_front_of_it_is_refused_or_does_not_need_it(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
+    program = asc.schedule(graph, machine, policy="heft", costs=COSTS).program
+    lines = program.instructions
+    for i in range(1, len(lines)):
+        if isinstance(lines[i], Free) and isinstance(lines[i - 1], Wait) and lines[i].stream == lines[i - 1].stream:
+            swapped = replace(program, instructions=(*lines[: i - 1], lines[i], lines[i - 1], *lines[i + 1 :]))
+            agree(swapped, graph, f"line {i} before its wait")
+
+
+def test_the_mutants_are_of_both_kinds() -> None:
+    """A test of the tests: some changes do no harm, most do."""
+    found: list[tuple[int, int]] = []
+
+    @given(graph=graphs(most=10), machine=machines(), seed=st.integers(0, 999))
+    def collect(graph: asc.Graph, machine: asc.Machine, seed: int) -> None:
+        found.append(counts(graph, asc.schedule(graph, machine, policy="heft", costs=COSTS).program, seed))
+
+    collect()
+    tried, accepted = (sum(column) for column in zip(*found, strict=True))
+    assert 0.02 * tried < accepted < 0.7 * tried

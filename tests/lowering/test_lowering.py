@@ -1,0 +1,512 @@
+"""Lowering: small graphs and the programs expected of them, as text; the fewest waits that there can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from networkx.algorithms import bipartite
+
+import autosched as asc
+from autosched.lowering import lower, streams
+from autosched.program.program import Copy, Free, Record, Run, Wait, occupied
+from autosched.program.vector_clocks import Clocks, alone
+from autosched.testing import graphs, machines
+
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+
+
+def fn(*args):
+    raise AssertionError("nothing runs here")
+
+
+def lowered(graph, machine=TWO_GPUS, outputs=None, order=None, **device):
+    """Lower a graph whose tasks are placed by name, on the CPU if not said; return a verified program."""
+    names = [task.name for task in graph.tasks]
+    placement = asc.Placement({name: device.get(name, "cpu") for name in names}, tuple(order or names))
+    program = lower(graph, machine, placement, outputs)
+    asc.verify(program, graph)
+    return program
+
+
+def assert_is(program, expected):
+    assert str(program) == dedent(expected).strip()
+
+
+def figure(device=None):
+    """x -> h -> y."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(graph.add(fn, graph.add(fn, x, name="h"), name="y"))
+    return graph.pinned({"x": device}) if device else graph
+
+
+def test_one_device_needs_nothing_but_runs_and_frees():
+    assert_is(
+        lowered(figure()),
+        """
+        input x on cpu
+        cpu/compute  run h
+        cpu/compute  run y
+        cpu/compute  free h
+        output y on cpu
+        """,
+    )
+
+
+def test_a_value_read_on_another_gpu_is_copied_as_soon_as_it_exists():
+    assert_is(
+        lowered(figure("cuda:0"), h="cuda:0", y="cuda:1"),
+        """
+        input x on cuda:0
+        cuda:0/compute   run h
+        cuda:0/compute   record e0
+        cuda:0/copy-out  wait e0
+        cuda:0/copy-out  copy h -> cuda:1/copy-in
+        cuda:0/copy-out  record e1
+        cuda:1/compute   wait e1
+        cuda:1/compute   run y
+        cuda:0/compute   wait e1
+        cuda:0/compute   free h
+        cuda:1/compute   record e2
+        cuda:1/copy-in   wait e2
+        cuda:1/copy-in   free h
+        output y on cuda:1
+        """,
+    )
+
+
+def test_copies_between_host_and_gpu_are_the_work_of_the_gpu_alone():
+    assert_is(
+        lowered(figure(), h="cuda:0", y="cpu"),
+        """
+        input x on cpu
+        cuda:0/copy-in   copy x <- cpu
+        cuda:0/copy-in   record e0
+        cuda:0/compute   wait e0
+        cuda:0/compute   run h
+        cuda:0/compute   record e1
+        cuda:0/copy-out  wait e1
+        cuda:0/copy-out  copy h -> cpu
+        cuda:0/copy-out  record e2
+        cpu/compute      wait e2
+        cpu/compute      run y
+        cpu/compute      free h
+        cuda:0/copy-in   wait e1
+        cuda:0/copy-in   free x
+        cuda:0/compute   wait e2
+        cuda:0/compute   free h
+        output y on cpu
+        """,
+    )
+
+
+def test_without_contention_each_copy_has_a_stream_of_its_own_at_its_source():
+    assert_is(
+        lowered(figure("cuda:0"), asc.Machine.emulated(gpus=2, contention=False), {"y": "cpu"}, h="cuda:0", y="cuda:1"),
+        """
+        input x on cuda:0
+        cuda:0/compute  run h
+        cuda:0/compute  record e0
+        cuda:0/copy-0   wait e0
+        cuda:0/copy-0   copy h -> cuda:1
+        cuda:0/copy-0   record e1
+        cuda:1/compute  wait e1
+        cuda:1/compute  run y
+        cuda:1/compute  free h
+        cuda:1/compute  record e2
+        cuda:1/copy-1   wait e2
+        cuda:1/copy-1   copy y -> cpu
+        cuda:0/compute  wait e1
+        cuda:0/compute  free h
+        cuda:1/copy-1   record e3
+        cuda:1/compute  wait e3
+        cuda:1/compute  free y
+        output y on cpu
+        """,
+    )
+
+
+def test_what_many_read_on_a_device_travels_there_once():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(*(graph.add(fn, x, name=name) for name in "abc"))
+    program = lowered(graph, a="cuda:0", b="cuda:1", c="cuda:0")
+    assert [str(copy) for copy in program if isinstance(copy, Copy)] == ["copy x <- cpu", "copy x <- cpu"]
+    assert [copy.destination for copy in program if isinstance(copy, Copy)] == ["cuda:0", "cuda:1"]
+
+
+def test_an_input_written_elsewhere_is_copied_back_over_the_callers_behind_its_readers():
+    graph = asc.Graph()
+    w = graph.input("w")
+    read = graph.add(fn, w, name="read")
+    graph.add(fn, w, name="write", writes=[w], outputs=())
+    graph.output(read, graph.add(fn, w, name="look"))
+    assert_is(
+        lowered(graph, write="cuda:0"),
+        """
+        input w on cpu
+        cuda:0/copy-in   copy w <- cpu
+        cuda:0/copy-in   record e0
+        cpu/compute      run read
+        cpu/compute      record e1
+        cuda:0/compute   wait e0
+        cuda:0/compute   run write
+        cuda:0/compute   record e2
+        cuda:0/copy-out  wait e2
+        cuda:0/copy-out  wait e1
+        cuda:0/copy-out  copy w@1 -> cpu overwriting
+        cuda:0/copy-out  record e3
+        cpu/compute      wait e3
+        cpu/compute      run look
+        cuda:0/copy-in   wait e3
+        cuda:0/copy-in   free w@1
+        output read on cpu
+        output look on cpu
+        """,
+    )
+
+
+def test_a_reader_of_a_copy_elsewhere_does_not_hold_up_a_writer():
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        w = graph.input("w")
+    read = graph.add(fn, w, name="read")
+    graph.add(fn, w, name="write", writes=[w], outputs=())
+    graph.output(read)
+    assert_is(
+        lowered(graph, read="cuda:1", write="cuda:0"),
+        """
+        input w on cuda:0
+        cuda:0/copy-out  copy w -> cuda:1/copy-in
+        cuda:0/copy-out  record e0
+        cuda:1/compute   wait e0
+        cuda:1/compute   run read
+        cuda:0/compute   wait e0
+        cuda:0/compute   run write
+        cuda:1/compute   record e1
+        cuda:1/copy-in   wait e1
+        cuda:1/copy-in   free w
+        output read on cuda:1
+        """,
+    )
+
+
+def test_a_view_travels_alone_and_its_next_version_travels_again():
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        x = graph.input("x")
+    a = graph.add(fn, x, name="a")
+    view = a[0]
+    early = graph.add(fn, view, name="early")
+    graph.add(fn, a, name="write", writes=[a], outputs=())
+    graph.output(early, graph.add(fn, view, name="late"))
+    assert_is(
+        lowered(graph, a="cuda:0", getitem="cuda:0", write="cuda:0", early="cuda:1"),
+        """
+        input x on cuda:0
+        cuda:0/compute   run a
+        cuda:0/compute   run getitem
+        cuda:0/compute   record e0
+        cuda:0/copy-out  wait e0
+        cuda:0/copy-out  copy getitem -> cuda:1/copy-in
+        cuda:0/copy-out  record e1
+        cuda:1/compute   wait e1
+        cuda:1/compute   run early
+        cuda:0/compute   wait e1
+        cuda:0/compute   run write
+        cuda:0/compute   record e2
+        cuda:0/copy-out  wait e2
+        cuda:0/copy-out  copy getitem@1 -> cpu
+        cuda:0/copy-out  record e3
+        cpu/compute      wait e3
+        cpu/compute      run late
+        cpu/compute      free getitem@1
+        cuda:0/compute   wait e3
+        cuda:0/compute   free a@1
+        cuda:1/compute   record e4
+        cuda:1/copy-in   wait e4
+        cuda:1/copy-in   free getitem
+        output early on cuda:1
+        output late on cpu
+        """,
+    )
+
+
+def test_a_diamond_on_two_streams_waits_twice_and_frees_wait_only_at_the_end():
+    """
+    a -> b -> d
+      -> c ->
+    """
+    graph = asc.Graph()
+    a = graph.add(fn, name="a")
+    b, c = graph.add(fn, a, name="b"), graph.add(fn, a, name="c")
+    graph.output(graph.add(fn, b, c, name="d"))
+    assert_is(
+        lowered(graph, asc.Machine([asc.Device("cpu", streams=2)])),
+        """
+        cpu/compute   run a
+        cpu/compute   record e0
+        cpu/compute   run b
+        cpu/compute1  wait e0
+        cpu/compute1  run c
+        cpu/compute1  record e1
+        cpu/compute   wait e1
+        cpu/compute   free a
+        cpu/compute   run d
+        cpu/compute   free b
+        cpu/compute   record e2
+        cpu/compute1  wait e2
+        cpu/compute1  free c
+        output d on cpu
+        """,
+    )
+
+
+def test_memory_is_freed_at_the_first_place_where_a_wait_that_is_there_anyway_allows_it():
+    """h is read by its copy; compute of cuda:0 is behind that copy only once it reads what came back."""
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        x = graph.input("x")
+    h = graph.add(fn, x, name="h")
+    there = graph.add(fn, h, name="there")
+    meanwhile = graph.add(fn, x, name="meanwhile")
+    graph.output(graph.add(fn, there, meanwhile, name="back"))
+    program = lowered(graph, h="cuda:0", there="cuda:1", meanwhile="cuda:0", back="cuda:0")
+    own = [str(i) for i in program if str(i.stream) == "cuda:0/compute"]
+    assert own == [
+        "run h",
+        "record e0",
+        "run meanwhile",
+        "wait e3",
+        "free h",
+        "run back",
+        "free meanwhile",
+        "record e4",
+    ]
+
+
+def test_memory_is_freed_under_the_version_of_the_value_that_owns_it():
+    """A view that was taken behind a write is at a version of its own."""
+    graph = asc.Graph()
+    a = graph.add(fn, name="a")
+    graph.add(fn, a, name="write", writes=[a], outputs=())
+    view = a[0]
+    graph.add(fn, a, name="again", writes=[a], outputs=())
+    graph.output(graph.add(fn, view, name="y"))
+    assert [str(i) for i in lowered(graph) if isinstance(i, Free)] == ["free a@2"]
+
+
+def test_an_order_edge_across_devices_is_one_wait_and_no_copy():
+    graph = asc.Graph()
+    a = graph.add(fn, name="a")
+    graph.output(a, graph.add(fn, name="b", after=[a]))
+    assert_is(
+        lowered(graph, a="cuda:0", b="cuda:1"),
+        """
+        cuda:0/compute  run a
+        cuda:0/compute  record e0
+        cuda:1/compute  wait e0
+        cuda:1/compute  run b
+        output a on cuda:0
+        output b on cuda:1
+        """,
+    )
+
+
+def test_results_that_nothing_uses_are_neither_copied_nor_freed():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(fn, x, name="dropped")
+    _, kept = graph.add(fn, x, name="pair", outputs=("left", "right"))
+    graph.output(kept)
+    assert_is(
+        lowered(graph),
+        """
+        input x on cpu
+        cpu/compute  run dropped
+        cpu/compute  run pair
+        output right on cpu
+        """,
+    )
+
+
+def test_constants_are_inputs_that_the_caller_does_not_give():
+    graph = asc.Graph()
+    graph.output(graph.add(fn, torch.ones(1), name="a"))
+    assert_is(
+        lowered(graph, a="cuda:0"),
+        """
+        input constant on cpu
+        cuda:0/copy-in  copy constant <- cpu
+        cuda:0/copy-in  record e0
+        cuda:0/compute  wait e0
+        cuda:0/compute  run a
+        cuda:0/compute  record e1
+        cuda:0/copy-in  wait e1
+        cuda:0/copy-in  free constant
+        output a on cuda:0
+        """,
+    )
+
+
+def test_an_output_is_copied_to_where_it_is_wanted_and_freed_where_it_was_made():
+    assert_is(
+        lowered(figure("cuda:0"), outputs={"y": "cuda:1"}, h="cuda:0", y="cuda:0"),
+        """
+        input x on cuda:0
+        cuda:0/compute   run h
+        cuda:0/compute   run y
+        cuda:0/compute   free h
+        cuda:0/compute   record e0
+        cuda:0/copy-out  wait e0
+        cuda:0/copy-out  copy y -> cuda:1/copy-in
+        cuda:0/copy-out  record e1
+        cuda:0/compute   wait e1
+        cuda:0/compute   free y
+        output y on cuda:1
+        """,
+    )
+
+
+def test_the_order_of_the_placement_is_the_order_of_issue():
+    graph = asc.Graph()
+    for name in "abc":
+        graph.output(graph.add(fn, name=name))
+    program = lowered(graph, order="cab")
+    assert [run.task for run in program if isinstance(run, Run)] == ["c", "a", "b"]
+
+
+def test_one_value_may_be_shown_as_two_outputs_on_one_device():
+    graph = asc.Graph()
+    y = graph.add(fn, name="y")
+    graph.output(a=y, b=y)
+    program = lowered(graph, y="cuda:0")
+    assert program.outputs == (("a", "cuda:0"), ("b", "cuda:0"))
+
+
+def test_one_value_may_be_wanted_on_two_devices():
+    graph = asc.Graph()
+    y = graph.add(fn, name="y")
+    graph.output(a=y, b=y, c=y)
+    program = lowered(graph, outputs={"a": "cpu", "b": "cuda:1"}, y="cuda:0")
+    assert program.outputs == (("a", "cpu"), ("b", "cuda:1"), ("c", "cuda:0"))
+
+
+def test_an_unknown_output_is_refused():
+    with pytest.raises(asc.ScheduleError, match=r"outputs= names 'z', which is no output; outputs are \['y'\]"):
+        lowered(figure(), outputs={"z": "cpu"})
+
+
+def test_a_device_that_no_link_leads_to_is_refused():
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")], [asc.Link("cpu", "cuda:0", 1)]
+    )
+    with pytest.raises(asc.ScheduleError, match="value 'h' is on 'cuda:0' and needed on 'cuda:1', but no link joins"):
+        lowered(figure(), machine, h="cuda:0", y="cuda:1")
+
+
+def test_a_value_travels_on_from_where_it_is_when_no_link_leads_from_where_it_was_made():
+    """cuda:0 -- cpu -- cuda:1: y is on the CPU because z reads it there."""
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")],
+        [asc.Link("cpu", "cuda:0", 1), asc.Link("cpu", "cuda:1", 1)],
+    )
+    graph = asc.Graph()
+    y = graph.add(fn, name="y")
+    graph.output(graph.add(fn, y, name="z"), graph.add(fn, y, name="w"))
+    program = lowered(graph, machine, y="cuda:0", z="cpu", w="cuda:1")
+    ends = [(copy.source, copy.destination) for copy in program if isinstance(copy, Copy)]
+    assert ends == [("cuda:0", "cpu"), ("cpu", "cuda:1")]
+
+
+@st.composite
+def dags(draw, most=12):
+    """Graphs of tasks that read some of the tasks before them."""
+    graph = asc.Graph("drawn")
+    values = []
+    for i in range(draw(st.integers(1, most))):
+        before = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else ()
+        values.append(graph.add(fn, *(values[j] for j in sorted(before)), name=f"t{i}"))
+    graph.output(*values)
+    return graph
+
+
+@given(graph=dags())
+def test_waits_on_one_device_are_as_few_as_nimble_proves_possible(graph):
+    """Reduced edges minus the size of a maximum matching between them (Kwon et al., NeurIPS 2020, theorem 3)."""
+    program = lowered(graph, asc.Machine([asc.Device("cpu", streams=len(graph))]))
+    reduced = nx.transitive_reduction(graph.to_networkx())
+    sides = nx.Graph([(("from", u), ("to", v)) for u, v in reduced.edges])
+    matched = len(bipartite.eppstein_matching(sides, [side for side in sides if side[0] == "from"])) // 2
+    assert sum(isinstance(i, Wait) for i in program) == reduced.number_of_edges() - matched
+
+
+@given(graph=dags(), streams=st.integers(1, 3))
+def test_frees_alone_cost_no_wait_while_there_is_work(graph, streams):
+    """What is freed where is another matter than who waits for whom: with outputs kept, the waits are the same."""
+    kept = graph
+    freed = graph.pinned()
+    freed.outputs = {}
+    machine = asc.Machine([asc.Device("cpu", streams=streams)])
+
+    def working(program):
+        last = max(i for i, instruction in enumerate(program) if isinstance(instruction, Run))
+        return [i for i in program.instructions[: last + 1] if not isinstance(i, Free)]
+
+    with_frees, without = lowered(freed, machine), lowered(kept, machine)
+    assert working(with_frees) == working(without)
+
+
+@given(graph=graphs(), machine=machines())
+def test_memory_goes_back_at_the_first_place_where_that_costs_no_wait(graph, machine):
+    """So no free could stand one run, copy or wait earlier; of those that wait at the end, none behind the last run."""
+    program = asc.schedule(graph, machine, policy="round_robin").program
+    lines = program.instructions
+    last = max(i for i, line in enumerate(lines) if isinstance(line, (Run, Copy)))
+    for i, line in enumerate(lines):
+        if isinstance(line, Free):
+            before = max(j for j in range(i) if isinstance(lines[j], (Run, Copy, Wait)))
+            at = min(before, last + 1)
+            earlier = replace(program, instructions=(*lines[:at], line, *lines[at:i], *lines[i + 1 :]))
+            with pytest.raises(asc.ProgramError):
+                asc.verify(earlier, graph)
+
+
+@given(graph=graphs(), machine=machines())
+def test_no_two_events_are_recorded_at_one_moment(graph, machine):
+    """Between two records of a stream there is something that the second one stands for, and the first does not."""
+    program = asc.schedule(graph, machine, policy="round_robin").program
+    fresh = set()
+    for line in program.instructions:
+        if isinstance(line, Record):
+            assert line.stream in fresh, f"e{line.event}\n{program}"
+            fresh.remove(line.stream)
+        elif isinstance(line, (Run, Copy, Wait)):
+            fresh.update(occupied(line))
+
+
+def test_a_window_leaves_out_no_edge_that_no_other_path_implies() -> None:
+    """Beyond it edges stay; within it those go that go without one."""
+    edges = [[1, 2, 5], [2, 3], [4], [4, 5], [5], []]
+    whole, narrow = streams._reduce(edges, 6)[0], streams._reduce(edges, 2)[0]
+    assert whole == [[1], [2, 3], [4], [4], [5], []]
+    assert narrow == [[1, 5], [2, 3], [4], [4], [5], []]
+
+
+def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
+    """Each copy has a stream of its own there; a place for each in every clock made clocks of as many."""
+    graph = asc.Graph()
+    values = list(graph.inputs("x", "y"))
+    for i in range(400):
+        values.append(graph.add(max, *values[-2:], name=f"t{i}"))
+    graph.output(values[-1])
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=2, contention=False), policy="round_robin").program
+    copies = [i for i in program if isinstance(i, Copy)]
+    assert len(copies) > 400
+    assert Clocks(program.streams, alone(program.instructions)).places == 3

@@ -1,0 +1,382 @@
+"""Memory as a hard limit: what fits stays as it is, what does not is made to fit, or refused with the reason."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.costs.costs import Costs
+from autosched.errors import MemoryLimitError
+from autosched.explanation.case import Case
+from autosched.explanation.spills import fetched
+from autosched.graph.graph import Graph
+from autosched.lowering import lower
+from autosched.lowering.fitting import fits, fitted
+from autosched.machine.machine import Machine
+from autosched.placement import Placement
+from autosched.policies import Policy, m_etf, m_sct
+from autosched.program.program import Copy, Record, Stream, Wait, occupied
+from autosched.simulation.footprint import footprint
+from autosched.testing import graphs, inputs_for, machines
+from autosched.testing.scattering import scattered
+
+
+def limited(machine: Machine, nbytes: Mapping[str, float]) -> Machine:
+    devices = [replace(device, nbytes=nbytes.get(device.name, device.nbytes)) for device in machine.devices]
+    return Machine(devices, machine.links, contention=machine.contention, imagined=True)
+
+
+def gpu(nbytes: float, gpus: int = 1, **others: float) -> Machine:
+    machine = Machine.emulated(gpus=gpus)
+    return limited(machine, {**dict.fromkeys(machine.accelerators, nbytes), **others})
+
+
+def on_gpu(graph: Graph, machine: Machine, costs: Costs) -> Placement:
+    """Place all on the GPU, whatever costs say."""
+    names = [task.name for task in graph.tasks]
+    return Placement({name: task.device or "cuda:0" for name, task in zip(names, graph.tasks, strict=True)}, (*names,))
+
+
+def long_lived() -> Graph:
+    """Return a graph whose first value is needed at the end, behind one that leaves no room for it."""
+    graph = Graph()
+    early = graph.add(torch.ones, 3, name="early", nbytes=40)
+    first = graph.add(torch.zeros, 3, name="first", nbytes=40)
+    second = graph.add(torch.neg, first, name="second", nbytes=40)
+    graph.output(y=graph.add(torch.add, early, second, name="y", nbytes=10))
+    return graph
+
+
+def copies(schedule: asc.Schedule) -> list[str]:
+    return [str(i) for i in schedule.program if isinstance(i, Copy)]
+
+
+# ---- what is done, on small graphs
+
+
+def test_what_fits_stays_as_it_is() -> None:
+    graph = long_lived()
+    free = asc.schedule(graph, Machine.emulated(gpus=1), policy=on_gpu)
+    assert free.peak_bytes["cuda:0"] == 120
+    assert asc.schedule(graph, gpu(120), policy=on_gpu).program == free.program
+
+
+def test_what_has_no_room_goes_to_the_host_and_comes_back() -> None:
+    schedule = asc.schedule(long_lived(), gpu(100), policy=on_gpu)
+    assert copies(schedule) == ["copy early -> cpu", "copy early <- cpu"]
+    assert schedule.peak_bytes["cuda:0"] <= 100
+    assert torch.equal(schedule()["y"], torch.ones(3))
+
+
+def test_what_stands_on_the_host_anyway_needs_no_copy_out() -> None:
+    graph = Graph()
+    weight = graph.constant(torch.ones(3), "weight")
+    x = graph.input("x")
+    weight.nbytes, x.nbytes = 40, 0
+    used = graph.add(torch.mul, weight, x, name="used", nbytes=0)
+    long = graph.add(torch.add, used, used, name="long", nbytes=70)
+    graph.output(y=graph.add(torch.add, weight, graph.add(torch.neg, long, name="neg", nbytes=0), name="y", nbytes=0))
+    schedule = asc.schedule(graph, gpu(80), policy=on_gpu)
+    assert copies(schedule).count("copy weight <- cpu") == 2
+    assert not any("weight ->" in copy for copy in copies(schedule))
+    assert schedule.peak_bytes["cuda:0"] <= 80
+
+
+def test_what_is_needed_last_goes_first() -> None:
+    graph = Graph()
+    late, soon = (graph.add(torch.ones, 3, name=name, nbytes=40) for name in ("late", "soon"))
+    large = graph.add(torch.zeros, 3, name="large", nbytes=40)
+    sums = graph.add(torch.add, soon, graph.add(torch.neg, large, name="neg", nbytes=10), name="sum", nbytes=10)
+    graph.output(y=graph.add(torch.add, late, sums, name="y", nbytes=0))
+    assert copies(asc.schedule(graph, gpu(100), policy=on_gpu)) == ["copy late -> cpu", "copy late <- cpu"]
+
+
+def test_where_the_host_is_full_another_device_takes_it() -> None:
+    schedule = asc.schedule(long_lived(), gpu(100, gpus=2, cpu=20.0), policy=on_gpu)
+    assert copies(schedule) == ["copy early -> cuda:1/copy-in", "copy early -> cuda:0/copy-in"]
+    assert schedule.peak_bytes["cpu"] == 0
+
+
+def test_what_is_read_next_is_fetched_while_a_task_runs() -> None:
+    graph = Graph()
+    value = graph.input("x")
+    value.nbytes = 0
+    for number in range(6):
+        weight = graph.constant(torch.ones(3), f"weight{number}")
+        weight.nbytes = 100
+        value = graph.add(torch.add, value, weight, name=f"t{number}", seconds=1.0, nbytes=0)
+    graph.output(y=value)
+    machine = limited(Machine.emulated(gpus=1, bytes_per_second=100.0, latency=0.0), {"cuda:0": 200.0})
+    schedule = asc.schedule(graph, machine, policy=on_gpu)
+    assert schedule.peak_bytes["cuda:0"] == 200
+    assert schedule.makespan == pytest.approx(7.0)  # copies of one second each behind one another, then the last task
+
+
+def test_an_input_that_is_written_here_and_there_ends_in_the_callers_memory() -> None:
+    graph = Graph()
+    x = graph.input("x")
+    x.nbytes = 40
+    with graph.on("cuda:0"):
+        x.mul_(2)
+        large = graph.add(torch.neg, graph.add(torch.ones, 3, name="large", nbytes=40), name="neg", nbytes=40)
+    with graph.on("cpu"):
+        x.add_(1)
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(torch.add, x, large, name="y", nbytes=10))
+    given = torch.ones(3)
+    schedule = asc.schedule(graph, gpu(90))
+    assert "copy x@1 -> cpu overwriting" in copies(schedule)
+    assert schedule.peak_bytes == {"cpu": 40, "cuda:0": 90}
+    assert torch.equal(schedule(x=given)["y"], torch.full((3,), 2.0))
+    assert torch.equal(given, torch.full((3,), 3.0))
+
+
+def test_outputs_may_end_on_the_host_unless_they_are_wanted_elsewhere() -> None:
+    graph = Graph()
+    graph.output(**{name: graph.add(torch.ones, 3, name=name, nbytes=40) for name in "abc"})
+    schedule = asc.schedule(graph, gpu(100), policy=on_gpu)
+    assert sorted(dict(schedule.program.outputs).values()) == ["cpu", "cuda:0", "cuda:0"]
+    with pytest.raises(MemoryLimitError, match=r"'cuda:0' has 100 B.*takes 120 B: 'a', 'b', 'c'.*proves that no sched"):
+        asc.schedule(graph, gpu(100), policy=on_gpu, outputs="cuda:0")
+
+
+def test_a_task_that_fits_nowhere_is_named_and_that_is_a_proof() -> None:
+    graph = Graph()
+    x = graph.input("x")
+    x.nbytes = 60
+    with graph.on("cuda:0"):
+        graph.output(y=graph.add(torch.neg, x, name="y", nbytes=50))
+    with pytest.raises(
+        MemoryLimitError, match=r"'y' fits on no device.*110 B of 100 B on cuda:0.*proves that no sched"
+    ):
+        asc.schedule(graph, gpu(100))
+
+
+def test_tasks_that_must_be_together_must_fit_on_one_device() -> None:
+    graph = Graph()
+    a, b = (graph.add(torch.ones, 3, name=name, nbytes=50) for name in "ab")
+    ended = [graph.add(torch.neg, value, on=on, name=f"{value.name}2") for value, on in ((a, "cuda:0"), (b, "cuda:1"))]
+    graph.together(a, b)
+    graph.output(*ended)
+    machine = limited(Machine.emulated(gpus=2), {"cuda:0": 10.0, "cuda:1": 100.0, "cpu": 10.0})
+    with pytest.raises(MemoryLimitError, match="'a2' fits on no device"):
+        asc.schedule(graph, machine)
+
+
+def test_inputs_that_live_on_a_device_must_fit_there() -> None:
+    graph = Graph()
+    x = graph.input("x")
+    x.nbytes = 101
+    graph.output(y=x + 1)
+    with pytest.raises(MemoryLimitError, match=r"'cuda:0' has 100 B of memory.*takes 101 B: 'x'"):
+        asc.schedule(graph, gpu(100), inputs="cuda:0")
+
+
+def test_what_is_written_in_parts_cannot_leave_and_is_named() -> None:
+    graph = Graph()
+    base = graph.add(torch.ones, 4, name="base", nbytes=60)
+    base[1:].mul_(2)
+    large = graph.add(torch.zeros, 3, name="large", nbytes=60)
+    base[:1].mul_(3)
+    graph.output(base, y=graph.add(torch.neg, large, name="neg", nbytes=0, on="cuda:0"))
+    machine = limited(Machine.emulated(gpus=0), {"cpu": 100.0})
+    machine = Machine([replace(machine.devices[0], name="cuda:0")], imagined=True)
+    with pytest.raises(
+        MemoryLimitError, match=r"holds 60 B that cannot leave \('base' \(60 B\)\), and needs 60 B.*nothi"
+    ):
+        asc.schedule(graph, machine)
+
+
+def test_a_placement_that_cannot_be_made_to_fit_is_made_otherwise() -> None:
+    graph = Graph()
+    graph.output(y=graph.add(torch.ones, 3, name="y", nbytes=101))
+    assert asc.schedule(graph, gpu(100), policy=on_gpu).placement.device == {"y": "cpu"}
+
+
+def test_no_policy_puts_a_task_where_it_cannot_fit_and_the_bound_knows() -> None:
+    graph = Graph()
+    graph.output(y=graph.add(torch.ones, 3, name="y", nbytes=101, seconds={"cpu": 3.0, "cuda:0": 1.0}))
+    schedule = asc.schedule(graph, gpu(100), policy="heft")
+    assert schedule.placement.device == {"y": "cpu"}
+    assert schedule.lower_bound == schedule.makespan == 3
+
+
+def test_explain_says_what_had_to_leave() -> None:
+    assert "memory of cuda:0 does not hold all at once: 1 copy brings back 'early' (40 B)" in str(
+        asc.schedule(long_lived(), gpu(100), policy=on_gpu).explain()
+    )
+    assert "hold all at once" not in str(asc.schedule(long_lived(), gpu(120), policy=on_gpu).explain())
+
+
+def test_such_schedules_are_kept_and_shown_as_any_other(tmp_path: Path) -> None:
+    graph = long_lived()
+    schedule = asc.schedule(graph, gpu(100), policy=on_gpu)
+    schedule.save(tmp_path / "plan.json")
+    assert asc.load(tmp_path / "plan.json", graph).program == schedule.program
+    assert asc.Program.parse(str(schedule.program)) == schedule.program
+    assert "early_cuda0 = to(early_cpu, cuda0)" in schedule.code
+    assert schedule.page().startswith("<!doctype html>")
+
+
+def test_a_version_may_come_again_only_once_it_was_freed() -> None:
+    schedule = asc.schedule(long_lived(), gpu(100), policy=on_gpu)
+    left = [i for i in schedule.program if str(i) != "free early" or i.stream.device == "cpu"]
+    with pytest.raises(asc.ProgramError, match="'early' on cuda:0 is there already"):
+        asc.verify(replace(schedule.program, instructions=tuple(left)), schedule.graph)
+
+
+# ---- policies that mind memory
+
+
+def test_m_etf_and_m_sct_go_where_there_is_room() -> None:
+    graph = Graph()
+    graph.output(
+        *(graph.add(torch.ones, 3, name=f"t{i}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9}) for i in range(4))
+    )
+    for policy in (m_etf, m_sct):
+        placed = policy(graph, gpu(100, gpus=2), Costs()).device
+        assert sorted(placed.values()) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
+    graph = Graph()
+    value = graph.add(torch.ones, 3, name="t0", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
+    for number in range(1, 6):
+        value = graph.add(torch.neg, value, name=f"t{number}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
+    graph.output(value)
+    assert set(m_etf(graph, gpu(80, gpus=2), Costs()).device.values()) == {"cuda:0"}
+
+
+def test_m_sct_keeps_a_device_for_the_favourite_child() -> None:
+    graph = Graph()
+    first = graph.add(torch.ones, 3, name="first", seconds=1, nbytes=1e9)
+    other = graph.add(torch.zeros, 3, name="other", seconds=0.999, nbytes=0)
+    joined = graph.add(torch.add, first, other, name="joined", seconds=1, nbytes=0)
+    late = graph.add(torch.neg, other, name="late", seconds=9, nbytes=0)
+    graph.output(joined, late)
+    placed = m_sct(graph, Machine.emulated(gpus=1, bytes_per_second=1e9), Costs()).device
+    assert placed["joined"] == placed["first"] != placed["late"]
+
+
+# ---- the laws, on any graph
+
+
+def most_held(schedule: asc.Schedule, seed: int) -> dict[str, float]:
+    """Return the most that each device holds if streams come to their instructions in some order that events allow."""
+    chance, program = random.Random(seed), schedule.program
+    courses = footprint(program, schedule.graph, schedule.machine, schedule.costs)
+    held = {name: course[0] for name, course in courses.items()}
+    most = dict(held)
+    left: dict[Stream, list[int]] = {}
+    for i, instruction in enumerate(program):
+        for stream in occupied(instruction):
+            left.setdefault(stream, []).append(i)
+    eager = {stream: chance.random() for stream in left}
+    seen: set[int] = set()
+    while any(left.values()):
+        ready = [
+            s for s, queue in left.items() if queue and may_go(program.instructions[queue[0]], queue[0], left, seen)
+        ]
+        stream = max(ready, key=eager.__getitem__) if chance.random() < 0.8 else chance.choice(ready)
+        i = left[stream][0]
+        for other in occupied(program.instructions[i]):
+            left[other].pop(0)
+        if isinstance(record := program.instructions[i], Record):
+            seen.add(record.event)
+        for name, course in courses.items():
+            held[name] += course[i + 1] - course[i]
+            most[name] = max(most[name], held[name])
+    return most
+
+
+def may_go(instruction: object, i: int, left: Mapping[Stream, Sequence[int]], seen: set[int]) -> bool:
+    waits = isinstance(instruction, Wait) and instruction.event not in seen
+    return not waits and all(left[stream][0] == i for stream in occupied(instruction))  # type: ignore[arg-type]
+
+
+def least(graph: Graph, machine: Machine, costs: Costs) -> Machine:
+    """Return the machine with accelerators that have what the largest task needs alone, and not a byte more."""
+    needs = dict.fromkeys(machine.accelerators, 1.0)
+    for name in machine.accelerators:
+        for task in graph.tasks:
+            roots = {graph.values[use.value].root for use in (*task.reads, *task.outputs) if graph.is_used(use.value)}
+            homes = {value.index for value in graph.sources if value.home == name}
+            needs[name] = max(needs[name], sum(costs.value_nbytes(graph.values[root]) for root in roots | homes))
+    return limited(machine, needs)
+
+
+def drawn_costs(data: st.DataObject, graph: Graph) -> Costs:
+    sizes = {value.name: float(data.draw(st.integers(1, 100))) for value in graph.values}
+    return Costs(default_seconds=1e-5, nbytes=sizes)
+
+
+def assert_as_serial(schedule: asc.Schedule, graph: Graph) -> None:
+    torch.manual_seed(3)
+    expected_inputs = inputs_for(graph)
+    expected = graph.run_serial(**expected_inputs)
+    torch.manual_seed(3)
+    inputs = inputs_for(graph)
+    with schedule:
+        outputs = schedule(**inputs)
+    assert all(torch.equal(outputs[label], expected[label]) for label in expected)
+    assert all(torch.equal(inputs[name], expected_inputs[name]) for name in inputs)
+
+
+def assert_keeps_to_memory(schedule: asc.Schedule, seed: int) -> None:
+    made = schedule.graph, schedule.machine, schedule.placement, schedule.wanted
+    assert fits(schedule.program, schedule.graph, schedule.machine, schedule.costs)
+    if schedule.program != lower(*made):  # made to fit: then it does in time too, however streams come to it
+        most = most_held(schedule, seed)
+        assert all(most[device.name] <= device.nbytes for device in schedule.machine.devices)
+
+
+POLICIES: Sequence[str | Policy] = ("heft", "single", "m_etf", "m_sct", scattered(0), scattered(1))
+
+
+@given(graph=graphs(views=False, most=20), machine=machines(), data=st.data())
+def test_law_with_a_host_a_graph_runs_in_as_little_as_its_largest_task_needs(
+    graph: Graph, machine: Machine, data: st.DataObject
+) -> None:
+    costs = drawn_costs(data, graph)
+    policy = data.draw(st.sampled_from(POLICIES))
+    schedule = asc.schedule(graph, least(graph, machine, costs), policy=policy, costs=costs, backend="emulated")
+    assert_keeps_to_memory(schedule, data.draw(st.integers(0, 99)))
+    assert_as_serial(schedule, graph)
+
+
+@given(graph=graphs(most=20), machine=machines(), share=st.floats(0.3, 1.0), data=st.data())
+def test_law_a_schedule_keeps_to_memory_or_is_refused(
+    graph: Graph, machine: Machine, share: float, data: st.DataObject
+) -> None:
+    costs = drawn_costs(data, graph)
+    policy = data.draw(st.sampled_from(POLICIES))
+    peaks = asc.schedule(graph, machine, policy=policy, costs=costs).peak_bytes
+    nbytes = {name: max(1.0, share * peak) for name, peak in peaks.items() if data.draw(st.booleans())}
+    try:
+        schedule = asc.schedule(graph, limited(machine, nbytes), policy=policy, costs=costs, backend="host")
+    except MemoryLimitError:
+        return
+    assert_keeps_to_memory(schedule, data.draw(st.integers(0, 99)))
+    assert_as_serial(schedule, graph)
+
+
+@given(graph=graphs(), machine=machines())
+def test_law_memory_that_suffices_changes_no_program(graph: Graph, machine: Machine) -> None:
+    costs = Costs(default_seconds=1e-5, default_nbytes=100)
+    free = asc.schedule(graph, machine, policy="heft", costs=costs)
+    enough = limited(machine, {name: max(1.0, peak) for name, peak in free.peak_bytes.items()})
+    assert fitted(graph, enough, costs, free.placement) == free.program
+
+
+def test_copies_back_are_found_whichever_way_a_value_came() -> None:
+    schedule = asc.schedule(long_lived(), gpu(100), policy=on_gpu)
+    case = Case(schedule.graph, schedule.machine, schedule.costs, schedule.placement, schedule.program)
+    assert [str(copy) for copy in fetched(case)] == ["copy early <- cpu"]

@@ -1,0 +1,688 @@
+"""Measuring: which tasks are timed, how a device is fed meanwhile, what is believed, what is kept; links, streams."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched import measurement
+from autosched.measurement import bench, kept, links, machines, probes, stopwatch, tasks
+from autosched.measurement.links import fitted
+from autosched.measurement.probes import Sharing, paying
+from autosched.measurement.sanity import doubt
+from autosched.measurement.shapes import shape_of, spelt
+from autosched.measurement.stopwatch import EventWatch, HostWatch, Reading
+from autosched.measurement.walking import walk
+
+HERE = asc.Machine.local(gpus=0)
+PLAYED = asc.Machine(  # a machine whose GPUs are the CPU
+    [asc.Device("cpu"), *(asc.Device(f"cuda:{i}", physical="cpu") for i in range(2))],
+    [asc.Link("cpu", f"cuda:{i}", 1e9) for i in range(2)] + [asc.Link("cuda:0", "cuda:1", 1e9)],
+)
+
+
+def nap(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.001)
+    return x + 1
+
+
+def graph_on_gpus() -> tuple[asc.Graph, dict[str, torch.Tensor]]:
+    """Return a graph that must run on GPUs, with a view, a write in place and a nap; and inputs for it."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    with graph.on("cuda:1"):
+        rested = graph.add(nap, x, name="nap")
+        x.mul_(2)
+        graph.output(y=rested.T @ x)
+    return graph, {"x": torch.ones(4, 4)}
+
+
+def products(count: int) -> asc.Graph:
+    """Return a graph of equal products of 8x8 matrices, one after another."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = x
+    for _ in range(count):
+        y = torch.matmul(y, x)
+    graph.output(y=y)
+    return graph
+
+
+X = {"x": torch.eye(8)}
+
+
+# ---- which tasks are timed
+
+
+def test_tasks_are_timed_on_the_cpu_wherever_they_must_run() -> None:
+    graph, inputs = graph_on_gpus()
+    costs = asc.Costs.measure(graph, HERE, inputs, repeat=2)
+    assert list(costs.seconds) == ["nap", "mul", "matmul"]
+    assert 0.001 <= costs.seconds["nap"] < 3
+    assert costs.nbytes == {"x": 64, "nap": 64, "T": 64, "matmul": 64}
+    assert torch.equal(inputs["x"], torch.ones(4, 4))  # what tasks write is a copy
+
+
+def test_constants_stay_as_they_are() -> None:
+    graph, weight = asc.Graph(), torch.nn.Parameter(torch.ones(2))
+    w = graph.constant(weight, name="w")
+    w.mul_(2)
+    graph.output(y=w + 1)
+    asc.Costs.measure(graph, HERE, repeat=1)
+    assert torch.equal(weight, torch.ones(2))
+
+
+def test_measured_costs_make_schedules_for_any_machine() -> None:
+    graph, inputs = graph_on_gpus()
+    costs = asc.Costs.measure(graph, HERE, inputs, repeat=1)
+    assert asc.schedule(graph, asc.Machine.emulated(gpus=2), costs=costs).makespan >= 0.001
+
+
+def test_the_first_run_warms_up() -> None:
+    calls: list[int] = []
+
+    def slow_at_first(x: torch.Tensor) -> torch.Tensor:
+        if type(x) is torch.Tensor:  # and not one without data, from which bytes are estimated
+            calls.append(1)
+            time.sleep(0.05 * (len(calls) == 1))
+        return x + 1
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(slow_at_first, graph.input("x")))
+    costs = asc.Costs.measure(graph, HERE, {"x": torch.ones(1)}, repeat=1)
+    assert 2 <= len(calls) <= 3  # a third where a crowded computer makes the second odd
+    assert costs.seconds["slow_at_first"] < 0.05
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> list[Reading]:
+    """Return the readings that will be taken, which are as given, and then 1e-4 s each."""
+    given, taken = iter(seconds), []
+
+    def read(self: HostWatch, calls: Sequence[Callable[[], Any]], ahead: float = 0.0) -> tuple[Reading, Any]:
+        each = next(given, 1e-4)
+        taken.append(Reading(each, each))
+        return taken[-1], [call() for call in calls][-1]
+
+    monkeypatch.setattr(HostWatch, "time", read)
+    return taken
+
+
+def test_what_does_the_same_work_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = counted(monkeypatch, [1.0] * 5 + [0.002, 0.001, 0.003])  # the first run warms up
+    costs = asc.Costs.measure(products(5), HERE, X, repeat=3)
+    assert len(taken) == 5 + 3
+    assert set(costs.seconds.values()) == {0.002}
+    assert len(costs.seconds) == 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((torch.ones(2, 3), 1), (torch.ones(3, 2), 1)),
+        ((torch.ones(2, 3), 1), (torch.ones(3, 2).T, 1)),
+        ((torch.ones(2, 3), 1), (torch.ones(2, 3, dtype=torch.float64), 1)),
+        ((torch.ones(2, 3), 1), (torch.ones(2, 3), 2)),
+        ((torch.ones(2, 3), 1), (torch.ones(2, 3), True)),
+        ((torch.ones(2, 3), [1, 2]), (torch.ones(2, 3), [1, 3])),
+    ],
+)
+def test_what_may_be_other_work_has_another_shape(one: Any, other: Any) -> None:
+    assert shape_of(torch.add, one, {}) != shape_of(torch.add, other, {}) != shape_of(torch.sub, other, {})
+    assert shape_of(torch.add, one, {}) == shape_of(torch.add, one, {})
+    assert spelt(shape_of(torch.add, one, {})) != spelt(shape_of(torch.add, other, {}))
+
+
+def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
+    graph = asc.Graph()
+    rested = graph.add(nap, graph.input("x"), name="nap")
+    graph.output(
+        sum=graph.add(torch.sum, rested.T, name="sum"),
+        here=graph.add(abs, rested, name="here", on="cpu"),
+        there=graph.add(abs, rested, name="there", on="cuda:1"),
+        never=graph.add(abs, rested, name="never", seconds={"cpu": 0.01, "cuda:1": 2.0}),
+        nor=graph.add(abs, rested, name="nor", seconds={"cpu": 0.01, "cuda:0": 2.0}),
+    )
+    seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(4, 4)}, repeat=2).seconds
+    assert list(seconds["nap"]) == list(seconds["sum"]) == list(PLAYED.names)
+    assert 0.001 <= seconds["nap"]["cuda:0"] == seconds["nap"]["cuda:1"] < 3
+    known = asc.Costs.estimate(graph, {"x": torch.ones(4, 4)})
+    for task, device in [("here", "cuda:0"), ("there", "cpu")]:  # where it cannot run it costs what was known
+        assert seconds[task][device] == known.task_seconds(graph.task(task), PLAYED.device(device))
+        assert seconds[task].keys() - {device} < set(PLAYED.names)
+    assert seconds["here"]["cpu"] != known.task_seconds(graph.task("here"), PLAYED.device("cpu"))
+    assert seconds["there"]["cuda:1"] != known.task_seconds(graph.task("there"), PLAYED.device("cuda:1"))
+    assert seconds["never"]["cuda:0"] == seconds["nor"]["cuda:1"] == math.inf
+
+
+def test_a_cpu_is_not_kept_busy_with_what_a_gpu_does_in_a_tenth_of_the_time() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    given = [("long", 0.05), ("short", 0.01), ("equal", 0.003)]
+    for name, on_cpu in given:
+        x = graph.add(abs, x, name=name, seconds={"cpu": on_cpu, "cuda:0": 0.001, "cuda:1": 0.002})
+    graph.output(y=x)
+    seconds = asc.Costs.measure(graph, PLAYED, X, repeat=1).seconds
+    assert [seconds[name]["cpu"] == on_cpu for name, on_cpu in given] == [True, False, False]
+
+
+def test_merged_tasks_are_measured_whole() -> None:
+    graph = asc.merge(products(4), {"matmul": "pair", "matmul_1": "pair"})
+    costs = asc.Costs.measure(graph, HERE, X, repeat=2)
+    assert sorted(costs.seconds) == sorted(task.name for task in graph.tasks)
+    assert "pair" in costs.seconds
+
+
+def test_an_emulated_machine_is_not_measured() -> None:
+    with pytest.raises(asc.MachineError, match="an emulated machine has nothing to measure"):
+        asc.Costs.measure(asc.Graph(), asc.Machine.emulated(gpus=1))
+    with pytest.raises(asc.MachineError, match="an emulated machine has nothing to measure"):
+        asc.Machine.emulated(gpus=1).measured()
+
+
+def test_what_is_no_count_and_no_folder_is_refused() -> None:
+    for measure in (lambda **options: asc.Costs.measure(products(1), HERE, X, **options), HERE.measured):
+        with pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more, got 0"):
+            measure(repeat=0)
+        with pytest.raises(asc.ScheduleError, match="cache must be a folder, True for the user's own, or None, got 3"):
+            measure(cache=3)
+
+
+def test_a_task_without_a_function_is_named() -> None:
+    networkx = pytest.importorskip("networkx")
+    graph = asc.Graph.from_networkx(networkx.DiGraph([("a", "b")]))
+    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not measured"):
+        asc.Costs.measure(graph, HERE)
+
+
+def test_a_task_that_fails_is_named() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.mm, graph.input("x"), 1, name="odd"))
+    with pytest.raises(TypeError) as raised:
+        asc.Costs.measure(graph, HERE, X)
+    assert raised.value.__notes__[0].startswith("in task 'odd', added at")
+
+
+def test_random_numbers_are_drawn_again_afterwards() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.rand_like, graph.input("x"), random=True))
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    asc.Costs.measure(graph, HERE, X)
+    assert torch.equal(torch.rand(2), expected)
+
+
+# ---- walking
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("cpu", 0)  # for torch these are two, and it copies between them
+
+
+def test_what_must_run_elsewhere_runs_there_on_copies_and_what_it_writes_comes_back() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    seen = x[:1]
+    graph.add(lambda x: x.add_(1), x, writes=[x], name="write")
+    graph.output(y=graph.add(lambda x, seen: x * seen, x, seen, name="read"))
+    pointers: dict[str, int] = {}
+    results: dict[str, Any] = {}
+
+    def do(task: asc.Task, args: Any, kwargs: Any, where: torch.device) -> Any:
+        pointers[task.name] = args[0].data_ptr()
+        results[task.name] = task.fn(*args, **kwargs) if task.fn else None
+        return results[task.name]
+
+    inputs = {"x": torch.ones(2)}
+    walk(graph, inputs, CPU, lambda task: ELSEWHERE if task.name == "write" else CPU, do)
+    assert pointers["write"] != pointers["read"]
+    assert results["read"].tolist() == [4, 4]
+    assert inputs["x"].tolist() == [1, 1]
+
+
+def test_no_value_is_held_longer_than_it_is_used() -> None:
+    made: list[weakref.ref[Any]] = []
+    held: list[int] = []
+
+    def do(task: asc.Task, args: Any, kwargs: Any, where: torch.device) -> Any:
+        held.append(sum(ref() is not None for ref in made))
+        assert task.fn is not None
+        result = task.fn(*args, **kwargs)
+        made.append(weakref.ref(result))
+        return result
+
+    walk(products(5), X, CPU, lambda task: CPU, do)
+    assert held == [0, 1, 1, 1, 1]
+
+
+# ---- what is believed
+
+
+@pytest.mark.parametrize("odd", [0.0, -1e-6, math.nan, math.inf, 1e-15])
+def test_a_reading_that_cannot_be_is_taken_again(monkeypatch: pytest.MonkeyPatch, odd: float) -> None:
+    taken = counted(monkeypatch, [1e-4, odd, odd, odd])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {"matmul": 1e-4}
+    assert len(taken) == 1 + 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (0.0, "took 0 s on cpu, which is no time for work"),
+        (-1e-6, "took -1e-06 s on cpu, which is no time"),
+        (math.nan, "took nan s on cpu, which is no time"),
+        (1e-15, "took 1e-15 s on cpu, which would be 512,000 times the peak"),
+    ],
+)
+def test_what_cannot_be_twice_is_left_as_it_was_known(monkeypatch: pytest.MonkeyPatch, odd: float, why: str) -> None:
+    counted(monkeypatch, [odd] * 9)
+    with pytest.warns(UserWarning, match=f"task 'matmul' {re.escape(why)}.*; it is left as estimated"):
+        costs = asc.Costs.measure(products(1), HERE, X, repeat=3)
+    assert costs.seconds == {}
+    assert costs.work["matmul"].flops == 2 * 8**3
+
+
+def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted(monkeypatch, [1e-4] + [2.0] * 3 + [1.9] * 3)
+    with pytest.warns(UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is b"):
+        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
+    counted(monkeypatch, [1e-4] + [2.0] * 3 + [9.0] * 3)
+    with pytest.warns(UserWarning, match="took 9 s on cpu, .* left as estimated"):
+        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {}
+
+
+@given(st.floats(0, 1e15), st.floats(0, 1e12), st.floats(1e-9, 1e3), st.floats(1, 1e3))
+def test_what_a_device_can_do_it_can_do_slower(flops: float, nbytes: float, seconds: float, factor: float) -> None:
+    work, gpu = asc.Work(flops, nbytes), asc.Device("cuda:0")
+    if doubt(seconds, work, gpu) is None:
+        assert doubt(seconds * factor, work, gpu) is None
+    assert doubt(work.seconds(gpu), work, gpu) is None
+
+
+# ---- a device that is fed by a host
+
+
+class Gpu:
+    """A GPU of one stream, and the clock of the host that feeds it. Events take a microsecond of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, sleeps: bool = True):
+        self.now = self.free = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, device: Any, enable_timing: bool):
+                assert enable_timing
+
+            def record(self, stream: Any) -> None:
+                gpu.launch(0.0, 1e-6)
+                self.at = gpu.free
+
+            def query(self) -> bool:
+                return self.at <= gpu.now
+
+            def synchronize(self) -> None:
+                gpu.now = max(gpu.now, self.at)
+
+            def elapsed_time(self, other: Any) -> float:
+                return float(other.at - self.at) * 1e3
+
+        monkeypatch.setattr(torch, "Event", Event)
+        monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: None)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: self.wait())
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(1e-6, cycles * 5e-10))
+        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.watch = EventWatch(torch.device("cuda" if sleeps else "xpu", 0))
+
+    def launch(self, issue: float, seconds: float) -> None:
+        self.now += issue
+        self.free = max(self.free, self.now) + seconds
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.free)
+
+
+def test_a_device_that_sleeps_meanwhile_tells_what_kernels_take_and_the_host_what_launching_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gpu(monkeypatch)
+    starved, _ = gpu.watch.time([lambda: gpu.launch(2e-5, 3e-6)])
+    fed, returned = gpu.watch.time([lambda: gpu.launch(2e-5, 3e-6) or "done"] * 4, ahead=1e-4)
+    assert starved.seconds == pytest.approx(2.2e-5)
+    assert (fed.seconds, fed.issued, fed.clean) == (pytest.approx(3e-6), pytest.approx(2e-5), True)
+    assert returned == "done"
+
+
+def test_nothing_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+    assert gpu.watch.empty == pytest.approx(1e-6)
+    assert gpu.watch.time([lambda: None], 1e-5)[0].seconds == pytest.approx(0, abs=1e-12)
+
+
+def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch)
+
+    def item() -> None:
+        gpu.launch(5e-6, 2e-6)
+        gpu.wait()
+
+    assert not gpu.watch.time([item], 1e-3)[0].clean
+    assert gpu.watch.time([item])[0].clean
+
+
+def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(monkeypatch, sleeps=False)
+    reading, _ = gpu.watch.time([lambda: gpu.launch(2e-5, 3e-6)], ahead=1e-4)
+    assert (reading.seconds, reading.clean) == (pytest.approx(2.2e-5), True)
+
+
+@pytest.mark.parametrize(("replay", "small"), [(False, 2e-5), (True, 3e-6)])
+def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
+    monkeypatch: pytest.MonkeyPatch, replay: bool, small: float
+) -> None:
+    gpu = Gpu(monkeypatch)
+    calls: list[str] = []
+
+    def kernel(name: str, seconds: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        def launched(x: torch.Tensor) -> torch.Tensor:
+            if type(x) is torch.Tensor:
+                calls.append(name)
+                gpu.launch(2e-5, seconds)
+                if name == "item":
+                    gpu.wait()
+            return x + 0
+
+        return launched
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    for name, seconds in [("large", 1e-3), ("small", 3e-6), ("item", 3e-6)]:
+        x = graph.add(kernel(name, seconds), x, name=name)
+    graph.add(lambda x: kernel("write", 3e-6)(x) and None, x, writes=[x], name="write")
+    graph.output(y=x)
+    monkeypatch.setattr("autosched.measurement.bench.stopwatch", lambda device: gpu.watch)
+    monkeypatch.setattr(tasks, "_groups", lambda machine: [machine.devices[1:]])
+    monkeypatch.setattr(bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False)
+    seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay).seconds
+    assert {name: table["cuda:0"] for name, table in seconds.items()} == pytest.approx(
+        {"large": 1e-3, "small": small, "item": 2.5e-5, "write": small}, rel=0.2
+    )
+
+
+# ---- what is kept
+
+
+def test_what_was_measured_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    counted(monkeypatch, [3.0] * 20)  # slow, and so measured twice, but not the next time
+    with pytest.warns(UserWarning, match="measured again, and is believed"):
+        first = asc.Costs.measure(products(3), HERE, X, cache=tmp_path)
+    taken = counted(monkeypatch)
+    assert asc.Costs.measure(products(3), HERE, X, cache=tmp_path) == first
+    assert taken == []
+    assert asc.Costs.measure(products(3), HERE, X) != first  # only who asks for it
+
+
+def test_what_a_user_wrote_is_measured_anew(tmp_path: Path) -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(nap, graph.input("x")))
+    asc.Costs.measure(graph, HERE, X, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[:50], "not JSON"),
+        (lambda text: "[]", "it must be an object"),
+        (lambda text: text.replace(torch.__version__, "1.0"), "it is of another machine, driver or torch"),
+        (lambda text: re.sub(r"\d+\.?\d*e-\d+,", "-1,", text, count=1), "must be a number, 0 or more"),
+        (lambda text: re.sub(r"\d+\.?\d*e-\d+,", "", text, count=1), "must be a pair of numbers"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_named_and_replaced(tmp_path: Path, change: Callable[[str], str], why: str) -> None:
+    asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(change(path.read_text()))
+    with pytest.warns(UserWarning, match=f"{re.escape(str(path))} is not used, all is measured anew: .*{why}"):
+        asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+    assert json.loads(path.read_text())["machine"] == kept.hardware()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+
+
+def test_a_kept_reading_is_believed_no_more_than_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    document = json.loads(path.read_text())
+    document["readings"] = {name: [1e-15, 1e-15] for name in document["readings"]}
+    path.write_text(json.dumps(document))
+    counted(monkeypatch)
+    assert asc.Costs.measure(products(1), HERE, X, cache=tmp_path).seconds == {"matmul": 1e-4}
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="what was measured is not kept: .*file"):
+        asc.Costs.measure(products(1), HERE, X, cache=tmp_path / "file" / "folder")
+
+
+def test_two_processes_that_measure_lose_nothing(tmp_path: Path) -> None:
+    one, other = kept.Kept(tmp_path), kept.Kept(tmp_path)
+    one.put((1.0, 2.0), "a")
+    other.put((3.0, 4.0), "b")
+    one.save()
+    other.save()
+    assert kept.Kept(tmp_path).pairs == {"a": (1, 2), "b": (3, 4)}
+
+
+@pytest.mark.parametrize(("given", "folder"), [("/some/where", "/some/where"), ("", "~/.cache"), ("odd", "~/.cache")])
+def test_a_user_s_folder_is_where_the_system_says(monkeypatch: pytest.MonkeyPatch, given: str, folder: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    assert kept.user_folder() == Path(folder).expanduser() / "autosched"
+
+
+# ---- links
+
+
+@given(st.floats(1e3, 1e12), st.floats(0, 1e-2))
+def test_a_line_is_found_again(rate: float, latency: float) -> None:
+    found = fitted({size: latency + size / rate for size in links.SIZES})
+    assert found is not None
+    assert found[0] == pytest.approx(rate, rel=1e-3)
+    assert found[1] == pytest.approx(latency, rel=1e-3, abs=1e-6 * (1 + 1e9 / rate))
+
+
+TRUE = {size: 1e-5 + size / 2e10 for size in links.SIZES}
+
+
+@pytest.mark.parametrize("size", links.SIZES[:-2])
+def test_one_copy_that_was_held_up_changes_little(size: int) -> None:
+    assert fitted(TRUE | {size: TRUE[size] * 7}) == pytest.approx((2e10, 1e-5), rel=0.08)
+
+
+@pytest.mark.parametrize("factor", [2, 7])
+def test_noise_only_adds(factor: float) -> None:
+    least = links.SIZES[0]
+    assert fitted(TRUE | {least: TRUE[least] * factor}) == pytest.approx((2e10, 1e-5), rel=0.02)
+
+
+@pytest.mark.parametrize("size", links.SIZES)
+def test_all_sizes_count_alike(size: int) -> None:
+    assert fitted(TRUE | {size: TRUE[size] * 0.97}) == pytest.approx((2e10, 1e-5), rel=0.03)
+
+
+@pytest.mark.parametrize("odd", [{1: 1.0, 10: 1.0, 100: 1.0}, {1: 1.0}, {}, {1: 0.0, 2: 1.0}, {1: math.nan, 2: 1.0}])
+def test_times_that_show_no_rate_give_none(odd: dict[int, float]) -> None:
+    assert fitted(odd) is None
+
+
+def played_links(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, str, bool, int], float]) -> asc.Machine:
+    """Return a machine of a CPU and two GPUs, on which copies take these seconds."""
+
+    def copies(source: Any, destination: Any, pinned: bool, repeat: int, kept: Any, nbytes: int) -> float:
+        return seconds(str(source), str(destination), pinned, nbytes)
+
+    monkeypatch.setattr(links, "_copies", copies)
+    machine = asc.Machine.emulated(gpus=2)
+    return asc.Machine(machine.devices, machine.links)
+
+
+def test_a_link_is_as_fast_as_the_slower_way_and_pageable_memory_has_a_rate_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds(source: str, destination: str, pinned: bool, nbytes: int) -> float:
+        rate = 40e9 if "cpu" not in (source, destination) else 8e9 if not pinned else 20e9 if source == "cpu" else 16e9
+        return 4e-6 + nbytes / rate
+
+    machine = played_links(monkeypatch, seconds)
+    made = measurement.measured_links(machine).links
+    found = [(link.bytes_per_second, link.latency, link.pageable_bytes_per_second or 0) for link in made]
+    assert found[0] == found[1] == pytest.approx((16e9, 4e-6, 8e9))
+    assert found[2] == pytest.approx((40e9, 4e-6, 0))
+    ways = measurement.measured_ways(machine)
+    assert len(ways) == 4 + 4 + 2
+    assert [way.line for way in ways[:2]] == [pytest.approx((20e9, 4e-6)), pytest.approx((8e9, 4e-6))]
+
+
+@pytest.mark.parametrize(("taken", "what"), [(lambda n: 1e-5, "no rate"), (lambda n: 1.0 + n, "1 bytes per second")])
+def test_a_rate_that_no_link_has_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], float], what: str
+) -> None:
+    machine = played_links(monkeypatch, lambda source, destination, pinned, nbytes: taken(nbytes))
+    with pytest.warns(UserWarning, match=f"copies between 'c.*' and 'cuda:.' show {what}.*; it stays as it was"):
+        assert measurement.measured_links(machine) == machine
+
+
+def test_copies_are_timed_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 20))
+    found = kept.Kept(tmp_path)
+    ways = measurement.measured_ways(PLAYED, repeat=1, kept=found)
+    assert [(way.source, way.destination, way.pinned) for way in ways[:2]] == [
+        ("cpu", "cuda:0", True),
+        ("cuda:0", "cpu", True),
+    ]
+    assert all(0 < seconds < 1 for way in ways for seconds in way.seconds.values())
+    monkeypatch.setattr(links, "_by_host", lambda *_: pytest.fail("it was known"))
+    assert measurement.measured_ways(PLAYED, repeat=1, kept=found) == ways
+
+
+def test_a_machine_without_links_keeps_none() -> None:
+    assert measurement.measured_links(HERE) == HERE.measured() == HERE
+
+
+# ---- streams
+
+
+@pytest.mark.parametrize(
+    ("small", "streams"),
+    [((1.0, 1.0, 1.0), 8), ((1.0, 2.0, 4.0), 2), ((1.9, 1.0, 1.0), 1), ((0.1, 1.0, 1.0), 1), ((math.nan, 1, 1), 1)],
+)
+def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams: int) -> None:
+    assert paying([(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]) == streams
+
+
+@pytest.mark.parametrize(("gpus", "streams"), [(2, 4), (1, 2)])
+def test_a_device_gets_its_part_of_as_many_streams_as_pay(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, streams: int
+) -> None:
+    def real(device: asc.Device) -> torch.device:
+        return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", int(device.name[-1]) % gpus)
+
+    monkeypatch.setattr(machines, "real", real)
+    monkeypatch.setattr(machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count))
+    monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
+    assert [device.streams for device in PLAYED.measured().devices] == [1, streams, streams]
+
+
+# ---- predictions
+
+
+def test_a_prediction_is_held_to_what_runs_take() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(nap, graph.input("x"), name="nap"))
+    costs = asc.Costs.table({"nap": 0.006})
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), costs=costs, backend="host") as schedule:
+        found = measurement.accuracy(schedule, X, repeat=2, warmup=1)
+    assert found.predicted == 0.006
+    assert 0.001 <= found.measured < 3
+    assert found.ratio == 0.006 / found.measured
+
+
+# ---- where there are GPUs
+
+
+def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
+    monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
+    monkeypatch.setattr(probes, "_CALLS", {probes._SMALL: 2, probes._LARGE: 1})
+    monkeypatch.setattr(probes, "_LARGE", probes._SMALL)
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    y = x @ w
+    x.mul_(2)
+    graph.add(lambda y: y.sum().item(), y, name="item")
+    there = graph.add(torch.relu, y, name="there", on="cpu")
+    graph.output(y=graph.add(torch.add, there, 1, on="cuda:1", name="last"))
+    with played.playing(gpus=1, seed=5), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is played is slow
+        machine = asc.Machine.local(gpus=2)
+        inputs = {"x": torch.ones(8, 8), "w": torch.ones(8, 8, device="cuda:0")}
+        costs = asc.Costs.measure(graph, machine, inputs, repeat=2, replay=True)
+        made = machine.measured(repeat=1)
+        with asc.schedule(graph, made, costs=costs, inputs={"w": "cuda:0"}) as schedule:
+            timeline = schedule.profile(**inputs)
+    assert list(costs.seconds) == ["matmul", "mul", "item", "there", "last"]
+    assert list(costs.seconds["matmul"]) == list(machine.names)
+    assert all(0 <= seconds < math.inf for table in costs.seconds.values() for seconds in table.values())
+    assert inputs["x"].sum() == 64 * 2  # by the profile alone
+    assert 0 < timeline.doubt < 1
+
+
+@pytest.mark.cuda
+def test_each_kind_of_device_has_costs_and_links_have_rates(tmp_path: Path) -> None:
+    machine = asc.Machine.local(gpus=2).measured(repeat=3, cache=tmp_path)
+    for link in machine.links:
+        assert 1e8 < link.bytes_per_second < 1e13
+        assert 0 <= link.latency < 1e-2
+    assert all(1 <= machine.device(name).streams <= 8 for name in machine.accelerators)
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    graph.output(y=x @ w + 1)
+    inputs = {"x": torch.ones(512, 512), "w": torch.ones(512, 512)}
+    launched, alone = (asc.Costs.measure(graph, machine, inputs, repeat=3, replay=replay) for replay in (False, True))
+    assert list(launched.seconds["matmul"]) == list(machine.names)
+    gpus = machine.accelerators
+    assert 0 < alone.seconds["matmul"][gpus[0]] == alone.seconds["matmul"][gpus[1]] < 0.1
+    assert alone.seconds["add"][gpus[0]] <= launched.seconds["add"][gpus[0]] * 1.5
+
+
+@pytest.mark.cuda
+def test_a_gpu_s_products_take_what_they_take_in_a_row() -> None:
+    machine = asc.Machine.local(gpus=1)
+    name = machine.accelerators[0]
+    costs = asc.Costs.measure(products(8), machine, {"x": torch.eye(2048)}, replay=True)
+    graph = products(8)
+    with asc.schedule(graph, machine, inputs=name, costs=costs, policy=lambda *_: placed(graph, name)) as schedule:
+        found = measurement.accuracy(schedule, {"x": torch.eye(2048, device=name)})
+    assert 0.8 < found.ratio < 1.25
+
+
+def placed(graph: asc.Graph, device: str) -> asc.Placement:
+    names = tuple(task.name for task in graph.tasks)
+    return asc.Placement(dict.fromkeys(names, device), names)

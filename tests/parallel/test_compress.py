@@ -1,0 +1,250 @@
+"""What compression does to a sum over devices, and how far off it may be; that error feedback loses nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import autosched as asc
+from autosched.costs.estimate import estimate
+from autosched.parallel.compress import Compression, Half, Int8, TopK, decoded_sum, encode_, exchange
+from autosched.program.program import Copy
+from autosched.testing import check
+
+COMPRESSIONS: Sequence[Compression] = (Half(), Half(torch.bfloat16), Int8(), TopK(0.1), TopK(1.0))
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+each_compression = pytest.mark.parametrize("compression", COMPRESSIONS, ids=repr)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=repr)
+
+FINITE = st.lists(st.floats(-6e4, 6e4, width=32), max_size=40)
+
+
+def through(compression: Compression, flat: Tensor) -> Tensor:
+    return compression.decode(compression.encode(flat), len(flat), flat.dtype)
+
+
+# ---- one tensor
+
+
+@each_compression
+@given(numel=st.integers(0, 70), dtype=st.sampled_from(DTYPES))
+def test_a_payload_has_the_bytes_that_are_stated(compression: Compression, numel: int, dtype: torch.dtype) -> None:
+    payload = compression.encode(torch.linspace(-1, 1, numel, dtype=dtype))
+    assert payload.nbytes == compression.nbytes(numel, dtype)
+    decoded = compression.decode(payload, numel, dtype)
+    assert (decoded.shape, decoded.dtype) == ((numel,), dtype)
+
+
+@each_compression
+@each_dtype
+def test_what_is_encoded_or_decoded_has_memory_of_its_own(compression: Compression, dtype: torch.dtype) -> None:
+    flat = torch.ones(8, dtype=dtype)
+    payload = compression.encode(flat)
+    flat.zero_()
+    decoded = compression.decode(payload, 8, dtype)
+    kept = decoded.clone()
+    payload.zero_()
+    assert kept.any()
+    assert torch.equal(decoded, kept)
+
+
+@given(numbers=FINITE, dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_half_precision_is_off_by_a_rounding(numbers: list[float], dtype: torch.dtype) -> None:
+    flat = torch.tensor(numbers, dtype=dtype)
+    assert ((through(Half(), flat) - flat).abs() <= (2**-11 * flat.abs()).clamp(min=2**-25)).all()
+    normal = flat[flat.abs() > 1e-30]
+    assert ((through(Half(torch.bfloat16), normal) - normal).abs() <= 2**-8 * normal.abs()).all()
+
+
+@given(numbers=FINITE, dtype=st.sampled_from([torch.float32, torch.float64]), factor=st.sampled_from([1, 1e-36, 1e30]))
+def test_int8_is_off_by_half_its_scale(numbers: list[float], dtype: torch.dtype, factor: float) -> None:
+    flat = torch.tensor(numbers, dtype=dtype) * factor
+    scale = max(flat.abs().max().item() / 127, torch.finfo(dtype).tiny) if numbers else 0
+    assert ((through(Int8(), flat) - flat).abs() <= 0.5001 * scale).all()
+
+
+@each_dtype
+def test_int8_of_half_precision_is_off_by_half_its_scale_and_a_rounding(dtype: torch.dtype) -> None:
+    flat = torch.linspace(-1, 1, 1001).to(dtype)
+    off = (through(Int8(), flat).double() - flat.double()).abs()
+    assert (off <= 0.501 / 127 + torch.finfo(dtype).eps / 2 * flat.double().abs()).all()
+
+
+@given(numbers=FINITE, share=st.floats(0.01, 1))
+def test_top_k_leaves_at_most_its_share_of_the_squares(numbers: list[float], share: float) -> None:
+    flat = torch.tensor(numbers, dtype=torch.float64)
+    compression = TopK(share)
+    sent = through(compression, flat)
+    kept = compression.count(len(flat)) / max(1, len(flat))
+    assert kept >= share or not numbers
+    assert (flat - sent).square().sum() <= (1 - kept) * flat.square().sum() * (1 + 1e-12)
+    assert ((sent == flat) | (sent == 0)).all()
+
+
+@each_compression
+def test_zeros_stay_zeros(compression: Compression) -> None:
+    assert torch.equal(through(compression, torch.zeros(5)), torch.zeros(5))
+
+
+def test_int8_keeps_what_is_too_small_to_be_scaled() -> None:
+    flat, residual = torch.tensor([2.7e-43]), torch.zeros(1)  # whose 127th part has one bit
+    assert through(Int8(), flat).tolist() == [0]
+    encode_(flat, residual, Int8())
+    assert torch.equal(residual, flat)
+
+
+@each_compression
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@each_dtype
+def test_what_is_no_number_is_seen_and_nothing_of_it_is_kept(
+    compression: Compression, number: float, dtype: torch.dtype
+) -> None:
+    flat, residual = torch.linspace(-1, 1, 40, dtype=dtype), torch.zeros(40, dtype=dtype)
+    flat[[3, 17, 18, 19, 20, 30]] = number  # more than a tenth
+    total = decoded_sum([encode_(flat, residual, compression)], compression, 40, dtype)
+    assert not total.isfinite().all()
+    assert residual.isfinite().all()
+
+
+def test_what_half_precision_cannot_hold_becomes_infinite() -> None:
+    assert through(Half(), torch.tensor([7e4, -7e4])).tolist() == [math.inf, -math.inf]
+    assert through(Half(torch.bfloat16), torch.tensor([7e4])).isfinite().all()
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "all"])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(asc.ScheduleError, match="share of the elements above 0 and at most 1"):
+        TopK(share)
+
+
+def test_a_format_that_is_not_half_is_refused() -> None:
+    with pytest.raises(asc.ScheduleError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"):
+        Half(torch.float32)
+
+
+# ---- on devices
+
+
+def exchanging(compression: Compression, n: int, numel: int, dtype: torch.dtype) -> tuple[asc.Graph, tuple[str, ...]]:
+    """Exchange what one task per device makes; each device reads the total."""
+    graph, machine = asc.Graph("exchange"), asc.Machine.emulated(gpus=n)
+    flats = []
+    for i, device in enumerate(machine.accelerators):
+        with graph.on(device):
+            flats.append(graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * dtype.itemsize))
+    totals, kept = exchange(
+        graph, flats, machine.accelerators, compression, machine=machine, numel=numel, dtype=dtype, name="b"
+    )
+    for i, (device, total) in enumerate(zip(machine.accelerators, totals, strict=True)):
+        graph.output(**{f"t{i}": graph.add(torch.clone, total, on=device, seconds=0.0)})
+    return graph, kept
+
+
+def gradients(n: int, numel: int, dtype: torch.dtype, step: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(n * 1000 + numel + step * 10**6)
+    return {f"r{i}": torch.randn(numel, generator=generator).to(dtype) for i in range(n)}
+
+
+def zeros(kept: Sequence[str], numel: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: torch.zeros(numel, dtype=dtype) for name in kept}
+
+
+@each_compression
+@given(n=st.integers(2, 4), numel=st.integers(1, 30), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_what_was_applied_and_what_is_kept_are_the_sum_of_all_gradients(
+    compression: Compression, n: int, numel: int, dtype: torch.dtype
+) -> None:
+    graph, kept = exchanging(compression, n, numel, dtype)
+    residuals = zeros(kept, numel, dtype)
+    true, applied = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=n), policy="heft", backend="virtual") as schedule:
+        for step in range(5):
+            given = gradients(n, numel, dtype, step)
+            totals = schedule(**given, **residuals)
+            assert all(torch.equal(total, totals["t0"]) for total in totals.values())
+            applied += totals["t0"]
+            true -= sum(tensor.double() for tensor in given.values())
+    still = sum(residual.double() for residual in residuals.values())
+    assert torch.allclose(applied + still, true, rtol=0, atol=100 * torch.finfo(dtype).eps)
+
+
+@each_compression
+@each_dtype
+def test_all_devices_have_the_bits_of_the_serial_run(compression: Compression, dtype: torch.dtype) -> None:
+    graph, kept = exchanging(compression, 3, 20, dtype)
+    examples = gradients(3, 20, dtype) | zeros(kept, 20, dtype)
+    check(graph, examples=examples, policies=["heft"], interleavings=4)
+    first, *others = graph.run_serial(**examples).values()
+    assert first.dtype == dtype
+    assert all(torch.equal(first, other) for other in others)
+
+
+@each_compression
+@pytest.mark.parametrize(("n", "numel"), [(1, 8), (3, 0)])
+def test_where_nothing_is_sent_nothing_is_kept(compression: Compression, n: int, numel: int) -> None:
+    graph, kept = exchanging(compression, n, numel, torch.float32)
+    given = gradients(n, numel, torch.float32)
+    assert kept == ()
+    assert torch.equal(graph.run_serial(**given)["t0"], -given["r0"])
+
+
+@each_compression
+def test_each_device_sends_its_payload_to_each_other(compression: Compression) -> None:
+    n, numel = 4, 1000
+    graph, _ = exchanging(compression, n, numel, torch.float32)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=n), policy="heft") as schedule:
+        copies = [item for item in schedule.program.instructions if isinstance(item, Copy)]
+        sent = {(c.source, c.destination): schedule.costs.value_nbytes(graph.value(c.value)) for c in copies}
+    assert len(copies) == len(sent) == n * (n - 1)
+    assert sorted(dict.fromkeys(sent.values())) == [compression.nbytes(numel, torch.float32)]
+
+
+@each_compression
+def test_what_tasks_are_said_to_cost_is_near_what_they_are_estimated_to_cost(compression: Compression) -> None:
+    n, numel = 3, 10**6
+    graph, kept = exchanging(compression, n, numel, torch.float32)
+    learnt = estimate(graph, gradients(n, numel, torch.float32) | zeros(kept, numel, torch.float32)).costs
+    device = asc.Machine.emulated().device("cuda:0")
+    for name in ("b.encode.0", "b.decode.0"):
+        said = asc.Costs().task_seconds(graph.task(name), device)
+        assert said == pytest.approx(learnt.work[name].seconds(device), rel=0.25), name
+        assert graph.value(name).nbytes == learnt.nbytes[name]
+
+
+def test_more_elements_than_an_int32_counts_are_refused() -> None:
+    with pytest.raises(asc.ScheduleError, match="'b' has 2147483648"):
+        exchanging(TopK(), 2, 2**31, torch.float32)
+
+
+# ---- what it does to training
+
+
+OPPOSED = torch.tensor([[10.0, 1.0, -0.5, 0.0], [-10.0, 1.0, -0.5, 0.25]], dtype=torch.float64)
+
+
+def descended(compression: Compression, feedback: bool) -> Tensor:
+    """Minimise the mean of (w - target)^2 / 2, where each of two devices has a target, and return w."""
+    graph, kept = exchanging(compression, 2, 4, torch.float64)
+    residuals, w = zeros(kept, 4, torch.float64), torch.zeros(4, dtype=torch.float64)
+    for step in range(2000):
+        if not feedback:
+            residuals = zeros(kept, 4, torch.float64)
+        given = {f"r{i}": target - w for i, target in enumerate(OPPOSED)}
+        w -= graph.run_serial(**given, **residuals)["t0"] / 2 / (step + 10)
+    return w
+
+
+@each_compression
+def test_descent_with_error_feedback_ends_where_it_does_without_compression(compression: Compression) -> None:
+    assert torch.allclose(descended(compression, feedback=True), OPPOSED.mean(0), rtol=0, atol=0.01)
+
+
+def test_descent_without_error_feedback_ends_elsewhere() -> None:
+    w = descended(TopK(0.1), feedback=False)  # the first element is the largest on both, and cancels
+    assert torch.equal(w[1:], torch.zeros(3, dtype=torch.float64))

@@ -1,0 +1,743 @@
+"""Data parallel: bit for bit what the shares of each batch leave that are trained on one after another."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+import autosched as asc
+from autosched.parallel.reduce import STRATEGIES
+from tests.frontends.test_capture import OPTIMIZERS
+from tests.models import KINDS, Tied, mlp
+from tests.serial import (
+    Make,
+    Rows,
+    among,
+    assert_equal,
+    assert_trains_as_serially,
+    data_parallel,
+    momentum,
+    pipeline,
+    some,
+)
+
+PAIR = asc.Machine.emulated(gpus=2)
+
+
+def batches(kind: str, count: int = 3, seed: int = 0) -> Iterator[tuple[Any, ...]]:
+    torch.manual_seed(seed)
+    return iter([KINDS[kind].batch() for _ in range(count)])
+
+
+def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+# ---- equal to the shares one after another
+
+
+@pytest.mark.parametrize("kind", some(KINDS, "mlp", "resnet"))
+def test_two_devices_leave_what_their_shares_leave_serially(kind: str) -> None:
+    torch.manual_seed(0)
+    model, given = KINDS[kind].make(), batches(kind)
+    loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
+    assert_trains_as_serially(data_parallel(buckets=(100, 300)), among(2), model, given, loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_so_they_do_on_threads(backend: str) -> None:
+    make = data_parallel(backend=backend, buckets=(1,))
+    assert_trains_as_serially(make, among(2), mlp(), batches("mlp"))
+
+
+@pytest.mark.parametrize("reduction", STRATEGIES)
+def test_two_devices_have_the_same_bits_with_every_strategy(reduction: str) -> None:
+    make = data_parallel(reduction=reduction, buckets=(100, 300))
+    assert_trains_as_serially(make, among(2), small(), vectors(6, 7, 6))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "cpu"])
+@pytest.mark.parametrize("gpus", [3, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))])
+def test_more_devices_sum_in_their_order(gpus: int, reduction: str) -> None:
+    make = data_parallel(gpus, reduction=reduction, buckets=(100, 300))
+    assert_trains_as_serially(make, among(gpus), small(), vectors(9, 9))
+
+
+@pytest.mark.parametrize("reduction", STRATEGIES)
+@pytest.mark.parametrize("gpus", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reduction: str) -> None:
+    model, whole = small().double(), small().double()
+    optimizer, other = momentum(model.parameters()), momentum(whole.parameters())
+    with data_parallel(gpus, reduction=reduction, buckets=(100, 300))(
+        model, functional.cross_entropy, optimizer
+    ) as step:
+        for x, y in vectors(9, 8, 9):
+            loss, expected = step(x.double(), y), functional.cross_entropy(whole(x.double()), y)
+            expected.backward()
+            other.step()
+            other.zero_grad()
+            torch.testing.assert_close(loss, expected)
+        inputs = step.inputs(x.double(), y)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, whole.state_dict()[name])
+        for replica in range(gpus):
+            assert torch.equal(inputs[f"r{replica}.{name}"], tensor), (name, replica)
+
+
+@pytest.mark.parametrize("optimizer", some(OPTIMIZERS, "adamw, fused", "adam, its rate a tensor"))
+def test_optimizers_step_as_they_do_serially_and_rates_may_change(optimizer: str) -> None:
+    schedulers = {}
+
+    def optimize(parameters: Any) -> optim.Optimizer:
+        made = OPTIMIZERS[optimizer](parameters)
+        schedulers[made] = optim.lr_scheduler.StepLR(made, 2, gamma=0.5)
+        return made
+
+    def slower(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        schedulers[optimizer].step()
+
+    make = data_parallel(buckets=(100, 300))
+    assert_trains_as_serially(make, among(2), small(), vectors(6, 6, 6, 6), optimize, between=slower)
+
+
+def test_uneven_batches_and_such_with_fewer_rows_than_devices() -> None:
+    make = data_parallel(3, buckets=(100, 300))
+    assert_trains_as_serially(make, among(3), small(), vectors(7, 2, 1, 5, 7))
+
+
+@pytest.mark.parametrize(("gpus", "chunks"), [(1, 3), (2, 2), (2, 4)])
+def test_gradients_of_micro_batches_are_added_up_before_they_are_summed(gpus: int, chunks: int) -> None:
+    make = data_parallel(gpus, accumulate=chunks, buckets=(100, 300))
+    assert_trains_as_serially(make, among(gpus, chunks), mlp(), vectors(16, 17, 9 if gpus == 1 else 16))
+
+
+def test_batch_norm_and_dropout_are_those_of_micro_batches() -> None:
+    make = data_parallel(2, accumulate=2)
+    assert_trains_as_serially(make, among(2, 2), mlp(), vectors(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [((1,), 4), ((2**30,), 1), ((20, 50), 2), ([0], 4), ("auto", None)], ids=str
+)
+def test_buckets_change_no_bits(sizes: Any, count: int | None) -> None:
+    assert_trains_as_serially(data_parallel(buckets=sizes), among(2), small(), vectors(6, 6))
+    model = small()
+    with data_parallel(buckets=sizes)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        notes = step.notes(*next(vectors(6)))
+    assert count is None or len(notes["buckets"]) == count
+    assert sorted(name for bucket in notes["buckets"] for name in bucket) == [
+        "0.bias",
+        "0.weight",
+        "2.bias",
+        "2.weight",
+    ]
+    assert notes["tried"][min(notes["tried"], key=notes["tried"].get)] == min(notes["tried"].values())
+
+
+@torch.library.custom_op("autosched_tests::address", mutates_args=())
+def address(tensor: Tensor) -> Tensor:
+    """Return where in a line of the cache a tensor begins."""
+    return torch.tensor(tensor.data_ptr() % 64 / 64)
+
+
+@address.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty(())
+
+
+class Addresses(nn.Module):
+    """Depends on where its input begins, as the last bits of a matrix kernel may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1 + address(x.detach()))
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (data_parallel(backend="host"), among(2)),
+        (data_parallel(3, accumulate=2), among(3, 2)),
+        (pipeline(2, replicas=2, schedule="gpipe"), among(2, 2)),
+    ],
+)
+def test_rows_have_the_alignment_that_they_have_in_the_batch(make: Make, rows: Callable[[int], Rows]) -> None:
+    """A share of 5 rows of 7 numbers begins within a vector, and kernels gave it other last bits than its copy."""
+    torch.manual_seed(0)
+    assert_trains_as_serially(make, rows, Addresses(), list(vectors(10, 13, width=7)))
+
+
+def test_replicas_have_the_alignment_of_the_model() -> None:
+    """Libraries that flatten parameters leave them anywhere in memory."""
+    model = nn.Linear(7, 4)
+    model.weight.data = torch.randn(30)[1:29].view(7, 4).t()
+    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        replica = step.inputs(*next(vectors(6, width=7)))["r1.weight"]
+    assert replica.data_ptr() % 64 == model.weight.data_ptr() % 64 != 0
+    assert replica.data_ptr() != model.weight.data_ptr()
+    assert replica.stride() == model.weight.stride()
+    assert torch.equal(replica, model.weight)
+
+
+def test_a_step_leaves_what_its_serial_run_leaves_wherever_shares_begin() -> None:
+    model = Addresses()
+    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        batch = next(vectors(10, width=7))
+        schedule, feed = step.schedule(*batch), step.inputs(*batch)
+        ours, serial = ({name: tensor.clone() for name, tensor in feed.items()} for _ in range(2))
+        assert_equal(schedule(**ours), schedule.run_serial(**serial), "outputs")
+        assert_equal(ours, serial, "inputs")
+
+
+# ---- what models and losses are like
+
+
+def test_frozen_parameters_and_those_without_gradient_stay() -> None:
+    model = small()
+    model[0].requires_grad_(False)
+    model.unused = nn.Linear(2, 2)
+    model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+    kept = copy.deepcopy(model.state_dict())
+    with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        step(*next(vectors(6)))
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])]
+    assert changed == ["2.weight", "2.bias"]
+
+
+def test_what_is_frozen_between_steps_stays_from_then_on() -> None:
+    def freeze(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        model[0].requires_grad_(False)
+
+    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6), between=freeze)
+
+
+def norm(model: nn.Module, limit: float = 0.05) -> Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), limit)
+
+
+def value(model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+class Mixed(nn.Module):
+    """Parameters of two dtypes, in turn, and some that lie in memory in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8)]
+        self.parts = nn.ModuleList([*parts, nn.Linear(8, 4, dtype=torch.float64)])
+        for part in parts:
+            part.weight.data = part.weight.data.t().contiguous().t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x.to(part.weight.dtype)).tanh()
+        return x
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (functools.partial(data_parallel, buckets=(100,)), among(2)),
+        (functools.partial(data_parallel, 3, accumulate=2, reduction="cpu"), among(3, 2)),
+        (functools.partial(data_parallel, 1), among(1)),
+        (functools.partial(pipeline, 2, schedule="gpipe"), among(1, 2)),
+        (functools.partial(pipeline, 4, schedule="1f1b", replicas=2, reduction="sum"), among(2, 2)),
+    ],
+)
+def test_gradients_are_clipped_as_torch_clips_them(make: Any, rows: Callable[[int], Rows], mixed: bool) -> None:
+    """All in one norm, over replicas and stages."""
+    model = Mixed() if mixed else small()
+    assert_trains_as_serially(make(clip_grad_norm=0.05), rows, model, vectors(12, 12), before_step=norm)
+
+
+def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
+    model, (batch,) = small(), vectors(6)
+    twin = copy.deepcopy(model)
+    with data_parallel(1, clip_grad_norm=1e9)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        assert step.grad_norm is None
+        step(*batch)
+    functional.cross_entropy(twin(batch[0]), batch[1]).backward()
+    assert step.grad_norm is not None
+    assert torch.equal(step.grad_norm, norm(twin, 1e9))
+
+
+def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
+    for make in (data_parallel, functools.partial(pipeline, schedule="gpipe", chunks=1)):
+        rows = among(2) if make is data_parallel else among(1)
+        assert_trains_as_serially(make(before_step=value), rows, small(), vectors(6, 6), before_step=value)
+    both = data_parallel(clip_grad_norm=0.05, before_step=value)
+    assert_trains_as_serially(
+        both, among(2), small(), vectors(6), before_step=lambda model: (norm(model), value(model))
+    )
+    whole = data_parallel(buckets=(100,), before_step=norm)  # of one stage all gradients may be seen
+    assert_trains_as_serially(whole, among(2), small(), vectors(6), before_step=norm)
+
+
+def test_what_before_step_reads_may_change_between_steps() -> None:
+    limit = {"limit": 0.05}
+    change = functools.partial(lambda known, model: norm(model, known["limit"]), limit)
+    assert_trains_as_serially(
+        data_parallel(before_step=change), among(2), small(), vectors(6, 6), before_step=change,
+        between=lambda model, optimizer: limit.update(limit=0.01),
+    )  # fmt: skip
+
+
+def test_what_cannot_be_done_before_a_step_is_refused() -> None:
+    def noise(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(torch.randn_like(parameter))
+
+    cases = [
+        (
+            pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
+            "before_step changes gradients by each other, and stage 1 has",
+        ),
+        (data_parallel(before_step=noise), "before_step, draws random numbers: replicas would draw different ones"),
+        (data_parallel(clip_grad_norm=-1), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
+        (data_parallel(clip_grad_norm="1"), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
+    ]
+    for make, message in cases:
+        model = small()
+        with (
+            pytest.raises(asc.ScheduleError, match=message),
+            make(model, functional.cross_entropy, momentum(model.parameters())) as step,
+        ):
+            step(*next(vectors(6)))
+
+
+def test_options_that_are_none_are_refused_at_once() -> None:
+    model, parallel = small(), asc.parallel
+    trained = model, functional.cross_entropy, momentum(model.parameters())
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: parallel.data_parallel(*trained, PAIR, policy="heft"), "policy=: data_parallel decides itself where"),
+        (lambda: parallel.data_parallel(*trained, PAIR, place={"*": "cpu"}), "place=: data_parallel decides itself"),
+        (lambda: parallel.data_parallel(*trained, PAIR, accumulate=0), "accumulate: a batch can be cut into 1 or more"),
+        (lambda: parallel.data_parallel(*trained, PAIR, buckets=()), "sizes of buckets must be one or more numbers"),
+        (
+            lambda: parallel.data_parallel(model, trained[1], None, PAIR),
+            "optimizer of data_parallel must be a t",
+        ),
+        (lambda: parallel.data_parallel(model, None, trained[2], PAIR), "loss_fn of data_parallel must be a f"),
+        (
+            lambda: parallel.pipeline(len, *trained[1:], PAIR),
+            "model of pipeline must be a torch.nn.Module, got <",
+        ),
+        (lambda: parallel.pipeline(*trained, PAIR, chunks=2.5), "chunks: a batch can be cut into 1 or more parts"),
+        (
+            lambda: parallel.pipeline(*trained, PAIR, polcy="x"),
+            "unexpected option polcy=: pipeline has none",
+        ),
+        (lambda: parallel.model_parallel(model, PAIR, chunks=4), "chunks=: model_parallel has none; pipeline has"),
+        (
+            lambda: parallel.model_parallel(model, PAIR, averages=True),
+            "averages=: it is for training steps, with",
+        ),
+    ]
+    for make, message in cases:
+        with pytest.raises(asc.ScheduleError, match=re.escape(message)):
+            make()
+
+
+def test_tied_weights_are_one() -> None:
+    torch.manual_seed(0)
+    given = [(torch.randint(0, 7, (5, 3)), torch.randint(0, 7, (5, 3))) for _ in range(3)]
+    assert_trains_as_serially(
+        data_parallel(buckets=(1,)), among(2), Tied(), given,
+        loss_fn=lambda out, y: functional.cross_entropy(out.flatten(0, 1), y.flatten()),
+    )  # fmt: skip
+
+
+def test_a_loss_may_have_weights() -> None:
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5, 3.0]))
+    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6), loss_fn=loss_fn)
+
+
+class Several(nn.Module):
+    """Takes a dict and a number, returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 4, padding_idx=0), nn.Linear(4, 4)
+
+    def forward(self, given: dict[str, Tensor], scale: Tensor, twice: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        found = self.words(given["words"]).mean(1) * scale
+        return self.head(found), {"found": found * 2 if twice else found}
+
+
+def test_batches_are_trees_and_what_has_no_dimension_is_not_cut() -> None:
+    torch.manual_seed(0)
+
+    def loss_fn(out: Any, target: Any) -> Tensor:
+        return functional.cross_entropy(out[0], target["y"]) + (out[1]["found"] - target["z"]).square().mean()
+
+    def batch(rows: int) -> tuple[Any, ...]:
+        target = {"y": torch.randint(0, 4, (rows,)), "z": torch.randn(rows, 4)}
+        return {"words": torch.randint(0, 7, (rows, 3))}, torch.tensor(0.5), True, target
+
+    given = [batch(5), batch(5), batch(4)]
+    assert_trains_as_serially(data_parallel(), among(2), Several(), given, loss_fn=loss_fn)
+
+
+def test_a_loss_that_sums_is_not_weighted() -> None:
+    def loss_fn(out: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(out, y, reduction="sum")
+
+    make = data_parallel(averages=False)
+    assert_trains_as_serially(make, among(2), small(), vectors(5, 5), loss_fn=loss_fn, averages=False)
+
+
+def test_a_model_may_be_in_eval_mode() -> None:
+    model = mlp()
+    model(torch.randn(9, 8))  # statistics
+    assert_trains_as_serially(data_parallel(), among(2), model.eval(), vectors(6, 6))
+
+
+# ---- between steps
+
+
+def test_replicas_follow_what_is_changed_by_hand() -> None:
+    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+            optimizer.state[model[0].weight]["momentum_buffer"].zero_()
+
+    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+
+
+def test_replicas_follow_a_state_that_is_loaded() -> None:
+    kept: dict[int, Any] = {}
+
+    def back_to_the_first(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        state = model.state_dict(), optimizer.state_dict()
+        first = kept.setdefault(id(model), copy.deepcopy(state))
+        model.load_state_dict(first[0])
+        optimizer.load_state_dict(copy.deepcopy(first[1]))
+
+    given = vectors(6, 6, 6, 6)
+    assert_trains_as_serially(data_parallel(), among(2), mlp(), given, OPTIMIZERS["adam"], between=back_to_the_first)
+
+
+def test_replicas_follow_data_that_is_replaced() -> None:
+    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        model[0].weight.data = model[0].weight.data * 0.5
+
+    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+
+
+def test_a_model_that_was_used_between_steps_has_its_buffers_followed() -> None:
+    def look(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        torch.manual_seed(7)
+        model(torch.randn(5, 8))  # batch norm counts this
+
+    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6), between=look)
+
+
+def test_modes_change_between_steps() -> None:
+    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        model.train(not model.training)
+
+    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6, 6), between=change)
+
+
+class Steps(nn.Module):
+    """What it returns depends on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.abs().mean().detach()
+        return self.layer(x) / (1 + self.seen)
+
+
+def test_replicas_begin_each_step_with_the_buffers_of_the_first() -> None:
+    assert_trains_as_serially(data_parallel(), among(2), Steps(), vectors(6, 6, 6))
+
+
+def test_states_are_those_of_plain_models() -> None:
+    model, plain = mlp(), mlp()
+    optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, plain))
+    with data_parallel()(model, functional.cross_entropy, optimizer) as step:
+        for batch in vectors(6, 6):
+            step(*batch)
+        state = copy.deepcopy(step.state_dict())
+        plain.load_state_dict(state["model"])
+        other.load_state_dict(state["optimizer"])
+        step(*next(vectors(6)))
+        step.load_state_dict(state)
+        assert_equal(dict(model.state_dict()), dict(plain.state_dict()), "model")
+        assert_equal(optimizer.state_dict(), other.state_dict(), "optimizer")
+
+
+def test_gradients_that_the_model_had_are_not_counted_and_stay() -> None:
+    model = small()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    plain = copy.deepcopy(model)
+    assert_trains_as_serially(data_parallel(), among(2), model, vectors(6, 6))
+    plain[0].weight.grad = None
+    assert_trains_as_serially(data_parallel(), among(2), plain, vectors(6, 6))
+
+
+def test_a_parameter_that_is_replaced_is_trained() -> None:
+    def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        old, model[2].bias = model[2].bias, nn.Parameter(model[2].bias.detach() + 1)
+        optimizer.param_groups[0]["params"][3] = model[2].bias
+        optimizer.state[model[2].bias] = optimizer.state.pop(old)
+
+    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+
+
+def test_numbers_in_modules_may_change_between_steps() -> None:
+    def drop_less(model: nn.Module, optimizer: optim.Optimizer) -> None:
+        model[3].p *= 0.5
+
+    assert_trains_as_serially(data_parallel(), among(2), mlp(), vectors(6, 6, 6), between=drop_less)
+
+
+class Mean(nn.Module):
+    """Puts a new tensor into its buffer and its attribute each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(8))
+        self.last = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        out = self.layer(x - self.mean) + self.last
+        self.last = out.detach().mean(0)
+        return out
+
+
+@pytest.mark.parametrize(("gpus", "chunks"), [(1, 3), (2, 1), (2, 2)])
+def test_micro_batches_find_what_those_before_them_left(gpus: int, chunks: int) -> None:
+    make = data_parallel(gpus, accumulate=chunks)
+    assert_trains_as_serially(make, among(gpus, chunks), Mean(), vectors(12, 12, 12))
+    assert_trains_as_serially(make, among(gpus, chunks), Steps(), vectors(12, 12, 12))
+
+
+def test_of_the_kinds_of_steps_those_used_last_are_kept() -> None:
+    model, rate = small(), 1.0
+    optimizer = optim.SGD(model.parameters(), lr=rate)
+    with data_parallel(1)(model, functional.cross_entropy, optimizer) as step:
+        batch = next(vectors(6))
+        first = step.schedule(*batch)
+        for _ in range(9):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            step(*batch)
+        assert step.schedule(*batch) is step.schedule(*batch)
+        optimizer.param_groups[0]["lr"] = 1.0
+        assert step.schedule(*batch) is not first
+
+
+# ---- in time
+
+
+def tower(layers: int = 4, width: int = 1024) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+def test_gradients_are_summed_while_backward_goes_on() -> None:
+    model = tower()
+    x = torch.randn(512, 1024)
+    with data_parallel(buckets=(1,))(model, functional.mse_loss, momentum(model.parameters())) as step:
+        timeline = step.schedule(x, x).simulate()
+    spans = {(span.kind, span.name): span for span in timeline.spans}
+    backward = [span for (kind, name), span in spans.items() if kind == "run" and name.startswith("r1.B.")]
+    assert len(backward) == 8  # weights and biases
+    for number in range(4):
+        there, back = spans["copy", f"r1.b{number}.flat"], spans["copy", f"b{number}.add.cuda:0"]
+        assert there.start < max(span.start for span in backward), number
+        assert number or any(span.start < back.end and back.start < span.end for span in backward)
+
+
+# ---- what goes wrong
+
+
+class Fails(nn.Module):
+    """Fails while it runs, where it is told to, and not while it is captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(x)
+
+
+def test_an_error_in_a_step_leaves_it_usable() -> None:
+    model = Fails()
+    plain = copy.deepcopy(model)
+    good, bad = (
+        (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 3])),
+        (torch.tensor([0, 1, 2, 9]), torch.zeros(4).long()),
+    )
+    with data_parallel(backend="host")(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        with pytest.raises(asc.TaskError, match=r"r1\.F"):
+            step(*bad)
+        assert_equal(dict(model.state_dict()), dict(plain.state_dict()), "model")
+        step(*good)
+    assert not torch.equal(model.words.weight, plain.words.weight)
+
+
+def refused(message: str, *batch: Any, make: Any = None, model: nn.Module | None = None, **options: Any) -> None:
+    model = small() if model is None else model
+    loss_fn = options.pop("loss_fn", functional.cross_entropy)
+    with pytest.raises(asc.AutoschedError, match=message):
+        (make or data_parallel)(**options)(model, loss_fn, momentum(model.parameters()))(*batch)
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    x, y = next(vectors(6))
+    refused("one first dimension, of 1 or more, to be cut along; got 6, 5", x, y[:5])
+    refused("got none", torch.tensor(1.0), torch.tensor(1))
+    refused("got 0", x[:0], y[:0])
+    refused("cut into 1 or more parts, got 0", x, y, accumulate=0)
+    refused("cut into 1 or more parts, got 1.5", x, y, accumulate=1.5)
+
+
+def test_unknown_names_are_refused() -> None:
+    x, y = next(vectors(6))
+    refused("'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', got 'star'", x, y, reduction="star")
+    refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", x, y, devices=["cuda:7"])
+    refused("each once, got 'cuda:0'", x, y, devices="cuda:0")
+    refused(r"each once, got \['cuda:0', 'cuda:0'\]", x, y, devices=["cuda:0", "cuda:0"])
+    refused("sizes of buckets must be one or more numbers", x, y, buckets=())
+    refused("sizes of buckets must be one or more numbers", x, y, buckets="large")
+
+
+class Head(nn.Module):
+    """A loss that has something to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.layer(out).sum()
+
+
+def test_losses_that_train_nothing_or_too_much_are_refused() -> None:
+    x, y = next(vectors(6))
+    head = Head()
+    refused("does not require grad", x, y, loss_fn=lambda out, y: out.detach().sum())
+    refused("no gradient to any parameter that the opt", x, y, loss_fn=lambda out, y: head(out.detach(), y))
+    refused("loss_fn Head has parameters to train; make it a part of the model", x, y, loss_fn=head)
+    model = small()
+    optimizer = momentum([*model.parameters(), *head.parameters()])
+    with (
+        data_parallel()(model, lambda out, y: head(out, y), optimizer) as step,
+        pytest.raises(asc.GraphError, match=r"the loss trains '.*layer.weight', which is no parameter of the model"),
+    ):
+        step(x, y)
+    refused("grad can be implicitly created only for scalar outputs", x, y, loss_fn=lambda out, y: out.sum(1))
+
+
+def test_calls_without_a_target_are_refused() -> None:
+    x, _ = next(vectors(6))
+    refused("missing 1 required positional argument", x)
+    refused("must be Tensor, not NoneType", x, None)
+    refused("got none")
+
+
+# ---- compression
+
+
+COMPRESSED = {
+    "half": asc.parallel.Half(), "bfloat16": asc.parallel.Half(torch.bfloat16), "int8": asc.parallel.Int8(),
+    "top k": asc.parallel.TopK(share=0.25),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_what_compression_leaves_out_of_a_step_is_kept(name: str) -> None:
+    """SGD without momentum applies the gradients: what it applies and what is kept are the uncompressed sum."""
+    model, exact = small().double(), small().double()
+    (x, y), rate = next(vectors(6)), 0.5
+    with (
+        data_parallel(compression=COMPRESSED[name])(
+            model, functional.cross_entropy, optim.SGD(model.parameters(), rate)
+        ) as step,
+        data_parallel()(exact, functional.cross_entropy, optim.SGD(exact.parameters(), rate)) as other,
+    ):
+        step(x.double(), y)
+        other(x.double(), y)
+        kept = sum(step.state_dict()["residuals"].values())
+        order = [name for bucket in step.notes(x.double(), y)["buckets"] for name in bucket]
+    found, expected = dict(model.named_parameters()), dict(exact.named_parameters())
+    missing = torch.cat([(found[name] - expected[name]).flatten() for name in order])
+    torch.testing.assert_close(missing, rate * kept, rtol=1e-9, atol=1e-12)
+    assert 0 < missing.abs().max() < 0.5
+
+
+@pytest.mark.parametrize("name", some(COMPRESSED, "int8", "top k"))
+def test_compressed_gradients_train(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    y, model = x[:, :4].argmax(1), small()
+    optimizer = optim.SGD(model.parameters(), 0.5)
+    with data_parallel(compression=COMPRESSED[name])(model, functional.cross_entropy, optimizer) as step:
+        losses = [step(x, y).item() for _ in range(80)]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
+    model, twin = small(), small()
+    steps = [
+        data_parallel(compression=asc.parallel.TopK(0.1))(m, functional.cross_entropy, momentum(m.parameters()))
+        for m in (model, twin)
+    ]
+    for batch in vectors(6, 6):
+        steps[0](*batch)
+    steps[1].load_state_dict(copy.deepcopy(steps[0].state_dict()))
+    for batch in vectors(7, 7):
+        assert_equal(steps[1](*batch), steps[0](*batch), "loss")
+    assert_equal(dict(twin.state_dict()), dict(model.state_dict()), "model")
+    assert_equal(steps[1].state_dict()["residuals"], steps[0].state_dict()["residuals"], "residuals")
+    assert all(kept.abs().max() > 0 for kept in steps[1].state_dict()["residuals"].values())
+    for step in steps:
+        step.close()
+
+
+def test_a_step_that_was_closed_begins_anew() -> None:
+    model, plain = small(), small()
+    step = data_parallel(backend="host")(model, functional.cross_entropy, momentum(model.parameters()))
+    other = data_parallel()(plain, functional.cross_entropy, momentum(plain.parameters()))
+    for batch in vectors(6, 6, 6):
+        assert_equal(step(*batch), other(*batch), "loss")
+        step.close()
+    other.close()
+
+
+def test_devices_do_not_wait_for_each_others_dropout() -> None:
+    parts = (part for _ in range(3) for part in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.3)))
+    model, x = nn.Sequential(*parts), torch.randn(900, 256)
+    machine = asc.Machine.emulated(gpus=3)
+    with asc.parallel.data_parallel(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine) as step:
+        spans = {span.name: span for span in step.schedule(x, x).simulate().spans if span.kind == "run"}
+    assert spans["r2.F"].start < spans["r0.F"].end
+    assert spans["r0.R"].end <= spans["r1.R"].start  # which draw from one generator

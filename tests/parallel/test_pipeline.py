@@ -1,0 +1,633 @@
+"""Pipelines and model parallelism: bit for bit what micro-batches leave that are trained on one after another."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import autosched as asc
+from autosched.parallel import planning
+from autosched.parallel.orders import ORDERS
+from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel.stages import balanced, blocks_of
+from autosched.parallel.template import pass_of
+from tests.frontends.test_capture import OPTIMIZERS
+from tests.models import KINDS, Tied
+from tests.serial import Make, among, assert_trains_as_serially, momentum, pipeline, some
+
+PAIR = asc.Machine.emulated(gpus=2)
+SLOW = pytest.mark.slow
+
+
+def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    return iter([(torch.randn(size, width), torch.randint(0, 4, (size,))) for size in sizes])
+
+
+def chain(layers: int = 8, width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    inner = itertools.chain.from_iterable((nn.Linear(width, width), nn.Tanh()) for _ in range(layers - 1))
+    return nn.Sequential(*inner, nn.Linear(width, 4))
+
+
+def deep() -> nn.Module:
+    """Batch norm and dropout, deep enough for eight stages."""
+    torch.manual_seed(0)
+    parts = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)]
+    return nn.Sequential(*(copy.deepcopy(part) for _ in range(3) for part in parts), nn.Linear(8, 4))
+
+
+def model_parallel(gpus: int = 2, **options: Any) -> Make:
+    machine = asc.Machine.emulated(gpus=gpus)
+
+    def make(model: nn.Module, loss_fn: Any, optimizer: optim.Optimizer) -> asc.parallel.step.Step:
+        return asc.parallel.model_parallel(
+            model, machine, loss_fn=loss_fn, optimizer=optimizer, backend="virtual", **options
+        )
+
+    return make
+
+
+# ---- equal to micro-batches one after another
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("gpus", "chunks"), [(2, 3), *(pytest.param(*n, marks=SLOW) for n in ((1, 2), (3, 4), (4, 8)))]
+)
+def test_every_order_leaves_what_micro_batches_leave_serially(order: str, gpus: int, chunks: int) -> None:
+    make = pipeline(gpus, schedule=order, chunks=chunks)
+    assert_trains_as_serially(make, among(1, chunks), chain(), vectors(10, 10))
+
+
+@pytest.mark.parametrize("remember", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("order", some([name for name in ORDERS if name != "interleaved"], "1f1b", "zero-bubble"))
+def test_so_they_do_with_batch_norm_and_dropout(order: str, remember: bool) -> None:
+    make = pipeline(2, schedule=order, chunks=3, checkpoint=not remember)
+    assert_trains_as_serially(make, among(1, 3), deep(), vectors(11, 11), OPTIMIZERS["adam"])
+
+
+@pytest.mark.parametrize("kind", some(KINDS, "resnet"))
+@pytest.mark.parametrize("order", some(["1f1b", "zero-bubble"], "zero-bubble"))
+def test_models_of_all_kinds_are_cut(kind: str, order: str) -> None:
+    torch.manual_seed(0)
+    model, batch = KINDS[kind].make(), KINDS[kind].batch()
+    loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
+    make = pipeline(2, schedule=order, chunks=2, checkpoint=order == "1f1b")
+    assert_trains_as_serially(make, among(1, 2), model, [batch, batch], loss_fn=loss_fn)
+
+
+def test_halved_convolutions_leave_the_same_bits() -> None:
+    torch.manual_seed(0)
+    model = KINDS["lenet"].make()
+    batches = [KINDS["lenet"].batch() for _ in range(2)]
+    assert_trains_as_serially(pipeline(2, schedule="zero-bubble", chunks=3), among(1, 3), model, batches)
+
+
+@pytest.mark.parametrize("optimizer", some(OPTIMIZERS, "adamw, fused", "momentum, its rate a tensor"))
+def test_optimizers_step_stage_by_stage(optimizer: str) -> None:
+    make = pipeline(2, schedule="1f1b", chunks=2)
+    assert_trains_as_serially(make, among(1, 2), chain(4), vectors(6, 6), OPTIMIZERS[optimizer])
+
+
+def test_on_threads_too() -> None:
+    make = pipeline(2, schedule="1f1b", chunks=2, backend="emulated")
+    assert_trains_as_serially(make, among(1, 2), deep(), vectors(8, 8))
+
+
+@pytest.mark.parametrize("options", [{"schedule": "zero-bubble"}, {"checkpoint": True}], ids=str)
+def test_a_pipeline_trains_as_the_whole_batch_does(options: dict[str, Any]) -> None:
+    model, whole = chain().double(), chain().double()
+    optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, whole))
+    with pipeline(2, **{"schedule": "gpipe", "chunks": 3} | options)(
+        model, functional.cross_entropy, optimizer
+    ) as step:
+        for x, y in vectors(10, 9):
+            loss, expected = step(x.double(), y), functional.cross_entropy(whole(x.double()), y)
+            expected.backward()
+            other.step()
+            other.zero_grad()
+            torch.testing.assert_close(loss, expected)
+    for found, expected in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+# ---- unusual models
+
+
+class Shared(nn.Module):
+    """One layer, used three times, in each stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.relu(self.layer(x))
+        return self.head(x)
+
+
+class InPlace(nn.Module):
+    """What crosses the cut is written behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.a(x), inplace=True)
+        z = self.b(y)
+        z += y
+        return self.head(functional.relu(z.mul_(2), inplace=True))
+
+
+class Past(nn.Module):
+    """What it is given is added behind every layer; the first result goes to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(5)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        y = first = torch.tanh(self.layers[0](x))
+        for layer in self.layers:
+            y = torch.tanh(layer(y)) + x + first.detach()
+        return self.head(y), {"first": first}
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.a.register_forward_hook(lambda module, given, out: out * 2)
+        self.b.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(checkpoint(self.b, torch.tanh(self.a(x)), use_reentrant=False)))
+
+
+class Spectral(nn.Module):
+    """Its buffers change in each forward, which depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.b = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.tanh(self.a(x)) * scale
+        return self.head(torch.tanh(self.b(y.float())))
+
+
+def first_too(out: Any, y: Tensor) -> Tensor:
+    return functional.cross_entropy(out[0], y) + out[1]["first"].square().mean()
+
+
+def flattened(out: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+X, Y = torch.randn(6, 16)[:, ::2].requires_grad_(), torch.randint(0, 4, (6,))
+WORDS = torch.randint(0, 7, (6, 3))
+UNUSUAL: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], Any]] = {
+    "shared": (Shared, (X, Y), functional.cross_entropy),
+    "in place": (InPlace, (X, Y), functional.cross_entropy),
+    "past": (Past, (X, Y), first_too),
+    "hooked": (Hooked, (X, Y), functional.cross_entropy),
+    "spectral": (Spectral, (X, Y), functional.cross_entropy),
+    "mixed": (Mixed, (X, torch.tensor(0.5), Y), functional.cross_entropy),
+    "tied": (Tied, (WORDS, WORDS), flattened),
+}
+SYSTEMS: dict[str, tuple[Make, Any]] = {
+    "gpipe": (pipeline(2, schedule="gpipe", chunks=3), among(1, 3)),
+    "checkpointed": (pipeline(2, schedule="1f1b", chunks=2, checkpoint=True), among(1, 2)),
+    "auto": (pipeline(2, chunks=2), among(1, 2)),
+    "model parallel": (model_parallel(2), among(1)),
+}
+
+
+@pytest.mark.parametrize("system", some(SYSTEMS, "checkpointed"))
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_models_are_trained_too(name: str, system: str) -> None:
+    torch.manual_seed(0)
+    made, batch, loss_fn = UNUSUAL[name]
+    assert_trains_as_serially(*SYSTEMS[system], made(), [batch, batch], loss_fn=loss_fn)
+
+
+class Sampled(nn.Module):
+    """Draws random numbers by what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.bernoulli(torch.sigmoid(x.detach()))
+
+
+@pytest.mark.parametrize("order", ["interleaved", "auto"])
+def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(order: str) -> None:
+    model, (batch,) = nn.Sequential(*(layer for part in deep() for layer in (part, Sampled()))), vectors(12)
+    with pipeline(2, schedule=order, chunks=3)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        if order == "auto":
+            orders = {one.order for one in step.curve(*batch, chunks=[3]).tried}
+            assert "gpipe" in orders
+            assert "interleaved" not in orders
+            step(*batch)
+        else:
+            with pytest.raises(asc.ScheduleError, match=r"sequences contradict the graph: .m2\.F0"):
+                step(*batch)
+
+
+# ---- predictions
+
+
+def wide(layers: int = 8, width: int = 256, rows: int = 64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """Return equal layers, and a batch for them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+    batch = torch.randn(rows, width)
+    return model, (batch, batch)
+
+
+def computing(gpus: int) -> asc.Machine:
+    """Return a machine in which only arithmetic takes time."""
+    names = ["cpu", *(f"cuda:{rank}" for rank in range(gpus))]
+    links = [asc.Link(a, b, float("inf"), 0.0) for a, b in itertools.combinations(names, 2)]
+    devices = [asc.Device(name, flops_per_second=1e9, bytes_per_second=1e30, launch_seconds=0.0) for name in names]
+    return asc.Machine(devices, links, imagined=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "bubble"), [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)]
+)
+def test_bubbles_of_captured_chains_are_near_the_formulas(order: str, bubble: float) -> None:
+    model, batch = wide(16, 64)
+    make = pipeline(4, machine=computing(4), schedule=order, chunks=8)
+    with make(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1)) as step:
+        (found,) = step.curve(*batch, chunks=[8]).tried
+    assert found.idle == pytest.approx(bubble, abs=0.03)
+
+
+def test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches() -> None:
+    torch.manual_seed(0)
+    fold = [nn.Unflatten(1, (2, 4)), nn.Flatten()]  # views, between stages too
+    model = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(8, 8, bias=False), *fold)))
+    batch = torch.randn(6, 8), torch.randn(6, 8)
+    with pipeline(2, schedule="zero-bubble", chunks=3)(
+        model, functional.mse_loss, momentum(model.parameters())
+    ) as step:
+        tasks = step.schedule(*batch).graph.tasks
+    products = {
+        task.name: [part.name.split(".")[0] for part in task.parts if part.name.rpartition(".")[2].startswith("mm")]
+        for task in tasks if task.name[3:4] in "IW"
+    }  # fmt: skip
+    for chunk in range(3):
+        apart = [products[f"m{chunk}.W{stage}"] for stage in range(4)]
+        assert sorted(itertools.chain(*apart), key=int) == [str(3 * layer) for layer in range(8)]
+        for stage in range(1, 4):
+            assert products[f"m{chunk}.I{stage}"] == apart[stage]  # of the input, as many
+
+
+def peak(order: str, remember: bool, model: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
+    """Return the predicted bytes of the device that needs most."""
+    make = pipeline(4, schedule=order, chunks=8, checkpoint=not remember)
+    with make(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1)) as step:
+        return step.curve(*batch, chunks=[8]).tried[0].nbytes
+
+
+def test_1f1b_holds_less_than_gpipe_and_checkpoints_less_than_all() -> None:
+    torch.manual_seed(0)
+    parts = itertools.chain.from_iterable((nn.Linear(16, 16), nn.Tanh(), nn.Sigmoid()) for _ in range(16))
+    model, x = nn.Sequential(*parts), torch.randn(8000, 16)
+    gpipe, early = peak("gpipe", True, model, (x, x)), peak("1f1b", True, model, (x, x))
+    again = peak("gpipe", False, model, (x, x))
+    assert early < 0.75 * gpipe
+    assert again < 0.5 * gpipe
+
+
+def test_the_number_of_micro_batches_is_the_best_of_the_curve() -> None:
+    model, batch = wide(8, 64, rows=4096)
+    with pipeline(4, chunks="auto")(model, functional.mse_loss, momentum(model.parameters())) as step:
+        notes, curve = step.notes(*batch), step.curve(*batch)
+        chosen = step.schedule(*batch)
+    assert (notes["order"], notes["chunks"]) == (curve.best.order, curve.best.chunks)
+    assert curve.best.seconds == min(one.seconds for one in curve.tried)
+    assert curve.best.chunks > 1
+    assert f"{curve.best.order} with {curve.best.chunks} micro-batch" in str(curve)
+    assert "<- best" in str(curve)
+    assert chosen.makespan == pytest.approx(curve.best.seconds, rel=0.5)  # and with updates
+
+
+def test_stages_are_those_whose_slowest_is_fastest() -> None:
+    torch.manual_seed(0)
+    machine = asc.Machine.emulated(gpus=3)
+    for seed in range(4):
+        widths = [int(2 ** (5 + 4 * torch.rand(()).item())) for _ in range(8)]
+        model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
+        batch = torch.randn(512, widths[0]), torch.randn(512, widths[-1])
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        one = pass_of(model, functional.mse_loss, optimizer, batch, weight=1.0)
+        costs = asc.Costs.estimate(one.graph, one.examples)
+        blocks = blocks_of(one.graph)
+        found = balanced(one.graph, costs, machine, machine.accelerators)
+        seconds = [
+            sum(costs.task_seconds(one.graph.tasks[i], machine.device("cuda:0")) for i in (*b.forward, *b.backward))
+            for b in blocks
+        ]
+
+        def longest(*cut: int) -> float:
+            return max(sum(seconds[a:b]) for a, b in itertools.pairwise((0, *cut, len(seconds))))  # noqa: B023
+
+        computing = min(longest(*cut) for cut in itertools.combinations(range(1, len(blocks)), 2))
+        sending = max(machine.copy_seconds("cuda:0", "cuda:1", n) for n in found.nbytes)
+        assert max(found.seconds) == pytest.approx(longest(*found.ends[:-1])), seed
+        assert max(found.seconds) <= max(computing, sending) * (1 + 1e-9), seed
+
+
+# ---- model parallelism
+
+
+class Toy(nn.Module):
+    """The tutorial's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net1, self.relu, self.net2 = nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net2(self.relu(self.net1(x)))
+
+
+MAP = {"net1": "cuda:0", "net2": "cuda:1"}
+
+
+def test_a_users_map_says_where_modules_are() -> None:
+    model, x = Toy(), torch.randn(20, 10)
+    with asc.parallel.model_parallel(model, PAIR, split=MAP, backend="virtual") as run:
+        assert torch.equal(run(x), model(x))
+        devices = {task.name: task.device for task in run.schedule(x).graph.tasks if not task.view}
+        assert devices == {"F0": "cuda:0", "F1": "cuda:1"}
+        assert str(run.cuts(x)).startswith("stage 0 on cuda:0: net1 ... relu")
+    batch = x, torch.randn(20, 5)
+    make = model_parallel(split=MAP)
+    assert_trains_as_serially(make, among(1), model, [batch, batch], loss_fn=functional.mse_loss)
+    make = pipeline(split=MAP, chunks=4)
+    assert_trains_as_serially(make, among(1, 4), model, [batch, batch], loss_fn=functional.mse_loss)
+
+
+def test_a_map_may_go_back_and_forth() -> None:
+    split = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
+    assert_trains_as_serially(model_parallel(split=split), among(1), chain(4), vectors(6, 6))
+    assert_trains_as_serially(pipeline(split=split, chunks=2), among(1, 2), chain(4), vectors(6, 6))
+
+
+def test_forward_alone_returns_what_the_model_returns() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 8)
+    for model in (Past(), deep().eval(), deep()):
+        with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
+            for _ in range(2):
+                twin = copy.deepcopy(model)
+                torch.manual_seed(1)
+                found = run(x)
+                torch.manual_seed(1)
+                with torch.no_grad():
+                    expected = twin(x)
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+                torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=0, atol=0)
+                with torch.no_grad():
+                    next(model.parameters()).mul_(0.5)
+
+
+class Towers(nn.Module):
+    """Two parts that need nothing of each other, and one that joins them."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = (nn.Sequential(*(nn.Linear(width, width) for _ in range(3))) for _ in range(2))
+        self.head = nn.Linear(2 * width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.left(x), self.right(x)], 1))
+
+
+def of_modules(schedule: asc.Schedule, device: str, kind: str) -> tuple[float, float]:
+    """Return when pieces of a kind begin and end on a device."""
+    own = [s for s in schedule.simulate().spans if s.kind == "run" and s.name.startswith(kind)]
+    spans = [s for s in own if s.streams[0].device == device]
+    return min(s.start for s in spans), max(s.end for s in spans)
+
+
+def test_stages_that_need_nothing_of_each_other_run_at_once() -> None:
+    """The second tower's stage was one task with what joins both, and so waited for the first."""
+    model, (batch,) = Towers(), vectors(512, width=256)
+    split = {"left": "cuda:0", "right": "cuda:1", "head": "cuda:1"}
+    with asc.parallel.model_parallel(model, PAIR, split=split, backend="virtual") as run:
+        (_, end), (start, _) = (of_modules(run.schedule(batch[0]), f"cuda:{i}", "F") for i in range(2))
+        assert start < end
+        torch.testing.assert_close(run(batch[0]), model(batch[0]), rtol=0, atol=0)
+    with model_parallel(split=split)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+        schedule = step.schedule(*batch)
+    for kind in "FB":
+        (start, end), (begin, last) = (of_modules(schedule, f"cuda:{i}", kind) for i in range(2))
+        assert max(start, begin) < min(end, last), kind
+    assert_trains_as_serially(model_parallel(split=split), among(1), Towers(8), vectors(6, 6))
+
+
+def test_stages_in_a_row_are_one_task_each_forward() -> None:
+    model = chain(4)
+    with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
+        assert [task.name for task in run.schedule(torch.ones(6, 8)).graph.tasks if not task.view] == ["F0", "F1"]
+
+
+# ---- what goes wrong
+
+
+def refused(message: str, batch: tuple[Any, ...], make: Callable[..., Make] = pipeline, **options: Any) -> None:
+    model = chain(4)
+    with (
+        pytest.raises(asc.AutoschedError, match=message),
+        make(**options)(model, functional.cross_entropy, momentum(model.parameters())) as step,
+    ):
+        step(*batch)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    x, y = batch = next(vectors(6))
+    refused("one first dimension, of 1 or more, to be cut along; got 6, 5", (x, y[:5]))
+    refused("cut into 1 or more parts, got 0", batch, chunks=0)
+    refused("cut into 1 or more parts, got 2.5", batch, chunks=2.5)
+    refused("'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble', got 'dapple'", batch, schedule="dapple")
+    refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", batch, devices=["cuda:7"])
+    refused("12 stages need as many blocks of the model, and it has", batch, gpus=12, schedule="gpipe")
+    for make in (pipeline, model_parallel):
+        refused(
+            "split= names 'head', which fits no module that was called; there are 0, 1",
+            batch,
+            make,
+            split={"head": "cuda:0"},
+        )
+        refused("no device 'cuda:7'", batch, make, split={"0": "cuda:7"})
+    back = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
+    refused(
+        "'1f1b' cannot run the stages of split=, on cuda:0, cuda:1, cuda:0, cuda:1", batch, split=back, schedule="1f1b"
+    )
+
+
+def test_half_a_training_step_is_refused() -> None:
+    with pytest.raises(asc.ScheduleError, match="needs both loss_fn= and optimizer="):
+        asc.parallel.model_parallel(Toy(), PAIR, loss_fn=functional.mse_loss)  # type: ignore[call-overload]
+
+
+def limited(nbytes: float, gpus: int = 2) -> asc.Machine:
+    found = asc.Machine.emulated(gpus=gpus)
+    devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+    return dataclasses.replace(found, devices=tuple(devices))
+
+
+LAYER = 4.0 * 64 * 64  # bytes
+SYSTEMS: dict[str, tuple[Any, float]] = {  # and how many of four layers each of two devices holds
+    "data_parallel": (lambda *trained, **how: asc.parallel.data_parallel(*trained, **how), 4),
+    "pipeline": (lambda *trained, **how: asc.parallel.pipeline(*trained, chunks=2, **how), 2),
+    "model_parallel": (
+        lambda model, loss_fn, optimizer, machine: asc.parallel.model_parallel(
+            model, machine, loss_fn=loss_fn, optimizer=optimizer, split={"[01]": "cuda:0", "*": "cuda:1"}
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name: str) -> None:
+    make, layers = SYSTEMS[name]
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    batch = torch.randn(2, 64), torch.randn(2, 64)
+    with make(model, functional.mse_loss, optim.AdamW(model.parameters()), asc.Machine.emulated(gpus=2)) as step:
+        for moments in (0, 2):  # in the first step, the optimizer has none yet
+            schedule = step.schedule(*batch)
+            course = {device: dict(points) for device, points in schedule.memory().items()}
+            for device in ("cuda:0", "cuda:1"):
+                assert course[device][0.0] >= layers * LAYER * (1 + moments)
+                assert schedule.peak_bytes[device] >= layers * LAYER * (2 + moments)
+                assert schedule.peak_bytes[device] < layers * LAYER * (2 + 2 + 3)  # copies of gradients, and sums
+            step(*batch)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(name: str) -> None:
+    make, layers = SYSTEMS[name]
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    kept = copy.deepcopy(model.state_dict())
+    machine = limited(layers * LAYER * 2.9)  # for weights and moments it takes 3 times as much as for weights
+    with (
+        pytest.raises(asc.ScheduleError, match="memory"),
+        make(model, functional.mse_loss, optim.AdamW(model.parameters()), machine) as step,
+    ):
+        step(torch.randn(2, 64), torch.randn(2, 64))
+    torch.testing.assert_close(dict(model.state_dict()), dict(kept), rtol=0, atol=0)
+
+
+def test_forward_alone_holds_its_part_of_the_model() -> None:
+    model, x = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4))), torch.randn(2, 64)
+    split = {"[01]": "cuda:0", "*": "cuda:1"}
+    with asc.parallel.model_parallel(model, PAIR, split=split) as run:
+        assert all(run.schedule(x).peak_bytes[device] >= 2 * LAYER for device in ("cuda:0", "cuda:1"))
+    with (
+        pytest.raises(asc.ScheduleError, match="'cuda:0' has 20,000 B of memory, and what must be there at once"),
+        asc.parallel.model_parallel(model, limited(20_000), split=split) as run,
+    ):
+        run(x)
+
+
+def test_a_way_to_sum_that_does_not_fit_is_not_taken() -> None:
+    """Summed on one device gradients of all replicas meet there."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    batch = torch.randn(4, 64), torch.randn(4, 64)
+
+    def planned(machine: asc.Machine, reduction: str = "auto") -> asc.Schedule:
+        return asc.parallel.data_parallel(
+            model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine, reduction=reduction
+        ).schedule(*batch)
+
+    roomy = {name: max(planned(asc.Machine.emulated(gpus=4), name).peak_bytes.values()) for name in ("sum", "exchange")}
+    limit = 0.99 * roomy["sum"]
+    assert roomy["exchange"] < limit
+    assert max(planned(limited(limit, gpus=4)).peak_bytes.values()) <= limit
+
+
+def test_a_model_that_fits_nowhere_is_refused() -> None:
+    machine = asc.Machine.emulated(gpus=2)
+    small = [asc.Device(d.name, nbytes=1000 if d.name != "cpu" else d.nbytes) for d in machine.devices]
+    refused(
+        "no cut leaves each device with no more than its memory",
+        next(vectors(6)),
+        machine=asc.Machine(small, imagined=True),
+    )
+
+
+def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
+    batch = torch.randn(64, 8), torch.randint(0, 4, (64,))
+
+    def curve(nbytes: float) -> Any:
+        found = asc.Machine.emulated(gpus=2)
+        devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+        machine = asc.Machine(devices, found.links, imagined=True)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        step = asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, schedule="1f1b")
+        return step.curve(*batch, chunks=[1, 16])
+
+    whole, parts = curve(1e9).tried
+    limit = (whole.nbytes + parts.nbytes) / 2
+    assert parts.nbytes < limit < whole.nbytes
+    assert curve(1e9).best == whole
+    assert (curve(limit).best.chunks, curve(limit).tried[0].fits) == (16, False)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_is_captured_once_unless_it_mixes_stages(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
+    updates: list[int] = []
+    capture = planning.update_of
+    monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args))
+    model = chain(3)
+    optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
+    machine = asc.Machine.emulated(gpus=3)
+    how: dict[str, Any] = {"chunks": 2, "schedule": "1f1b"}
+    with asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, **how) as step:
+        step.schedule(*next(vectors(6)))
+    assert updates == ([6, 2, 4] if foreach else [6])  # of parameters; one stage has none
+
+
+def test_ways_to_sum_rank_behind_one_micro_batch_as_behind_all() -> None:
+    model = chain()
+    machine = asc.Machine.emulated(gpus=8, link="nvlink4")
+
+    def planned(reduction: str) -> asc.parallel.step.Step:
+        return asc.parallel.pipeline(
+            model, functional.cross_entropy, optim.SGD(model.parameters(), 0.1), machine, replicas=4, chunks=3,
+            schedule="1f1b", reduction=reduction,
+        )  # fmt: skip
+
+    batch = next(vectors(24))
+    best = planned("auto").schedule(*batch).makespan
+    assert best == min(planned(name).schedule(*batch).makespan for name in STRATEGIES)

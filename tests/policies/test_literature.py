@@ -1,0 +1,299 @@
+"""Policies of the literature: their papers' examples, in the papers' model; what they share; what each is for."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+from hypothesis import given
+
+import autosched as asc
+from autosched.errors import ScheduleError
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Device, Link, Machine
+from autosched.policies import POLICIES, cpop, dls, heft, lookahead, max_min, min_min, peft, sufferage
+from autosched.policies.base import turns
+from autosched.policies.base.plan import Plan
+from autosched.policies.base.possible import Possible
+from autosched.policies.base.problem import Problem
+from autosched.policies.base.ranks import critical_path, downward_ranks, optimistic_costs, static_levels, upward_ranks
+from tests.policies.test_policies import (
+    ARABNEJAD,
+    COSTS,
+    KUAN,
+    SAMPLE,
+    TOPCUOGLU,
+    YC_LEE,
+    cases,
+    example,
+    fork,
+    makespan,
+    processors,
+    replay,
+)
+
+EXAMPLES = {"Topcuoglu": TOPCUOGLU, "Arabnejad": ARABNEJAD, "Sample": SAMPLE, "YCLee": YC_LEE, "Kuan": example(*KUAN)}
+# Published: HEFT 80 and 133, CPOP 86, DLS 91 (Topcuoglu and others), PEFT 122, lookahead 127 (Arabnejad, Barbosa).
+MAKESPANS = {
+    "heft": [80, 133, 84, 88, 30],
+    "lookahead": [76, 127, 92, 75, 27],
+    "peft": [85, 122, 92, 70, 31],
+    "cpop": [86, 167, 95, 87, 31],
+    "dls": [91, 134, 93, 69, 31],
+    "min_min": [76, 122, 86, 69, 31],
+    "max_min": [97, 124, 97, 66, 29],
+    "sufferage": [76, 138, 86, 69, 31],
+}
+TIMED = {name: POLICIES[name] for name in MAKESPANS}
+
+
+def tables(graph: Graph, machine: Machine | None = None) -> tuple[Problem, Possible]:
+    problem = Problem.of(graph, machine or processors(3), COSTS)
+    return problem, Possible(problem)
+
+
+@pytest.mark.parametrize("name", MAKESPANS)
+def test_schedules_of_published_examples_take_as_long_as_published(name):
+    made = [asc.schedule(graph, processors(3), policy=name) for graph in EXAMPLES.values()]
+    assert [schedule.makespan for schedule in made] == MAKESPANS[name]
+
+
+@pytest.mark.parametrize(
+    ("policy", "graph", "expected"),
+    [
+        (cpop, TOPCUOGLU, "2@0 2@16 1@28 3@25 2@35 3@42 1@39 3@54 2@65 2@79"),
+        (peft, ARABNEJAD, "1@0 1@29 1@51 1@22 3@35 2@29 1@83 2@54 3@81 2@106"),
+    ],
+    ids=["CPOP", "PEFT"],
+)
+def test_plans_are_those_of_the_papers(policy, graph, expected):
+    placement = policy(graph, processors(3), COSTS)
+    spans = replay(graph, processors(3), placement)
+    shown = [f"{placement.device[task.name][1:]}@{spans[task.name][0]:.0f}" for task in graph.tasks]
+    assert " ".join(shown) == expected
+
+
+# ---- measures
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (TOPCUOGLU, "48 38 53; 35 19 35; 28 22 27; 38 19 36; 32 19 32; 23 18 30; 21 7 16; 18 7 16; 20 7 16; 0 0 0"),
+        (ARABNEJAD, "64 68 86; 42 39 42; 27 41 43; 42 39 50; 28 37 28; 42 39 44; 13 16 22; 13 16 33; 13 16 20; 0 0 0"),
+    ],
+    ids=["Topcuoglu", "Arabnejad"],
+)
+def test_optimistic_costs_are_those_of_the_paper(graph, expected):
+    assert optimistic_costs(*tables(graph)) == [[float(cost) for cost in row.split()] for row in expected.split(";")]
+
+
+def test_downward_ranks_and_the_critical_path_are_those_of_the_paper():
+    problem, possible = tables(TOPCUOGLU)
+    upward, downward = upward_ranks(problem, possible), downward_ranks(problem, possible)
+    assert downward == pytest.approx([0, 31, 25, 22, 24, 27, 62.333, 66.667, 63.667, 93.333], abs=1e-3)
+    path = critical_path(problem, [up + down for up, down in zip(upward, downward, strict=True)])
+    assert [problem.tasks[task] for task in path] == ["1", "2", "9", "10"]
+
+
+def test_ranks_from_both_ends_meet():
+    """On a path of the greatest length each task has as much before it as the length less what is behind it."""
+    problem, possible = tables(ARABNEJAD)
+    upward, downward = upward_ranks(problem, possible), downward_ranks(problem, possible)
+    through = [up + down for up, down in zip(upward, downward, strict=True)]
+    assert max(through) == pytest.approx(max(upward))
+    assert [through[task] for task in critical_path(problem, through)] == pytest.approx([max(upward)] * 4)
+
+
+def test_static_levels_count_no_copies():
+    problem, _ = tables(TOPCUOGLU)
+    least = [min(row) for row in problem.seconds]
+    assert static_levels(problem, least)[0] == 41  # the critical path of the least seconds
+    assert static_levels(problem, least)[9] == 7
+
+
+def test_optimistic_costs_know_which_link_is_slow():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds=1, nbytes=8)
+    graph.add(int, a, name="b", seconds={"p1": 9, "p2": 9, "p3": 1})
+    links = [Link("p1", "p2", 1), Link("p1", "p3", 8), Link("p2", "p3", 2)]
+    machine = Machine([Device(name) for name in ("p1", "p2", "p3")], links, contention=False)
+    assert optimistic_costs(*tables(graph, machine)) == [[2, 5, 1], [0, 0, 0]]
+
+
+def test_optimistic_costs_keep_a_group_together_and_see_where_tasks_may_go():
+    graph = Graph()
+    y = graph.add(int, name="y", seconds={"p1": 1, "p2": 2}, nbytes=1)
+    part = y[:2]
+    graph.add(int, part, name="write", writes=[part], outputs=(), seconds={"p1": 9, "p2": 1})
+    graph.add(int, name="alone", seconds={"p1": 1, "p2": 5}, on="p2", after="write")
+    assert optimistic_costs(*tables(graph, processors(2)))[0] == [9 + 5, 1 + 5]
+
+
+# ---- what each is for
+
+
+def test_peft_goes_where_what_follows_is_quick_and_heft_does_not():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 2, "p2": 3}, nbytes=9)
+    graph.add(int, a, name="b", seconds={"p1": 9, "p2": 1})
+    found = {name: makespan(graph, processors(2), TIMED[name](graph, processors(2), COSTS)) for name in TIMED}
+    assert (found["heft"], found["peft"], found["lookahead"], found["cpop"]) == (11, 4, 4, 4)
+
+
+def test_cpop_weighs_alike_what_has_no_choice():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2})
+    b = graph.add(int, a, name="b", seconds=9, on="p1")
+    graph.add(int, b, name="c", seconds=2)
+    assert cpop(graph, processors(2), COSTS).device == {"a": "p1", "b": "p1", "c": "p1"}
+
+
+def test_cpop_sends_tasks_of_the_critical_path_elsewhere_only_where_they_must_be():
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=1)
+    b = graph.add(int, a, name="b", seconds=9, nbytes=1, on="p1")
+    graph.add(int, b, name="c", seconds={"p1": 9, "p2": 2})
+    assert cpop(graph, processors(2), COSTS).device == {"a": "p2", "b": "p1", "c": "p2"}
+
+
+def test_lookahead_places_a_task_for_all_that_follow():
+    """From p1 one follower finishes early; from p2 both do, for nothing has to travel to where they must be."""
+    graph = Graph()
+    a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=6)
+    graph.add(int, a, name="b", seconds=1)
+    graph.add(int, a, name="c", seconds=2, on="p2")
+    assert lookahead(graph, processors(2), COSTS).device == {"a": "p2", "b": "p2", "c": "p2"}
+
+
+def test_lookahead_sees_that_a_group_stays_together():
+    """If ``write`` could follow ``x`` to p1, whatever is written there, y would best be on p2."""
+    graph = Graph()
+    x = graph.add(int, name="x", seconds=1, nbytes=100, on="p1")
+    y = graph.add(int, name="y", seconds={"p1": 3, "p2": 1}, nbytes=0)
+    graph.add(int, y[1:], name="look", seconds=0)
+    graph.add(int, x, y, name="write", writes=[y], outputs=(), seconds=1)
+    placement = lookahead(graph, processors(2), COSTS)
+    assert (placement.device["y"], placement.device["write"]) == ("p1", "p1")
+
+
+def test_dls_gives_a_device_to_who_gains_most_there():
+    graph = Graph()
+    graph.add(int, name="any", seconds={"p1": 4, "p2": 3, "p3": 4})
+    graph.add(int, name="choosy", seconds={"p1": 8, "p2": 2, "p3": 9})
+    assert dls(graph, processors(3), COSTS).device == {"any": "p1", "choosy": "p2"}
+
+
+def test_min_min_keeps_what_is_long_for_the_end_and_max_min_begins_with_it():
+    graph = Graph()
+    for name, seconds in (("short", 2), ("brief", 2), ("long", 4)):
+        graph.add(int, name=name, seconds=seconds)
+    found = [policy(graph, processors(2), COSTS) for policy in (min_min, max_min)]
+    assert [placement.device["long"] for placement in found] == ["p1", "p1"]
+    assert [makespan(graph, processors(2), placement) for placement in found] == [6, 4]
+
+
+def test_sufferage_keeps_a_device_for_who_needs_it():
+    graph = Graph()
+    graph.add(int, name="any", seconds={"p1": 3, "p2": 2})
+    graph.add(int, name="choosy", seconds={"p1": 9, "p2": 2})
+    found = [makespan(graph, processors(2), policy(graph, processors(2), COSTS)) for policy in (min_min, sufferage)]
+    assert found == [4, 3]
+
+
+def test_sufferage_begins_with_who_has_no_choice():
+    graph = Graph()
+    graph.add(int, name="any", seconds={"p1": 1, "p2": 9})
+    graph.add(int, name="fixed", seconds=1, on="p1")
+    assert sufferage(graph, processors(2), COSTS).order == ("fixed", "any")
+
+
+# ---- beyond the papers
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_copies_are_planned_where_they_stand_in_line(name):
+    graph, real = fork(6, nbytes=3), processors(3, contention=True)
+    blind, aware = (TIMED[name](graph, machine, COSTS) for machine in (processors(3), real))
+    assert makespan(graph, real, aware) < makespan(graph, real, blind)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_all_streams_of_a_device_are_used(name):
+    graph = Graph()
+    for task in "abc":
+        graph.add(int, name=task, seconds={"cpu": 2, "cuda:0": 5})
+    machine = Machine([Device("cpu", streams=2), Device("cuda:0")], Machine.emulated(gpus=1).links)
+    assert makespan(graph, machine, TIMED[name](graph, machine, COSTS)) <= 5
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if name != "heft"])
+def test_what_would_never_end_is_named(name):
+    graph = Graph()
+    graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
+    with pytest.raises(ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"):
+        TIMED[name](graph, processors(2), COSTS)
+
+
+# ---- what they share
+
+
+def test_what_is_not_planned_yet_does_not_hold_up_what_follows():
+    graph = Graph()
+    a, b = graph.add(int, name="a", seconds=5, nbytes=3), graph.add(int, name="b", seconds=9, nbytes=30)
+    graph.add(int, a, b, name="c", seconds=1, on="p2")
+    plan = Plan(tables(graph)[0])
+    plan.commit(0, plan.earliest_finish(0, [0]))
+    assert plan.earliest_finish(2, [1]).start == 5 + 3
+    plan.commit(1, plan.earliest_finish(1, [0]))
+    assert plan.earliest_finish(2, [1]).start == 5 + 9 + 30
+
+
+@given(cases())
+def test_what_is_taken_back_was_never_planned(case):
+    try:
+        problem, possible = tables(*case)
+    except ScheduleError:
+        return
+    plan = Plan(problem)
+    for task in range(len(problem.tasks)):
+        for slot in plan.slots(task, possible.devices(task)):
+            before = repr(vars(plan))
+            taken = [plan.commit(task, slot)]
+            behind = plan.find(len(problem.tasks) - 1, possible.devices(len(problem.tasks) - 1))
+            if behind is not None and task < len(problem.tasks) - 1:
+                taken.append(plan.commit(len(problem.tasks) - 1, behind))
+            assert repr(vars(plan)) != before
+            for undo in reversed(taken):
+                undo()
+            assert repr(vars(plan)) == before
+        devices = possible.devices(task)
+        slot = plan.earliest_finish(task, devices)
+        if not possible.choose(task, slot.device):
+            return
+        plan.commit(task, slot)
+
+
+@pytest.mark.parametrize("policy", [dls, min_min, max_min, sufferage])
+@given(case=cases())
+def test_slots_that_are_kept_are_those_that_would_be_found_again(policy, case):
+    def forget_all(ready, *_):
+        for known in ready:
+            known.clear()
+
+    try:
+        kept = policy(*case, COSTS)
+    except ScheduleError:
+        return
+    with mock.patch.object(turns, "_forget", forget_all):
+        assert policy(*case, COSTS) == kept
+
+
+@given(case=cases())
+def test_heft_on_kernels_places_as_heft_on_plans(case):
+    try:
+        problem, possible = tables(*case)
+    except ScheduleError:
+        return
+    expected = turns.by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
+    assert heft(*case, COSTS).device == expected.device

@@ -1,0 +1,367 @@
+"""Backends: what each makes of streams, copies, frees and threads; on accelerators, see test_on_gpu."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+
+import autosched as asc
+from autosched.program.program import Copy, Program, Stream
+from autosched.runtime.backends import BACKENDS, Backend, accelerator, make, suited
+from autosched.runtime.backends.accelerator import _waiting_for_host
+from autosched.runtime.backends.emulated import Emulated
+from autosched.runtime.backends.host import Host
+from autosched.runtime.backends.threads import Threads
+from autosched.runtime.backends.virtual import Virtual
+
+CPU = asc.Machine([asc.Device("cpu")])
+CPUS = asc.Machine([asc.Device("cpu", streams=2)])
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+CPU_TO_GPU = Copy(Stream("cuda:0", "copy-in"), "x", 0, "cpu", "cuda:0")
+
+
+def fork(fn=lambda: torch.get_num_threads(), count=2):
+    graph = asc.Graph("fork")
+    graph.output(*(graph.add(fn, name=f"t{i}") for i in range(count)))
+    return graph
+
+
+def chain(*fns):
+    graph = asc.Graph("chain")
+    value = graph.input("x")
+    for fn in fns:
+        value = graph.add(fn, value)
+    graph.output(y=value)
+    return graph
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_has_the_methods_of_the_protocol_with_the_same_arguments(name):
+    backend = make(name)
+    for method, function in inspect.getmembers(Backend, inspect.isfunction):
+        if not method.startswith("_"):
+            expected = list(inspect.signature(function).parameters)[1:]
+            assert list(inspect.signature(getattr(backend, method)).parameters) == expected, method
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(asc.ScheduleError, match="unknown backend 'gpu'; known are 'host', 'threads', 'emulated'"):
+        make("gpu")
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [
+        (CPUS, "threads"),
+        (TWO_GPUS, "emulated"),
+        (asc.Machine.emulated(gpus=0), "emulated"),
+        (asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")]), "accelerator"),
+    ],
+)
+def test_the_backend_that_suits_a_machine(machine, name):
+    assert suited(machine) == name
+
+
+# ---- host
+
+
+@pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual()])
+def test_a_copy_shares_nothing_with_its_source(backend):
+    tensor, other = torch.ones(2), [1]
+    copied = backend.transfer(CPU_TO_GPU)({"a": [tensor, (other, 3)]}, None)
+    tensor.zero_()
+    other.append(2)
+    assert copied == {"a": [copied["a"][0], ([1], 3)]}
+    assert copied["a"][0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual(), Threads()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("cut", [lambda t: t[1], lambda t: t[1:], lambda t: t[1:, 1::2], lambda t: t[2:].t()])
+def test_a_copy_has_the_alignment_of_its_source(backend, dtype, cut):
+    """A matrix kernel of MKL gave other last bits for a mini-batch ``data[1:9]`` of rows of 13 numbers."""
+    leaf = cut(torch.arange(4 * 13).reshape(4, 13).to(dtype))
+    copied = backend.transfer(CPU_TO_GPU)(leaf, None)
+    assert copied.data_ptr() % 64 == leaf.data_ptr() % 64 != 0
+    assert (copied.stride(), copied.storage_offset(), copied.dtype) == (leaf.stride(), 0, dtype)
+    assert torch.equal(copied, leaf)
+    leaf.zero_()
+    assert copied.any()
+
+
+def test_a_copy_has_the_alignment_of_numbers_from_elsewhere():
+    """Memory that is not torch's may begin anywhere, and so does a copy of a copy of it."""
+    buffer = bytearray(range(200))
+    for start in range(4):
+        leaf = torch.frombuffer(buffer, dtype=torch.float32, count=20, offset=4 * start)
+        for copied in (first := Host().transfer(CPU_TO_GPU)(leaf, None), Host().transfer(CPU_TO_GPU)(first, None)):
+            assert copied.data_ptr() % 64 == leaf.data_ptr() % 64
+            assert copied.numpy().tobytes() == leaf.numpy().tobytes()
+
+
+def test_a_copy_of_an_unaligned_parameter_asks_for_gradients():
+    leaf = torch.nn.Parameter(torch.randn(3, 5)[1])
+    copied = Host().transfer(CPU_TO_GPU)(leaf, None)
+    assert copied.requires_grad
+    assert copied.is_leaf
+    assert torch.equal(copied, leaf)
+
+
+def test_a_copy_back_overwrites_the_callers_tensor():
+    mine = torch.zeros(2)
+    assert Host().transfer(CPU_TO_GPU)(torch.ones(2), mine) is mine
+    assert mine.tolist() == [1, 1]
+
+
+def test_the_host_backend_needs_no_threads_whatever_the_machine():
+    ran = []
+    machine = asc.Machine([asc.Device("cpu", streams=4), *TWO_GPUS.devices[1:]], TWO_GPUS.links)
+    schedule = asc.schedule(fork(lambda: ran.append(threading.current_thread()), 4), machine, backend="host")
+    with schedule:
+        schedule()
+    assert ran == [threading.current_thread()] * 4
+
+
+# ---- threads
+
+
+def test_threads_run_no_gpu():
+    with (
+        asc.schedule(fork(), TWO_GPUS, policy="round_robin", backend="threads") as schedule,
+        pytest.raises(
+            asc.MachineError, match="the threads backend runs CPU streams, and 'cuda:0' is no CPU; backend='emu"
+        ),
+    ):
+        schedule()
+
+
+@pytest.fixture
+def four_intra_op_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
+def test_threads_share_out_the_intra_op_threads_and_leave_the_callers_alone():
+    with asc.schedule(fork(), CPUS, backend="threads") as schedule:
+        assert schedule() == {"t0": 2, "t1": 2}
+        assert torch.get_num_threads() == 4
+        assert schedule() == {"t0": 2, "t1": 2}
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.usefixtures("four_intra_op_threads")
+def test_one_stream_runs_in_the_calling_thread_with_all_intra_op_threads():
+    with asc.schedule(
+        fork(lambda: (torch.get_num_threads(), threading.get_ident())), CPU, backend="threads"
+    ) as schedule:
+        assert schedule() == dict.fromkeys(["t0", "t1"], (4, threading.get_ident()))
+
+
+def test_a_stream_keeps_its_thread_from_run_to_run():
+    with asc.schedule(fork(threading.get_ident), CPUS, backend="threads") as schedule:
+        first = schedule()
+        assert first["t0"] != first["t1"]
+        assert schedule() == first
+
+
+# ---- emulated and virtual
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+def test_freed_memory_is_all_nan(dtype):
+    base = torch.ones(4, dtype=dtype)
+    Emulated().free(Stream("cuda:0", "compute"))({"part": [base[::2]], "number": 3})
+    assert base.isnan().tolist() == [True, False, True, False]
+
+
+def test_what_is_not_freed_is_not_overwritten():
+    def keep(x):
+        return x * 2
+
+    with asc.schedule(chain(keep, keep, keep), TWO_GPUS, policy="round_robin") as schedule:
+        x = torch.ones(2)
+        kept = schedule(x=x)["y"]
+        schedule(x=torch.full((2,), 5.0))
+    assert (x.tolist(), kept.tolist()) == ([1, 1], [8, 8])
+
+
+def test_one_thing_at_a_time_takes_the_calling_thread_alone():
+    backend = Emulated(serial=True)
+    with asc.schedule(fork(threading.get_ident), TWO_GPUS, policy="round_robin", backend=backend) as schedule:
+        assert set(schedule().values()) == {threading.get_ident()}
+        timeline = schedule.profile()
+    assert all(a.end <= b.start for a, b in zip(timeline.spans, timeline.spans[1:], strict=False))
+
+
+def test_virtual_time_is_modelled_time_in_the_calling_thread():
+    costs = asc.Costs.table({"t0": 3.0, "t1": 5.0})
+    with asc.schedule(fork(threading.get_ident), CPUS, costs=costs, backend="virtual") as schedule:
+        assert set(schedule().values()) == {threading.get_ident()}
+        assert [(span.start, span.end) for span in schedule.profile().spans] == [(0, 3), (0, 5)]
+
+
+@pytest.mark.parametrize("choose", [min, max])
+def test_virtual_time_runs_streams_in_any_order_that_the_program_leaves_open(choose):
+    ran = []
+    graph = asc.Graph()
+    for name in ("a", "b"):
+        value = graph.add(lambda *_, name=name: ran.append(f"{name}0"), name=f"{name}0")
+        graph.add(lambda *_, name=name: ran.append(f"{name}1"), value, name=f"{name}1")
+    with asc.schedule(graph, CPUS, backend=Virtual(choose)) as schedule:
+        schedule()
+    assert ran == (["a0", "a1", "b0", "b1"] if choose is min else ["b0", "b1", "a0", "a1"])
+
+
+def test_modelled_time_passes_for_real_however_short_the_work():
+    """A task that takes 0.02 s and another behind it: what a profile measures cannot be less than the model says."""
+    costs = asc.Costs(default_seconds=0.02)
+    with asc.schedule(chain(torch.clone, torch.clone), TWO_GPUS, policy="single", costs=costs) as schedule:
+        assert schedule.profile(x=torch.ones(1)).makespan >= schedule.makespan == 0.04
+
+
+def ends(machine, other):
+    """Return when work of 0.02 s on one stream of two machines ends, by schedules that begin at the same time."""
+    program = Program.parse("cuda:0/compute run a")
+    (stream,) = program.streams
+    one, two = Emulated(), Emulated()
+    for backend, where in ((one, machine), (two, other)):
+        backend.open(program, where)
+        backend.begin(bool)
+    for backend in (one, two):
+        backend.launch([stream], 0.02, lambda: None)()
+    return one.clock[stream], two.clock[stream]
+
+
+def test_schedules_on_one_emulated_machine_share_its_streams():
+    first, second = ends(TWO_GPUS, TWO_GPUS)
+    assert second >= first + 0.02
+    first, second = ends(TWO_GPUS, asc.Machine.emulated(gpus=2))
+    assert second < first + 0.02
+
+
+def test_a_stream_is_free_when_what_took_it_has_failed():
+    stream = Stream("cuda:0", "compute")
+    backend = Emulated()
+    backend.open(Program.parse("cuda:0/compute run a"), TWO_GPUS)
+    backend.begin(bool)
+    with pytest.raises(ZeroDivisionError):
+        backend.launch([stream], 1000.0, lambda: 1 / 0)()
+    assert backend.queues.take([stream], 0.0, 0.0) < time.perf_counter() + 500
+
+
+def test_schedules_that_run_at_once_on_one_emulated_machine_do_not_exceed_it():
+    """Each keeps cuda:0 busy; what both do of it cannot overlap."""
+    costs = asc.Costs(default_seconds=0.01)
+
+    def scheduled():
+        graph = asc.Graph()
+        value = graph.input("x")
+        for _ in range(5):
+            value = graph.add(torch.neg, value, on="cuda:0")
+        graph.output(y=value)
+        return asc.schedule(graph, TWO_GPUS, costs=costs)
+
+    with scheduled() as one, scheduled() as two:
+        for schedule in (one, two):
+            schedule(x=torch.ones(1))
+        start = time.perf_counter()
+        threads = [threading.Thread(target=schedule, kwargs={"x": torch.ones(1)}) for schedule in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.perf_counter() - start >= 10 * 0.01  # no less than the modelled work of both
+
+
+# ---- accelerator, without one
+
+
+def test_devices_that_are_not_there_are_named_with_what_would_do():
+    machine = asc.Machine([asc.Device("cpu"), asc.Device("npu:7")], [asc.Link("cpu", "npu:7", 1e9)])
+    message = (
+        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can play it, and "
+        r"Machine.local\(gpus=n\) makes logical devices of those there are"
+    )
+    with asc.schedule(chain(torch.clone), machine) as schedule, pytest.raises(asc.MachineError, match=message):
+        schedule(x=torch.ones(1))
+
+
+def test_the_accelerator_backend_runs_cpu_streams_too():
+    with asc.schedule(fork(threading.get_ident), CPUS, backend="accelerator") as schedule:
+        assert len(set(schedule().values())) == 2
+        assert schedule.run_serial() == dict.fromkeys(["t0", "t1"], threading.get_ident())
+        assert sorted(span.name for span in schedule.profile().spans) == ["t0", "t1"]
+
+
+HOST_BEFORE = """
+    cpu/compute      run a
+    cpu/compute      record e0
+    cuda:0/copy-in   wait e0
+    cuda:0/copy-in   copy a <- cpu
+    cuda:0/copy-in   record e1
+    cuda:0/compute   wait e1
+    cuda:0/compute   run b
+    cuda:1/compute   run c
+    cuda:1/compute   record e2
+    cuda:1/copy-out  wait e2
+    cuda:1/copy-out  copy c -> cpu
+"""
+HOST_AFTER = """
+    cuda:0/compute   run a
+    cuda:0/compute   record e0
+    cuda:0/copy-out  wait e0
+    cuda:0/copy-out  copy a -> cpu
+    cuda:0/copy-out  record e1
+    cpu/compute      wait e1
+    cpu/compute      run b
+"""
+MEETING = """
+    cpu/compute      run a
+    cpu/compute      record e0
+    cuda:0/copy-out  wait e0
+    cuda:0/copy-out  copy x -> cuda:1/copy-in
+    cuda:1/copy-in   record e1
+    cuda:2/compute   wait e1
+    cuda:2/compute   run b
+    cuda:1/compute   run c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        (HOST_BEFORE, ["cpu/compute", "cuda:0/compute", "cuda:0/copy-in"]),
+        (HOST_AFTER, ["cpu/compute"]),
+        (MEETING, ["cpu/compute", "cuda:0/copy-out", "cuda:1/copy-in", "cuda:2/compute"]),
+        ("cuda:0/compute run a", []),
+    ],
+    ids=["host before", "host after", "meeting", "no host"],
+)
+def test_streams_that_wait_for_the_host_however_indirectly_get_threads_of_their_own(text, own):
+    program = Program.parse(text)
+    gpu = {stream for stream in program.streams if stream.device != "cpu"}
+    assert sorted(map(str, _waiting_for_host(program, gpu))) == own
+
+
+def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
+    """The pool of torch would hand out its first stream again as the 33rd, and two names would silently be one."""
+    numbers = itertools.count()
+    monkeypatch.setattr(accelerator, "_streams", {})
+    monkeypatch.setattr(torch, "Stream", lambda device: next(numbers) % 32)
+    device = torch.device("cpu")
+    made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
+    assert made == list(range(32))
+    assert accelerator._pooled(device, Stream("cuda:0", "s7")) == 7
+    with pytest.raises(asc.MachineError, match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32"):
+        accelerator._pooled(device, Stream("cuda:0", "s32"))

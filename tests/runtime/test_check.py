@@ -1,0 +1,341 @@
+"""What tasks do against what they declared, and what torch's own functions are known to do."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import autosched as asc
+from autosched._lib.tree import transform
+from autosched.graph.effects import _ALSO_WRITES, effects_of
+
+GPUS = asc.Machine.emulated(gpus=2)
+
+
+def run(graph: asc.Graph, check: Any, backend: str = "virtual", **inputs: Any) -> dict[str, Any]:
+    with asc.schedule(graph, GPUS, check=check, backend=backend) as schedule:
+        for _ in range(2):
+            outputs = schedule(**inputs)
+    return outputs
+
+
+def lone(fn: Any, **facts: Any) -> asc.Graph:
+    graph = asc.Graph()
+    graph.output(y=graph.add(fn, graph.input("x"), name="sly", **facts))
+    return graph
+
+
+# ---- what counters do not see
+
+
+def through_data(x: torch.Tensor) -> torch.Tensor:
+    x.data.add_(1)
+    return x.clone()
+
+
+def through_numpy(x: torch.Tensor) -> torch.Tensor:
+    x.numpy()[0] = 7
+    return x.clone()
+
+
+def fused(x: torch.Tensor) -> torch.Tensor:
+    grad, *state = (torch.ones_like(x) for _ in range(3))
+    torch._fused_adamw_(
+        [x], [grad], [state[0]], [state[1]], [], [torch.ones(())],
+        lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return x.clone()
+
+
+def of_numpy(x: Any) -> Any:
+    x += 1
+    return x.copy()
+
+
+@pytest.mark.parametrize("fn", [through_data, through_numpy, fused])
+def test_comparing_bytes_sees_writes_that_counters_do_not(fn):
+    with pytest.raises(asc.HazardError, match=r"task 'sly' wrote its argument 'x' .*writes=\[x\]\)\n    added at .*\d"):
+        run(lone(fn), "bytes", x=torch.zeros(3))
+    run(lone(fn), True, x=torch.zeros(3))
+
+
+def test_comparing_bytes_sees_writes_to_numpy_arrays():
+    with pytest.raises(asc.HazardError, match="wrote its argument 'x'"):
+        run(lone(of_numpy), "bytes", x=torch.zeros(3).numpy())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((2, 3), torch.nan),
+        torch.zeros(2, 3).t(),
+        torch.zeros(()),
+        torch.zeros(0, 3),
+        torch.tensor([True]),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.eye(2).to_sparse(),
+        torch.zeros(1).expand(3),
+        "text",
+        {"a": [torch.zeros(2), 3]},
+        None,
+    ],
+    ids=repr,
+)
+def test_comparing_bytes_takes_all_there_is(tensor):
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda x: 1, graph.input("x")))
+    assert run(graph, "bytes", x=tensor) == {"y": 1}
+
+
+@pytest.mark.parametrize("check", [False, True, "bytes"])
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_a_task_that_writes_another_part_than_it_declared_is_found_out(check, backend):
+    def write(mine: torch.Tensor, other: torch.Tensor) -> None:
+        mine += 1
+        other += 1
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(write, x[:2], x[2:], writes=[graph.value("getitem")], outputs=(), name="sly")
+    graph.output(x=x)
+    with pytest.raises(asc.HazardError, match="task 'sly' wrote its argument 'getitem_1'"):
+        run(graph, check, backend, x=torch.zeros(4))
+
+
+@pytest.mark.parametrize("check", [False, True, "bytes"])
+def test_tasks_that_write_parts_at_the_same_time_are_not_accused(check):
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        return sum(x.sum() for _ in range(200))
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    for i in range(4):
+        part = x[i * 2 : i * 2 + 2]
+        graph.add(slow, part, name=f"look{i}")
+        part += 1
+    graph.output(x=x)
+    machine = asc.Machine([asc.Device("cpu", streams=4)], imagined=True)
+    for backend in ("threads", "virtual"):
+        with asc.schedule(graph, machine, check=check, backend=backend, policy="heft") as schedule:
+            for _ in range(5):
+                assert schedule(x=torch.zeros(8))["x"].tolist() == [1.0] * 8
+
+
+def test_check_is_one_of_three():
+    with pytest.raises(asc.ScheduleError, match="check must be False, True or 'bytes', got 'byte'"):
+        asc.schedule(lone(abs), GPUS, check="byte")
+
+
+# ---- random numbers
+
+
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(())
+
+
+def test_undeclared_random_numbers_are_told_of_in_the_first_run_and_refused_by_a_check():
+    with pytest.warns(UserWarning, match=r"task 'sly' drew random numbers .*random=True\)\n    added at") as caught:
+        run(lone(noisy), False, x=torch.zeros(1))
+    assert len(caught) == 1
+    with pytest.raises(asc.HazardError, match="task 'sly' drew random numbers without declaring it"):
+        run(lone(noisy), True, x=torch.zeros(1))
+
+
+@pytest.mark.parametrize("check", [False, True, "bytes"])
+def test_declared_random_numbers_are_fine_and_so_are_modules_that_draw_them(check):
+    graph = asc.Graph()
+    x = graph.input("x")
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU())
+    graph.output(a=graph.add(noisy, x, random=True), b=F.dropout(x), c=graph.add(model, x), d=torch.rand_like(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(graph, check, "emulated", x=torch.zeros(3))
+
+
+def test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares():
+    begun, drawn = threading.Event(), threading.Event()
+
+    def quiet(x: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert drawn.wait(30)
+        return x + 1
+
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        assert begun.wait(30)
+        made = torch.rand_like(x)
+        drawn.set()
+        return made
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(graph.add(quiet, x), graph.add(draw, x, random=True))
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    with asc.schedule(graph, machine, policy="round_robin", backend="threads", check=True) as schedule:
+        schedule(x=torch.zeros(1))
+
+
+def test_tasks_that_share_a_generator_keep_their_order():
+    generator = torch.Generator()
+    graph = asc.Graph()
+    x = graph.input("x")
+    a, b, c = (graph.add(lambda x, g: torch.rand(2, generator=g), x, generator) for _ in range(3))
+    graph.output(a, b, c)
+    assert [d.kind for task in graph.tasks for d in task.dependencies] == ["order", "order"]
+    generator.manual_seed(1)
+    expected = graph.run_serial(x=1)
+    generator.manual_seed(1)
+    with asc.schedule(graph, GPUS, policy="round_robin", backend="virtual") as schedule:
+        found = schedule(x=1)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# ---- the tables, against what torch's functions do under the referee
+
+aten = torch.ops.aten
+T = torch.Tensor
+square, image, statistics = torch.rand(3, 3), torch.rand(2, 3, 4, 4), torch.rand(2, 3)
+
+
+def mean_and_var() -> list[torch.Tensor]:
+    return [torch.zeros(3), torch.ones(3)]
+
+
+CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    # what the examples and the demo use
+    *[(fn, (square, square), {}) for fn in (torch.matmul, torch.add, torch.sub, torch.mul, torch.mm, torch.maximum)],
+    *[(fn, (square,), {}) for fn in (torch.relu, torch.tanh, torch.sum, torch.mean, T.clone, T.t, T.argmax, torch.exp)],
+    *[(fn, (square, 0.5), {}) for fn in (T.add_, T.sub_, T.mul_, torch.div)],
+    (torch.addmm, (square, square, square), {}),
+    (torch.nn.functional.linear, (square, square, square[0]), {}),
+    (torch.nn.functional.cross_entropy, (square, torch.tensor([0, 1, 2])), {}),
+    # views and perhaps views
+    *[(fn, (square,), {}) for fn in (T.contiguous, T.detach, T.ravel)],
+    (T.view, (square, -1), {}),
+    (T.reshape, (square, -1), {}),
+    (T.chunk, (square, 3), {}),
+    (T.unbind, (square,), {}),
+    (T.expand, (square[:1], 3, 3), {}),
+    (T.transpose, (square, 0, 1), {}),
+    (aten._unsafe_view.default, (square, [9]), {}),
+    (aten.unsafe_split.Tensor, (square, 2), {}),
+    (aten.slice.Tensor, (square, 0, 1, 3), {}),
+    (aten.select.int, (square, 0, 1), {}),
+    (aten.t.default, (square,), {}),
+    # in place, out= and many at once
+    (torch.add, (square, square), {"out": torch.empty(3, 3)}),
+    (aten.add.out, (square, square), {"out": torch.empty(3, 3)}),
+    (aten.add_.Tensor, (torch.rand(3, 3), square), {}),
+    (aten.copy_.default, (torch.rand(3, 3), square), {}),
+    (torch._foreach_add_, ([torch.rand(2), torch.rand(3)], 1.0), {}),
+    (F.relu, (torch.rand(3),), {"inplace": True}),
+    # writes that no schema and no counter tells
+    (F.batch_norm, (image, *mean_and_var()), {"training": True}),
+    (F.instance_norm, (image, *mean_and_var()), {"use_input_stats": True}),
+    (torch.batch_norm, (image, None, None, *mean_and_var(), True, 0.1, 1e-5, False), {}),
+    (aten.native_batch_norm.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}),
+    (aten.native_batch_norm.default, (image, None, None, *mean_and_var(), False, 0.1, 1e-5), {}),
+    (aten.rrelu_with_noise.default, (torch.randn(3), torch.zeros(3), 0.1, 0.3, True), {}),
+    (F.embedding, (torch.tensor([0, 1]), 9 * torch.rand(3, 3)), {"max_norm": 1.0}),
+    (F.embedding_bag, (torch.tensor([[0, 1]]), 9 * torch.rand(3, 3)), {"max_norm": 1.0}),
+    (
+        torch._fused_sgd_,
+        ([torch.rand(2)], [torch.rand(2)], [torch.rand(2)]),
+        {
+            **dict.fromkeys(("nesterov", "maximize", "is_first_step"), False),
+            "weight_decay": 0.0,
+            "momentum": 0.9,
+            "lr": 0.1,
+            "dampening": 0.0,
+        },
+    ),
+    (
+        torch._fused_adamw_,
+        ([torch.rand(2)], [torch.rand(2)], [torch.rand(2)], [torch.rand(2)], [], [torch.ones(())]),
+        {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False},
+    ),
+    # random
+    (F.dropout, (square,), {}),
+    (torch.bernoulli, (square,), {}),
+    (T.normal_, (torch.rand(3),), {}),
+    (aten.native_dropout.default, (square, 0.5, True), {}),
+    (aten.rand_like.default, (square,), {}),
+    (aten.bernoulli_.float, (torch.rand(3), 0.5), {}),
+    (F.scaled_dot_product_attention, (image, image, image), {}),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "kwargs"), CALLS, ids=lambda item: getattr(item, "__name__", ""))
+def test_torchs_functions_do_what_the_tables_say(fn, args, kwargs):
+    """The referee compares the bytes of all arguments, the memory of results, and the state of the generators."""
+    graph = asc.Graph()
+    count = iter(range(99))
+    inputs: dict[str, torch.Tensor] = {}
+
+    def as_input(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        name = f"x{next(count)}"
+        inputs[name] = leaf.clone()
+        return graph.input(name)
+
+    given, named = transform(as_input, (args, kwargs))
+    result = graph.add(fn, *given, **named)
+    graph.output(*[graph.value(name) for name in inputs], **({"y": result} if isinstance(result, asc.Value) else {}))
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    torch.manual_seed(0)
+    expected = graph.run_serial(**{name: tensor.clone() for name, tensor in inputs.items()})
+    torch.manual_seed(0)
+    found = run_checked(graph, inputs)
+    assert all(torch.equal(found[name], expected[name]) for name in inputs)
+    written = {graph.values[use.value].name for task in graph.tasks for use in task.changes}
+    assert {name for name in inputs if not torch.equal(before[name], inputs[name])} <= written
+
+
+def run_checked(graph: asc.Graph, inputs: dict[str, Any]) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="host", check="bytes") as schedule:
+            return schedule(**inputs)
+
+
+def test_without_the_table_the_referee_would_find_the_write(monkeypatch):
+    monkeypatch.setattr("autosched.graph.effects.BATCH_NORMS", frozenset())
+    with pytest.raises(asc.HazardError, match="task 'native_batch_norm' wrote its argument 'x1'"):
+        test_torchs_functions_do_what_the_tables_say(
+            aten.native_batch_norm.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}
+        )
+
+
+def test_schemas_tell_what_in_place_operators_return():
+    assert effects_of(aten.add_.Tensor, ["x", "y"], {}).in_place
+    assert not effects_of(aten.add.Tensor, ["x", "y"], {}).in_place
+    assert effects_of(aten.add.out, ["x", "y"], {"out": "z"}).writes == ["z"]
+    assert effects_of(aten.slice.Tensor, ["x", 0, 1, 2], {}).view
+
+
+@pytest.mark.parametrize("name", [name for name, (_, condition) in _ALSO_WRITES.items() if not condition])
+def test_what_a_table_calls_written_stands_where_the_schema_has_it(name: str) -> None:
+    names = _ALSO_WRITES[name][0].split()
+    parameters = [argument.name for argument in getattr(aten, name).default._schema.arguments]
+    assert parameters.index(names[-1]) == len(names) - 1
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_one_empty_tensor_may_be_two_inputs(shape):
+    """It has one version counter, and nothing that could be written."""
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x[:1].add_(1)
+    torch.sub(x, y, out=x)
+    graph.output(x=x)
+    empty = torch.empty(shape)
+    for check in (False, True, "bytes"):
+        with asc.schedule(graph, asc.Machine.emulated(gpus=1), check=check, backend="host") as schedule:
+            assert schedule(x=empty, y=empty)["x"].shape == shape

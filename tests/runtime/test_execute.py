@@ -1,0 +1,875 @@
+"""Execute: what runs at once, what an error says, and that nothing hangs, leaks or is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from textwrap import dedent
+
+import pytest
+import torch
+
+import autosched as asc
+from autosched.runtime.backends import make
+from autosched.runtime.execute import Executor
+from tests.serial import some
+
+GENEROUS = 30  # seconds until a test that hangs fails
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+CPUS = asc.Machine([asc.Device("cpu", streams=2)])
+
+
+def plus(x, y=0):
+    return x + y
+
+
+def chain(*fns, **facts):
+    """Return a graph of tasks of which each reads the one before."""
+    graph = asc.Graph("chain")
+    value = graph.input("x")
+    for fn in fns:
+        value = graph.add(fn, value, **facts)
+    graph.output(y=value)
+    return graph
+
+
+def placed(graph, machine=TWO_GPUS, backend="emulated", check=False, costs=None, **device):
+    """Schedule a graph with each task where it is said to be, in insertion order, on the CPU if not said."""
+    names = tuple(task.name for task in graph.tasks)
+    assert device.keys() <= set(names), names
+    placement = asc.Placement({name: device.get(name, "cpu") for name in names}, names)
+    return asc.schedule(
+        graph,
+        machine,
+        policy=lambda *_: placement,
+        backend=backend,
+        check=check,
+        costs=costs or asc.Costs(default_seconds=0),
+    )
+
+
+def our_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("autosched")}
+
+
+class Rendezvous:
+    """A task that returns only when it is in flight together with the others of its kind."""
+
+    def __init__(self, parties=2):
+        self.barrier = threading.Barrier(parties, timeout=GENEROUS)
+
+    def __call__(self, *args):
+        self.barrier.wait()
+        return torch.ones(1)
+
+
+def two_at_once():
+    meet = Rendezvous()
+    graph = asc.Graph()
+    graph.output(graph.add(meet, name="a"), graph.add(meet, name="b"))
+    return graph
+
+
+# ---- what runs at once
+
+
+def test_cpu_streams_are_threads_that_run_at_once():
+    with placed(two_at_once(), CPUS, "threads") as schedule:
+        assert len(schedule.program.streams) == 2
+        for _ in range(3):
+            schedule()
+
+
+def test_emulated_devices_run_at_once():
+    with placed(two_at_once(), a="cuda:0", b="cuda:1") as schedule:
+        for _ in range(3):
+            schedule()
+
+
+def test_streams_of_one_emulated_device_run_at_once():
+    machine = asc.Machine([asc.Device("cuda:0", streams=2)])
+    with placed(two_at_once(), machine, a="cuda:0", b="cuda:0") as schedule:
+        schedule()
+
+
+def test_copies_run_while_tasks_and_other_copies_do():
+    """A task on the CPU, and a copy to each GPU of what meets the task when it is copied."""
+    meet = Rendezvous(3)
+
+    class Met:
+        def __deepcopy__(self, memo):
+            return meet()
+
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    graph.add(meet, name="meet")
+    graph.output(graph.add(plus, x, name="a"), graph.add(plus, y, name="b"))
+    with placed(graph, a="cuda:0", b="cuda:1") as schedule:
+        assert schedule(x=Met(), y=Met()) == {"a": 1, "b": 1}
+
+
+def test_a_cpu_task_does_not_hold_up_gpus_nor_they_it():
+    """
+    cpu     |late ...           |  ends when `quick`, issued behind it, has run on the GPU
+    cuda:0  |quick|early ...|      `early` ends when `last`, issued behind it, has run on the CPU
+    """
+    quick_ran, last_ran = threading.Event(), threading.Event()
+
+    def wait_for(event):
+        def wait():
+            assert event.wait(GENEROUS)
+            return torch.ones(1)
+
+        return wait
+
+    def setter(event):
+        def set_it(*_):
+            event.set()
+            return torch.ones(1)
+
+        return set_it
+
+    graph = asc.Graph()
+    graph.add(wait_for(quick_ran), name="late", on="cpu")
+    graph.add(setter(quick_ran), name="quick", on="cuda:0")
+    graph.add(wait_for(last_ran), name="early", on="cuda:0")
+    graph.add(setter(last_ran), name="last", on="cpu")
+    with placed(graph, late="cpu", quick="cuda:0", early="cuda:0", last="cpu") as schedule:
+        schedule()
+
+
+def test_a_stream_that_waits_for_the_host_does_not_hold_up_the_others():
+    """cuda:0 needs what the CPU makes; the CPU goes on only when cuda:1, issued last, has run."""
+    ran = threading.Event()
+    graph = asc.Graph()
+    slow = graph.add(lambda: torch.ones(1) * ran.wait(GENEROUS), name="slow")
+    y = graph.add(plus, slow, 1, name="needs_it")
+    z = graph.add(lambda: torch.tensor(float(ran.set() is None)), name="independent")
+    graph.output(y=y, z=z)
+    with placed(graph, needs_it="cuda:0", independent="cuda:1") as schedule:
+        assert schedule() == {"y": 2, "z": 1}
+
+
+# ---- again and again
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend"), [(CPUS, "threads"), (TWO_GPUS, "host"), (TWO_GPUS, "emulated"), (TWO_GPUS, "virtual")]
+)
+def test_a_schedule_called_again_rebuilds_nothing(machine, backend, monkeypatch):
+    with asc.schedule(chain(plus, plus, plus), machine, policy="round_robin", backend=backend) as schedule:
+        assert schedule(x=torch.ones(1)) == {"y": 1}
+        threads, steps = (
+            our_threads(),
+            [id(step) for part in schedule._executor.tape.steps.values() for _, step in part],
+        )
+
+        def never(*_, **__):
+            raise AssertionError("compiled again")
+
+        monkeypatch.setattr(Executor, "_compile", never)
+        for i in range(20):
+            assert schedule(x=torch.full((1,), i)) == {"y": i}
+        assert our_threads() == threads
+        assert steps == [id(step) for part in schedule._executor.tape.steps.values() for _, step in part]
+
+
+def test_a_run_leaves_nothing_of_it_behind():
+    with placed(chain(plus, torch.clone), plus="cuda:0") as schedule:
+        x = torch.ones(1)
+        y = schedule(x=x)["y"]
+        gone = weakref.ref(x), weakref.ref(y)
+        del x, y
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None]
+
+
+def test_two_threads_may_call_one_schedule():
+    wrong = []
+
+    def call(schedule, number):
+        for i in range(30):
+            out = schedule(x=torch.tensor(float(number * 100 + i)))["y"]
+            if out != 2 * (number * 100 + i) + 1:
+                wrong.append((number, i, out))
+
+    with placed(chain(lambda x: x * 2, lambda x: x + 1), lambda_1="cuda:0") as schedule:
+        callers = [threading.Thread(target=call, args=(schedule, number)) for number in range(3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert not wrong
+
+
+def test_outputs_are_the_same_whichever_thread_makes_them_and_none_records_autograd():
+    weight = torch.ones(2, requires_grad=True)
+    for backend in ("host", "emulated", "virtual"):
+        with placed(chain(lambda x: x * weight), backend=backend) as schedule:
+            assert not schedule(x=torch.ones(2))["y"].requires_grad
+    assert torch.is_grad_enabled()
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_close_ends_the_threads_and_may_be_called_twice(backend):
+    schedule = placed(chain(plus), backend=backend)
+    schedule(x=1)
+    assert bool(our_threads()) == (backend == "emulated")
+    schedule.close()
+    schedule.close()
+    assert not our_threads()
+    with pytest.raises(asc.ScheduleError, match="the schedule is closed; make a new one"):
+        schedule(x=1)
+    with pytest.raises(asc.ScheduleError, match="the schedule is closed; make a new one"):
+        schedule.profile(x=1)
+
+
+def test_a_schedule_that_never_ran_can_be_closed():
+    placed(chain(plus)).close()
+    assert not our_threads()
+
+
+def test_leaving_the_context_closes_also_after_an_error():
+    with pytest.raises(asc.TaskError), placed(chain(fail)) as schedule:
+        schedule(x=1)
+    assert not our_threads()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_letting_go_of_a_schedule_ends_its_threads(fails):
+    schedule = placed(chain(fail if fails else plus))
+    if fails:
+        with pytest.raises(asc.TaskError):
+            schedule(x=1)
+    else:
+        schedule(x=1)
+    assert our_threads()
+    del schedule
+    gc.collect()
+    assert not our_threads()
+
+
+class Held:
+    """A task that says that it has begun, and ends when it is told to."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, x):
+        self.begun.set()
+        assert self.go_on.wait(GENEROUS)
+        return x
+
+
+def test_closing_while_it_runs_ends_the_run_with_an_error_and_refuses_who_waits_for_a_turn():
+    """Both callers once got something else: outputs that were None, and no answer for ever."""
+    held, said = Held(), []
+
+    def call():
+        try:
+            said.append(schedule(x=1))
+        except asc.ScheduleError as error:
+            said.append(str(error))
+
+    schedule = placed(chain(held, plus))
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    assert held.begun.wait(GENEROUS)
+    closing = threading.Thread(target=schedule.close)
+    closing.start()
+    while schedule._executor.close.alive:
+        pass
+    held.go_on.set()
+    for thread in (closing, *callers):
+        thread.join(GENEROUS)
+    assert sorted(said) == ["the schedule is closed; make a new one", "the schedule was closed while it ran"]
+
+
+# ---- errors
+
+
+def fail(*args):
+    raise KeyError("planted")
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_a_failing_task_is_named_with_its_device_arguments_and_line(backend):
+    graph = asc.Graph()
+    x = graph.input("x")
+    y = graph.add(fail, x, [x, torch.ones(2, 2)], 3, name="bad"); line = sys._getframe().f_lineno  # noqa: E702  # fmt: skip
+    graph.output(y)
+    with placed(graph, backend=backend, bad="cuda:1") as schedule:
+        with pytest.raises(asc.TaskError) as error:
+            schedule(x=torch.ones(3, dtype=torch.int64))
+        assert isinstance(error.value.__cause__, KeyError)
+        assert str(error.value) == (
+            f"task 'bad' on cuda:1 failed: KeyError: 'planted'\n"
+            f"    arguments: int64[3], float32[2, 2]\n    added at {__file__}:{line}"
+        )
+
+
+def test_arguments_that_are_no_tensors_are_shown_cut_short():
+    with placed(chain(fail)) as schedule, pytest.raises(asc.TaskError, match=r"arguments: 'a{56}\.\.\."):
+        schedule(x="a" * 99)
+
+
+def test_a_task_without_arguments_says_so():
+    graph = asc.Graph()
+    graph.add(fail)
+    with placed(graph) as schedule, pytest.raises(asc.TaskError, match="arguments: none"):
+        schedule()
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_a_failing_copy_is_named(backend):
+    class Uncopyable:
+        def __deepcopy__(self, memo):
+            raise TypeError("no copies")
+
+    with (
+        placed(chain(plus), backend=backend, plus="cuda:0") as schedule,
+        pytest.raises(asc.TaskError, match="copy x <- cpu on cuda:0/copy-in failed: TypeError: no copies"),
+    ):
+        schedule(x=Uncopyable())
+
+
+@pytest.mark.parametrize(
+    ("outputs", "returned", "message"),
+    [
+        (2, (1, 2, 3), "3 results where outputs= says 2"),
+        (2, 1, "one int where outputs= says 2"),
+        (("a", {"b": "c"}), (1, {"z": 2}), r"\['z'\] where outputs= says a dict of \['b'\]"),
+    ],
+)
+def test_results_of_another_shape_are_an_error_of_the_task(outputs, returned, message):
+    graph = asc.Graph()
+    graph.add(lambda: returned, name="pair", outputs=outputs)
+    with placed(graph) as schedule, pytest.raises(asc.TaskError, match=f"task 'pair' on cpu failed: .*{message}"):
+        schedule()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "graph 'chain' misses input 'x'; its inputs are 'x'"),
+        ({"x": 1, "z": 2}, "graph 'chain' was given 'z', which is no input; its inputs are 'x'"),
+        ({"z": 2}, "graph 'chain' misses input 'x'"),
+    ],
+)
+def test_missing_and_unknown_inputs_are_named_and_the_next_call_works(inputs, message):
+    with placed(chain(plus)) as schedule:
+        for _ in range(2):
+            with pytest.raises(asc.GraphError, match=message):
+                schedule(**inputs)
+            assert schedule(x=1) == {"y": 1}
+
+
+def test_tasks_without_functions_can_be_planned_but_not_run():
+    networkx = pytest.importorskip("networkx")
+    schedule = placed(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])))
+    assert schedule.makespan == 0
+    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not run"):
+        schedule()
+    assert not our_threads()
+
+
+def test_what_failed_elsewhere_at_the_same_time_does_not_hide_the_first_error():
+    meet = Rendezvous()
+
+    def fail_together():
+        meet()
+        raise ValueError("planted")
+
+    graph = asc.Graph()
+    graph.add(fail_together, name="a")
+    graph.add(fail_together, name="b")
+    with placed(graph, a="cuda:0", b="cuda:1") as schedule:
+        for _ in range(20):
+            with pytest.raises(asc.TaskError, match=r"task '[ab]' on cuda:[01] failed: ValueError: planted"):
+                schedule()
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_two_hundred_failing_calls_leak_no_thread_and_no_tensor(backend):
+    alive = []
+
+    def fail_late(x):
+        alive.append(weakref.ref(made := x + 1))
+        raise ValueError(made)
+
+    with placed(chain(torch.clone, fail_late), backend=backend, clone="cuda:0", fail_late="cuda:1") as schedule:
+        with pytest.raises(asc.TaskError):
+            schedule(x=torch.ones(1))
+        threads = our_threads()
+        for _ in range(200):
+            x = torch.ones(1)
+            alive.append(weakref.ref(x))
+            with pytest.raises(asc.TaskError):
+                schedule(x=x)
+        del x
+        gc.collect()
+        assert not [ref for ref in alive if ref() is not None]
+        assert our_threads() == threads
+
+
+def test_an_interrupt_in_a_task_passes_as_it_is_and_the_schedule_works_on():
+    interrupting = [True]
+
+    def interrupt(x):
+        if interrupting:
+            raise KeyboardInterrupt
+        return x
+
+    for backend in ("host", "emulated", "virtual"):
+        interrupting[:] = [True]
+        with placed(chain(plus, interrupt), backend=backend) as schedule:
+            with pytest.raises(KeyboardInterrupt):
+                schedule(x=1)
+            interrupting.clear()
+            assert schedule(x=1) == {"y": 1}
+
+
+def test_waits_hold_again_in_the_run_after_one_that_failed():
+    """A failing run lets everyone who waits go; the next one once found the doors still open."""
+    moods = []
+
+    def moody(x):
+        if moods.pop() == "fails":
+            raise ValueError("planted")
+        time.sleep(0.02)  # so that whoever does not wait reads too early
+        return x + 1
+
+    with placed(chain(moody, torch.clone), clone="cuda:0") as schedule:
+        for mood in ("fine", "fails", "fine", "fails", "fine"):
+            moods.append(mood)
+            if mood == "fails":
+                with pytest.raises(asc.TaskError, match="task 'moody' on cpu failed: ValueError: planted"):
+                    schedule(x=torch.ones(1))
+            else:
+                assert schedule(x=torch.ones(1)) == {"y": 2}
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_control_c_while_threads_work_waits_for_them_and_leaves_the_schedule_usable():
+    """The signal comes while the main thread waits, 25 times, at moments as they fall."""
+    tasks, main = [True], threading.main_thread()
+    at_work = [0]
+
+    def interrupted(x):
+        at_work[0] += 1
+        if tasks:
+            signal.pthread_kill(main.ident, signal.SIGINT)
+            for _ in range(len(tasks) * 200):  # some work, so that the signal falls on different moments
+                pass
+            tasks.append(True)
+        at_work[0] -= 1
+        return x
+
+    with placed(chain(interrupted, plus), interrupted="cuda:0") as schedule:
+        for _ in range(25):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012, it may come a moment after the call
+                schedule(x=1)
+                assert threading.Event().wait(GENEROUS)
+            assert at_work == [0]
+        tasks.clear()
+        assert schedule(x=1) == {"y": 1}
+
+
+# ---- hazards
+
+
+def sly_write(a, b):
+    b.add_(1)
+    return a + b
+
+
+def sly_alias(a, b):
+    return b.view(-1)
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (
+            sly_write,
+            "task 'sly' wrote its argument 'w' in place without declaring it: graph.add(..., writes=[w])\n"
+            "    added at {where}",
+        ),
+        (
+            sly_alias,
+            "result 'sly' of task 'sly' shares memory with 'w' without declaring it: graph.add(..., aliases=w), "
+            "or return a copy\n    added at {where}",
+        ),
+    ],
+)
+def test_a_task_that_touches_what_it_did_not_declare_is_found_out_in_the_first_run(fn, message, backend):
+    graph = asc.Graph()
+    x, w = graph.inputs("x", "w")
+    graph.output(graph.add(fn, x, w, name="sly"))
+    where = graph.task("sly").source
+    with placed(graph, backend=backend) as schedule:
+        for _ in range(2):  # a first run that failed was none
+            with pytest.raises(asc.HazardError) as error:
+                schedule(x=torch.ones(2), w=torch.ones(2))
+            assert str(error.value) == message.format(where=where)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_later_runs_are_watched_if_so_wished(check):
+    honest = [True]
+    with placed(chain(lambda x: x + 1 if honest else x.add_(1)), check=check) as schedule:
+        schedule(x=torch.ones(1))
+        honest.clear()
+        if check:
+            with pytest.raises(asc.HazardError, match="wrote its argument 'x'"):
+                schedule(x=torch.ones(1))
+        else:
+            schedule(x=torch.ones(1))
+
+
+def test_results_that_share_memory_with_each_other_are_found_out():
+    def twins(x):
+        y = x + 1
+        return y, y[:1]
+
+    graph = asc.Graph()
+    graph.output(*graph.add(twins, graph.input("x"), outputs=("left", "right")))
+    with placed(graph) as schedule, pytest.raises(asc.HazardError, match=r"'right' of task 'twins' shares .* 'left'"):
+        schedule(x=torch.ones(2))
+
+
+def test_an_input_that_is_written_shares_no_memory_with_another():
+    graph = asc.Graph()
+    w, x = graph.inputs("w", "x")
+    graph.add(torch.Tensor.add_, w, x, writes=[w], outputs=())
+    base = torch.ones(3)
+    with placed(graph) as schedule:
+        for _ in range(2):
+            with pytest.raises(asc.HazardError, match=r"'w' and 'x' share memory, and 'w' is written in place"):
+                schedule(w=base[:2], x=base[1:])
+        for _ in range(2):
+            assert schedule(w=base[:1], x=base[1:2]) == {}
+    assert base.tolist() == [3, 1, 1]
+
+
+def test_an_input_of_which_parts_are_written_does_not_lie_on_itself():
+    graph = asc.Graph()
+    x = graph.input("x")
+    x[0], x[1] = 1.0, 2.0
+    with placed(graph) as schedule, pytest.raises(asc.HazardError, match="'x' lies on itself in memory"):
+        schedule(x=torch.zeros(1).expand(2))
+
+
+def test_results_may_be_pieces_of_one_memory():
+    def pieces(x):
+        return (x + 1).chunk(2, dim=-1)
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    a, b = graph.add(pieces, x, outputs=("a", "b"), on="cuda:0")
+    c = graph.add(torch.add, b, 1, on="cuda:1")
+    graph.add(torch.Tensor.add_, b, a, writes=[b], outputs=(), on="cuda:0")
+    graph.output(b=b, c=c)
+    for check in (False, "bytes"):
+        schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), check=check)
+        with schedule:
+            for _ in range(2):
+                assert {k: v.tolist() for k, v in schedule(x=torch.zeros(2, 4)).items()} == {
+                    "b": [[2, 2]] * 2,
+                    "c": [[2, 2]] * 2,
+                }
+
+
+def test_declared_writes_and_aliases_are_fine():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.add(torch.Tensor.add_, x, 1, writes=[x], outputs=())
+    graph.output(y=graph.add(torch.Tensor.view, x, -1, aliases=x))
+    with placed(graph, check=True) as schedule:
+        assert schedule(x=torch.ones(1)) == {"y": 2}
+
+
+# ---- that waits and frees matter: what verify refuses, run all the same
+
+
+@contextlib.contextmanager
+def unverified(text, graph):
+    """Compile a program that verify refuses, to be run unwatched."""
+    program = asc.Program.parse(dedent(text))
+    with pytest.raises(asc.ProgramError):
+        asc.verify(program, graph)
+    executor = Executor(program, graph, TWO_GPUS, make("emulated"), [0.0] * len(program))
+    executor.checked = True
+    yield executor
+    executor.close()
+
+
+def steps(begun, done):
+    """Return two functions: the first begins and ends after the second, which begins after the first has begun."""
+
+    def outer(x):
+        begun.set()
+        assert done.wait(GENEROUS)
+        return x + 1
+
+    def inner(*args):
+        assert begun.wait(GENEROUS)
+        for arg in args:
+            arg.add_(10)
+
+    return outer, inner
+
+
+def test_emulated_memory_is_overwritten_as_soon_as_it_is_freed():
+    """The free does not wait for `late`, which looks at h when the free has been."""
+    begun, done = threading.Event(), threading.Event()
+    outer, inner = steps(begun, done)
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        h = graph.add(torch.clone, graph.input("x"), name="h")
+    graph.output(y=graph.add(outer, h, name="late"))
+    graph.add(inner, name="hold", outputs=())
+    graph.add(done.set, name="behind", outputs=())
+    text = """
+        input x on cuda:0
+        cuda:0/compute  run h
+        cuda:0/compute  record e0
+        cuda:0/other    wait e0
+        cuda:0/other    run late
+        cuda:0/compute  run hold
+        cuda:0/compute  free h
+        cuda:0/compute  run behind
+        output y on cuda:0
+    """
+    with unverified(text, graph) as executor:
+        assert executor({"x": torch.ones(2)})["y"].isnan().all()
+
+
+def test_a_write_that_does_not_wait_for_a_reader_is_seen_by_it():
+    begun, done = threading.Event(), threading.Event()
+    outer, inner = steps(begun, done)
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        w = graph.input("w")
+    graph.output(y=graph.add(outer, w, name="read"))
+    graph.add(inner, w, name="write", writes=[w], outputs=())
+    graph.add(done.set, name="behind", outputs=())
+    text = """
+        input w on cuda:0
+        cuda:0/compute   run read
+        cuda:0/compute1  run write
+        cuda:0/compute1  run behind
+        output y on cuda:0
+    """
+    with unverified(text, graph) as executor:
+        assert executor({"w": torch.ones(2)})["y"].tolist() == [12, 12]
+
+
+# ---- profile
+
+
+def test_a_profile_has_a_span_for_each_run_and_copy_and_the_arrows_of_the_program():
+    with placed(chain(plus, torch.clone), costs=asc.Costs(default_seconds=0.01), clone="cuda:0") as schedule:
+        for timeline in (schedule.profile(x=torch.ones(1)), schedule.profile(x=torch.ones(1))):
+            spans = [(span.kind, span.name, *map(str, span.streams)) for span in timeline.spans]
+            assert spans == [
+                ("run", "plus", "cpu/compute"),
+                ("copy", "plus", "cuda:0/copy-in"),
+                ("run", "clone", "cuda:0/compute"),
+            ]
+            assert timeline.arrows == ((0, 1), (1, 2))
+            ends = [moment for span in timeline.spans for moment in (span.start, span.end)]
+            assert ends == sorted(ends)
+            assert ends[0] >= 0
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_a_profile_runs_the_tasks_once_and_names_the_one_that_fails(backend):
+    ran = []
+    with placed(chain(lambda x: ran.append(x) or fail() if x else x), backend=backend) as schedule:
+        assert [span.name for span in schedule.profile(x=0).spans] == ["lambda"]
+        with pytest.raises(asc.TaskError, match="task 'lambda' on cpu failed"):
+            schedule.profile(x=1)
+    assert ran == [1]
+
+
+# ---- the interpreter's exit
+
+PRELUDE = """
+import os, signal, sys, threading, time
+import torch
+import autosched as asc
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+
+def work(*args):
+    return (torch.ones(200, 200) @ torch.ones(200, 200)).sum()
+
+def fail(*args):
+    raise ValueError("planted")
+
+def schedule(last=work, nap=0.0):
+    graph = asc.Graph()
+    first = [graph.add(work, name=f"work{i}", on=f"cuda:{i}", seconds=nap) for i in range(2)]
+    graph.output(graph.add(last, *first, name="last", on="cpu"))
+    return asc.schedule(graph, asc.Machine.emulated(gpus=2))
+"""
+
+EXITS = {
+    "closed": "made = schedule(); made(); made.close()",
+    "not closed": "made = schedule(); made(); made()",
+    "raised": """
+        made = schedule(fail)
+        try:
+            made()
+        except asc.TaskError as error:
+            kept = error
+    """,
+    "interrupted": """
+        made = schedule(nap=30)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            made()
+        except KeyboardInterrupt:
+            pass
+        else:
+            sys.exit("not interrupted")
+    """,
+    "in flight": """
+        made = schedule(nap=0.001)
+        def again():
+            try:
+                while True:
+                    made()
+            except asc.ScheduleError:  # closed
+                pass
+        made()
+        for _ in range(2):
+            threading.Thread(target=again, daemon=True).start()
+        time.sleep(0.1)
+    """,
+}
+
+
+# Importing torch takes seconds, so one process imports it, and forks those that are to exit.
+FIVE_TIMES = """
+for _ in range(5):
+    if not (child := os.fork()):
+        break
+    if status := os.waitpid(child, 0)[1]:
+        sys.exit(f"exit code {os.waitstatus_to_exitcode(status)}")
+else:
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("exit", some(EXITS, "interrupted", "in flight"))
+def test_the_interpreter_exits_with_code_0(exit):
+    """A thread inside a torch operation when the interpreter ends aborts the process: a race, so try a few times."""
+    program = PRELUDE + FIVE_TIMES + dedent(EXITS[exit])
+    run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("backend", ["host", "threads"])
+def test_a_task_that_fails_in_a_later_run_is_named_though_it_is_one_of_a_stretch(backend):
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = graph.add(torch.add, x, y, name="a")
+    b = graph.add(torch.mm, a, y, name="b")
+    graph.output(c=graph.add(torch.add, b, y, name="c"))
+    square, row = torch.eye(2), torch.ones(2)
+    with asc.schedule(graph, asc.Machine.local(gpus=0), backend=backend) as schedule:
+        schedule(x=square, y=square)
+        assert [len(part) for part in schedule._executor.tape.steps.values()] == [1]
+        with pytest.raises(asc.TaskError, match="task 'b' on cpu failed"):
+            schedule(x=row, y=row)
+        assert torch.equal(schedule(x=square, y=square)["c"], 3 * square)
+
+
+def test_what_a_run_frees_goes_with_it_in_every_run():
+    seen = []
+
+    def first(x, y):
+        result = x + y
+        seen.append(weakref.ref(result))
+        return result
+
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = graph.add(first, x, y)
+    b = graph.add(torch.mul, a, y)
+    graph.output(b, alive=graph.add(lambda b, y: seen[-1]() is not None, b, y))
+    with asc.schedule(graph, asc.Machine.local(gpus=0), backend="host") as schedule:
+        for _ in range(3):
+            assert schedule(x=torch.ones(2), y=torch.ones(2))["alive"] is False
+
+
+@pytest.mark.parametrize("backend", ["host", "virtual"])
+def test_lists_and_dicts_among_arguments_are_fresh_in_every_run(backend):
+    def uses_up(x, numbers, named, *, more):
+        return x + numbers.pop() + named.popitem()[1] + more.pop()
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(uses_up, graph.input("x"), [1.0], {"a": 2.0}, more=[3.0]))
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend=backend) as schedule:
+        for _ in range(3):
+            assert schedule(x=torch.zeros(1))["y"].item() == 6.0
+
+
+def test_inputs_that_nothing_uses_may_share_memory():
+    graph = asc.Graph()
+    x, _ = graph.inputs("x", "unused")
+    x += 1
+    graph.output(x=x)
+    both = torch.zeros(2)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend="host") as schedule:
+        for _ in range(2):
+            schedule(x=both, unused=both)
+    assert both.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (1, 4)])
+def test_an_expanded_input_is_written_as_torch_writes_it(backend, shape):
+    """What torch writes in one place is written; what it refuses to write is refused, wherever it is."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    x.zero_()
+    graph.output(y=x)
+    base = torch.ones((*shape[:-1], 1))
+    with placed(graph, zero="cuda:0", backend=backend) as schedule:
+        for _ in range(2):
+            base.fill_(1)
+            assert schedule(x=base.expand(shape))["y"].tolist() == torch.zeros(shape).tolist()
+            assert not base.any()
+    graph = asc.Graph()
+    x = graph.input("x")
+    x.add_(1)
+    with placed(graph, add="cuda:0", backend=backend) as schedule:
+        with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+            graph.run_serial(x=base.expand(shape))
+        with pytest.raises(asc.AutoschedError, match=r"'add' on cuda:0 failed.*more than one element"):
+            schedule(x=base.expand(shape))
+
+
+@pytest.mark.parametrize("look", [torch.conj, torch._neg_view])
+def test_what_is_read_conjugated_or_negated_is_so_in_a_copy(look):
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(conj=graph.add(torch.is_conj, x, name="conj"), neg=graph.add(torch.is_neg, x, name="neg"), x=x)
+    given = look(torch.tensor([1 + 2j, 3j]))
+    with placed(graph, conj="cuda:0", neg="cuda:0") as schedule:
+        for _ in range(2):
+            assert schedule(x=given) == {"conj": given.is_conj(), "neg": given.is_neg(), "x": given}

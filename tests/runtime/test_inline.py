@@ -1,0 +1,237 @@
+"""Code that is shown is code that runs: on one CPU a schedule runs its generated code, and nobody can tell."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import autosched as asc
+from autosched.errors import ScheduleError, TaskError
+from autosched.runtime.inline import Inline
+from autosched.testing import graphs, inputs_for
+from autosched.testing.comparing import difference
+from tests.codegen.test_codegen import made_here
+
+CPU = asc.Machine([asc.Device("cpu")])
+
+
+def is_inline(schedule: asc.Schedule) -> bool:
+    return isinstance(schedule._executor.inline, Inline)
+
+
+@settings(deadline=None)
+@given(graph=graphs(devices=["cpu"]))
+def test_a_second_run_is_of_the_code_and_does_what_the_serial_run_does(graph: asc.Graph) -> None:
+    with asc.schedule(graph, CPU) as schedule:
+        schedule(**inputs_for(graph))
+        assert is_inline(schedule)
+        serial, scheduled = inputs_for(graph), inputs_for(graph)
+        torch.manual_seed(0)
+        expected = graph.run_serial(**serial)
+        torch.manual_seed(0)
+        found = schedule(**scheduled)
+        assert difference(expected | serial, found | scheduled) is None
+
+
+def test_only_what_one_thread_does_at_once_is_run_as_code() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=(x + 1) * (x + 2))
+    for machine, backend, expected in [
+        (CPU, "host", True),
+        (CPU, "threads", True),
+        (CPU, "virtual", False),
+        (CPU, "emulated", False),
+        (asc.Machine([asc.Device("cpu", streams=2)]), "threads", False),
+        (asc.Machine.emulated(gpus=1), "host", False),
+    ]:
+        with asc.schedule(graph, machine, backend=backend, policy="round_robin") as schedule:
+            assert is_inline(schedule) is expected, backend
+            for _ in range(3):
+                assert schedule(x=torch.ones(2))["y"].tolist() == [6.0, 6.0]
+
+
+def fails(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 5:
+        raise ValueError("too much")
+    return x + y
+
+
+def failing() -> asc.Graph:
+    graph = asc.Graph()
+    x = graph.input("x")
+    big = x * 2
+    graph.output(y=graph.add(fails, big, big[0], name="weak") + 1)
+    return graph
+
+
+def test_a_failed_run_lets_go_of_its_inputs_at_once() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(fails, graph.input("x") * 2, 1.0))
+    with asc.schedule(graph, CPU) as schedule:
+        schedule(x=torch.ones(2))
+        x = torch.full((2,), 9.0)
+        seen = weakref.ref(x)
+        gc.disable()
+        try:
+            with contextlib.suppress(TaskError):
+                schedule(x=x)
+            del x
+            assert seen() is None
+        finally:
+            gc.enable()
+
+
+def test_a_failing_task_is_named_in_the_same_words() -> None:
+    with asc.schedule(failing(), CPU) as schedule:
+        told = []
+        for _ in range(2):
+            with pytest.raises(TaskError) as error:
+                schedule(x=torch.full((2,), 9.0))
+            assert isinstance(error.value.__cause__, ValueError)
+            told.append(str(error.value))
+            assert schedule(x=torch.ones(2))["y"].tolist() == [5.0, 5.0]  # and the next run is of the code
+        assert is_inline(schedule)
+        assert told[0] == told[1]
+        assert "task 'weak' on cpu failed: ValueError: too much" in told[0]
+        assert "float32[2], float32[]" in told[0]
+
+
+def test_an_error_keeps_no_tensor_of_the_run_alive() -> None:
+    with asc.schedule(failing(), CPU) as schedule:
+        schedule(x=torch.ones(2))
+        x = torch.full((2,), 9.0)
+        seen = weakref.ref(x)
+        with pytest.raises(TaskError) as error:
+            schedule(x=x)
+        del x
+        frames = []
+        trace = error.value.__cause__.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        assert not any("big" in frame.f_locals for frame in frames)
+        del error, trace, frames
+        gc.collect()
+        assert seen() is None
+
+
+def test_an_interrupt_passes_as_it_is() -> None:
+    stops: list[bool] = []
+
+    def stop(x: torch.Tensor) -> torch.Tensor:
+        if stops:
+            raise KeyboardInterrupt
+        return x + 1
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(stop, graph.input("x")))
+    with asc.schedule(graph, CPU) as schedule:
+        schedule(x=torch.ones(1))
+        stops.append(True)
+        with pytest.raises(KeyboardInterrupt):
+            schedule(x=torch.ones(1))
+        stops.clear()
+        assert schedule(x=torch.ones(1))["y"].item() == 2.0
+
+
+def test_a_schedule_that_is_closed_while_its_code_runs_says_so() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    waits: list[bool] = []
+
+    def wait(x: torch.Tensor) -> torch.Tensor:
+        if waits:
+            inside.set()
+            assert go_on.wait(10)
+        return x + 1
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(wait, graph.input("x")))
+    schedule = asc.schedule(graph, CPU)
+    schedule(x=torch.ones(1))
+    waits.append(True)
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            schedule(x=torch.ones(1))
+        except ScheduleError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(10)
+    closing = threading.Thread(target=schedule.close)
+    closing.start()
+    while "_closed" not in schedule.__dict__:
+        pass
+    go_on.set()
+    thread.join()
+    closing.join()
+    assert len(errors) == 1
+    assert "closed" in str(errors[0])
+
+
+def test_a_task_that_calls_its_schedule_is_told() -> None:
+    calls: list[asc.Schedule] = []
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        return calls[0](x=x)["y"] if calls else x + 1
+
+    graph = asc.Graph()
+    graph.output(y=graph.add(again, graph.input("x")))
+    with asc.schedule(graph, CPU) as schedule:
+        schedule(x=torch.ones(1))
+        calls.append(schedule)
+        with pytest.raises(ScheduleError, match="calls the schedule that it is part of"):
+            schedule(x=torch.ones(1))
+
+
+def test_functions_keep_their_own_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.add(counts, graph.input("x")))
+    made_here(monkeypatch, counts)  # then its text is taken over, and not imported
+    with asc.schedule(graph, CPU) as schedule:
+        assert "STEP = 1\n" in schedule.code
+        monkeypatch.setitem(globals(), "STEP", 1)
+        assert schedule(x=torch.zeros(1))["y"].item() == 1
+        monkeypatch.setitem(globals(), "STEP", 5)
+        assert schedule(x=torch.zeros(1))["y"].item() == 5
+        monkeypatch.setitem(globals(), "STEP", 7)
+        assert schedule(x=torch.zeros(1))["y"].item() == 7
+
+
+STEP = 1
+
+
+def counts(x: torch.Tensor) -> torch.Tensor:
+    return x + STEP
+
+
+def test_inputs_that_meet_are_found_by_the_code_too() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x += y
+    graph.output(x=x)
+    with asc.schedule(graph, CPU) as schedule:
+        a = torch.ones(4)
+        for _ in range(2):
+            schedule(x=torch.ones(4), y=torch.ones(4))
+            with pytest.raises(asc.errors.HazardError, match="'x' and 'y' share memory"):
+                schedule(x=a[:2], y=a[1:3])
+            with pytest.raises(asc.errors.GraphError, match="misses input 'y'"):
+                schedule(x=a)
+        assert a.tolist() == [1.0] * 4
+
+
+def test_numbers_are_no_tensors_and_take_the_slow_way() -> None:
+    graph = asc.Graph()
+    graph.output(y=graph.input("x") * 2)
+    with asc.schedule(graph, CPU) as schedule:
+        assert [schedule(x=x)["y"] for x in (1, 2, [3])] == [2, 4, [3, 3]]

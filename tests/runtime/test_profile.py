@@ -1,0 +1,537 @@
+"""Profiles: repeated runs and their median, one clock, pauses of the garbage collector, and what is learnt."""
+
+import gc
+import math
+import statistics
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.costs.learning import learn
+from autosched.errors import TimelineError
+from autosched.machine.machine import Device, Link
+from autosched.program.program import Stream
+from autosched.runtime.backends import clock
+from autosched.runtime.backends.accelerator import Accelerator
+from autosched.runtime.backends.clock import DeviceClock, drift
+from autosched.runtime.backends.host import Host
+from autosched.runtime.backends.virtual import Virtual
+from autosched.timeline.timeline import Span, Timeline
+
+CPU = Stream("cpu", "compute")
+A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
+TWO_GPUS = asc.Machine.emulated(gpus=2)
+
+
+def run(name, start, end, i=0, stream=CPU):
+    return Span("run", name, (stream,), start, end, i)
+
+
+def one_task(fn, **kwargs):
+    graph = asc.Graph()
+    graph.output(y=graph.add(fn, graph.input("x"), name="t"))
+    return asc.schedule(graph, asc.Machine.emulated(gpus=0), **{"backend": "host", **kwargs})
+
+
+def two_branches():
+    """Two chains that cross over between two devices."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    left, right = graph.add(torch.add, x, 1, name="a", on="cuda:0"), graph.add(torch.add, x, 2, name="b", on="cuda:1")
+    top, low = graph.add(torch.add, left, right, name="c", on="cuda:0"), graph.add(torch.mul, left, right, name="d")
+    graph.output(y=graph.add(torch.sub, top, low, name="e", on="cuda:1"))
+    return graph
+
+
+# ---- repeating
+
+
+@pytest.mark.parametrize(("repeat", "warmup"), [(1, 0), (3, 0), (2, 3)])
+def test_a_profile_runs_as_often_as_it_is_told_and_keeps_what_counts(repeat, warmup):
+    calls = []
+    with one_task(lambda x: calls.append(x)) as schedule:
+        timeline = schedule.profile(repeat=repeat, warmup=warmup, x=1)
+    assert len(calls) == repeat + warmup
+    assert len(timeline.runs) == (repeat if repeat > 1 else 0)
+
+
+@pytest.mark.parametrize("word", ["repeat", "warmup"])
+@pytest.mark.parametrize("count", [-1, 1.5, "2", True, None])
+def test_a_count_that_is_none_is_refused(word, count):
+    with one_task(abs) as schedule, pytest.raises(asc.ScheduleError, match=f"{word} must be a whole number, . or more"):
+        schedule.profile(x=1, **{word: count})
+
+
+def test_no_run_at_all_is_refused():
+    with one_task(abs) as schedule, pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more"):
+        schedule.profile(repeat=0, x=1)
+
+
+def test_every_run_has_the_time_that_a_run_may_take():
+    with one_task(lambda x: time.sleep(x)) as schedule:
+        assert len(schedule.profile(repeat=3, timeout=30, x=0.001).runs) == 3
+        with pytest.raises(asc.RunTimeoutError):
+            schedule.profile(repeat=2, timeout=0.05, x=0.3)
+
+
+# ---- medians
+
+LENGTHS = st.floats(0, 1e6)
+
+
+@given(st.lists(st.lists(LENGTHS, min_size=9, max_size=9), min_size=1, max_size=6))
+def test_a_median_keeps_every_order_that_all_runs_keep(lengths):
+    runs = []
+    for gaps in lengths:
+        moments = [sum(gaps[: n + 1]) for n in range(8)]
+        spans = [
+            run("a", moments[0], moments[1], 0, A),
+            run("b", moments[1], moments[4], 1, A),
+            run("c", moments[2], moments[3], 3, B),
+            run("d", moments[6], moments[7], 5, B),
+        ]
+        runs.append(Timeline.of(spans, [(0, 3), (1, 5)]))
+    median = Timeline.median(runs)
+    a, b, c, d = sorted(median.spans, key=lambda span: span.instruction)
+    assert all(span.start <= span.end for span in median.spans)
+    assert a.end <= b.start <= b.end <= d.start
+    assert a.end <= c.start <= c.end <= d.start
+    assert {(median.spans[i].name, median.spans[j].name) for i, j in median.arrows} == {("a", "c"), ("b", "d")}
+    ends = [next(span.end for span in timeline.spans if span.name == "a") for timeline in runs]
+    assert a.end == statistics.median(ends)
+
+
+def test_a_median_pauses_where_most_runs_do():
+    pauses = [((1, 4), (6, 7)), ((2, 5),), ((3, 9), (20, 21))]
+    runs = [Timeline((run("a", 0, 30),), pauses=given) for given in pauses]
+    assert Timeline.median(runs).pauses == ((2, 5), (6, 7))
+    assert Timeline.median(runs[:2]).pauses == ((2, 4),)
+
+
+def test_runs_of_different_programs_have_no_median():
+    with pytest.raises(TimelineError, match="of different programs"):
+        Timeline.median([Timeline((run("a", 0, 1),)), Timeline((run("b", 0, 1),))])
+    with pytest.raises(TimelineError, match="no timelines"):
+        Timeline.median([])
+
+
+# ---- one clock
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_on_one_clock_nothing_begins_before_what_it_waited_for(backend):
+    with asc.schedule(two_branches(), TWO_GPUS, costs=asc.Costs(default_seconds=1e-4), backend=backend) as schedule:
+        timeline = schedule.profile(repeat=3, x=torch.ones(8))
+    assert timeline.arrows
+    for line in (timeline, *timeline.runs):
+        assert all(0 <= span.start <= span.end for span in line.spans)
+        assert all(line.spans[a].end <= line.spans[b].start for a, b in line.arrows)
+
+
+def test_threads_share_a_clock():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=x * 2 + x * 3)
+    machine = asc.Machine([Device("cpu", streams=2)])
+    costs = asc.Costs(default_seconds=1)
+    with asc.schedule(graph, machine, policy="heft", costs=costs, backend="threads") as schedule:
+        timeline = schedule.profile(repeat=3, x=torch.ones(8))
+    assert len(timeline.streams) == 2
+    assert timeline.arrows
+    assert all(run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows)
+
+
+class Played:
+    """A host's clock that a test moves, and a device's beside it: 1000 s ahead, of a rate of its own, seen late."""
+
+    def __init__(self, monkeypatch, rate=1.0):
+        played = self
+        self.now, self.rate = 0.0, rate
+        self.late = iter(())  # seconds until the host sees the next tick; the device ticks half of that before
+
+        class Event:
+            def __init__(self, device, enable_timing):
+                assert enable_timing
+                self.device = device
+
+            def record(self, stream):
+                wait = next(played.late, 0.0)
+                played.now += wait / 2
+                self.at = played.own(played.now)
+                played.now += wait / 2
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, other):
+                return (other.at - self.at) * 1e3
+
+        self.event = Event
+        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(torch, "Event", Event)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+
+    def own(self, now):
+        return 1000 + now * self.rate
+
+    def stamp(self, now):
+        made = self.event("gpu", enable_timing=True)
+        made.at = self.own(now)
+        return made
+
+
+def test_a_device_s_clock_is_told_by_the_tick_that_the_host_saw_best(monkeypatch):
+    played = Played(monkeypatch)
+    played.late = iter([9.0, 1.0, 8.0])
+    backend = Accelerator()
+    backend.callers = {"gpu": SimpleNamespace(device="gpu")}
+    backend._zero()
+    backend.begun = played.now
+    assert backend.seconds(played.stamp(played.now + 2.5)) == pytest.approx(2.5)
+    assert backend.doubt == 0.5
+
+
+@pytest.mark.parametrize(("rate", "late"), [(1.0, 0.0), (1.0005, 0.0), (0.9995, 1e-4), (1.0005, 1e-2)])
+def test_a_clock_that_drifts_is_told_by_the_ticks_on_either_side(monkeypatch, rate, late):
+    played = Played(monkeypatch, rate)
+    played.late = iter([late] * 6)
+    watch = DeviceClock(SimpleNamespace(device="gpu"))
+    began, played.now = played.now, played.now + 100.0
+    watch.end()
+    for moment in (began, began + 50, began + 100):
+        assert abs(watch.seconds(played.stamp(moment)) - moment) <= watch.doubt + 1e-9
+    assert watch.doubt <= 2.5 * late
+
+
+@given(st.floats(1e-6, 1e3), st.floats(-1, 1), st.floats(0, 1))
+def test_no_more_drift_is_found_than_the_doubts_of_ticks_leave(own, gap, slack):
+    found = drift(own, gap, slack)
+    assert abs(found) * own <= max(abs(gap) - slack, 0) * (1 + 1e-9)
+    assert abs(gap - found * own) <= slack + 1e-9
+
+
+def test_a_drift_that_no_clock_has_is_told_of_and_not_followed(monkeypatch):
+    played = Played(monkeypatch, rate=1.1)
+    watch = DeviceClock(SimpleNamespace(device="gpu"))
+    played.now += 10.0
+    with pytest.warns(UserWarning, match=r"in 11 s of its own the clock of gpu came -1 s away .* may be off by 1 s"):
+        watch.end()
+    assert watch.rate == 1
+    assert abs(watch.seconds(played.stamp(10.0)) - 10.0) <= watch.doubt + 1e-9
+
+
+def test_a_profile_says_how_far_its_clocks_may_be_apart():
+    class Doubtful(Host):
+        doubt = 0.25
+
+    with one_task(abs, backend=Doubtful()) as schedule:
+        assert schedule.profile(x=1).doubt == schedule.profile(x=1, repeat=2).doubt == 0.25
+    with one_task(abs) as schedule:
+        assert schedule.profile(x=1).doubt == 0
+
+
+def test_only_measured_runs_have_devices_come_to_rest():
+    backend = Accelerator()
+    backend.stamp(())
+    assert backend.timing
+    backend.begin(bool)
+    backend.join()
+    assert not backend.timing
+
+
+@pytest.mark.cuda
+def test_host_and_accelerator_share_a_clock():
+    machine = asc.Machine.local(gpus=1)
+    name = machine.accelerators[0]
+    graph = asc.Graph()
+    x = graph.input("x")
+    for i in range(4):
+        x = graph.add(torch.matmul, x, x, name=f"gpu{i}", on=name)
+        x = graph.add(torch.tanh, x, name=f"cpu{i}", on="cpu")
+    graph.output(y=x)
+    with asc.schedule(graph, machine) as schedule:
+        timeline = schedule.profile(repeat=5, warmup=2, x=torch.ones(512, 512))
+        assert not schedule._executor.backend.timing
+    assert 0 < timeline.doubt < 1e-3
+    assert all(span.start >= -timeline.doubt for span in timeline.spans)
+    apart = 2 * timeline.doubt
+    assert all(run.spans[a].end <= run.spans[b].start + apart for run in timeline.runs for a, b in run.arrows)
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
+def test_copies_carry_the_bytes_that_were_moved(backend):
+    graph = asc.Graph()
+    graph.output(y=graph.add(lambda pair: pair[0] + 1, graph.input("x"), name="t", on="cuda:0"))
+    with asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_nbytes=7), backend=backend, outputs="cpu") as schedule:
+        timeline = schedule.profile(x=(torch.ones(8), [torch.ones(2, dtype=torch.float64), "no tensor"]))
+        assert [span.nbytes for span in schedule.simulate().spans if span.kind == "copy"] == [7, 7]
+    moved = {span.name: span.nbytes for span in timeline.spans if span.kind == "copy"}
+    assert moved == {"x": 8 * 4 + 2 * 8, "t": 8 * 4}
+    assert timeline.costs().nbytes == moved
+
+
+# ---- pauses
+
+
+def collecting(x):
+    gc.collect()
+    return x
+
+
+@pytest.mark.parametrize("backend", ["host", "emulated"])
+def test_pauses_of_the_garbage_collector_are_marked_on_the_runs_clock(backend):
+    with one_task(collecting, backend=backend) as schedule:
+        timeline = schedule.profile(x=1)
+    (task,) = timeline.spans
+    assert any(task.start <= start < end <= task.end for start, end in timeline.pauses)
+    assert all(0 <= start < end <= timeline.makespan for start, end in timeline.pauses)
+
+
+def test_in_virtual_time_nothing_pauses():
+    with one_task(collecting, backend="virtual") as schedule:
+        assert schedule.profile(x=1).pauses == ()
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_python_is_told_to_tell_no_longer_however_a_run_ends(error):
+    during = []
+
+    def task(x):
+        during.append(len(gc.callbacks))
+        if error is not None:
+            raise error
+        return x
+
+    before = list(gc.callbacks)
+    with one_task(task) as schedule:
+        if error is None:
+            schedule.profile(x=1)
+        else:
+            with pytest.raises(asc.TaskError if error is ValueError else error):
+                schedule.profile(x=1)
+        assert gc.callbacks == before
+        with pytest.raises(asc.GraphError):
+            schedule.profile(wrong=1)
+    assert gc.callbacks == before
+    assert during == [len(before) + 1]
+
+
+# ---- learning
+
+
+def plan(seconds=None, machine=TWO_GPUS, **kwargs):
+    graph = asc.Graph()
+    graph.output(y=graph.add(abs, graph.input("x"), name="t"))
+    return asc.schedule(graph, machine, costs=asc.Costs.table(seconds or {}), backend="host", **kwargs)
+
+
+def learnt(seconds, measured, stream=A, machine=TWO_GPUS):
+    graph = asc.Graph()
+    graph.output(y=graph.add(abs, graph.input("x"), name="t"))
+    timeline = Timeline((run("t", 1, 1 + measured, 0, stream),))
+    costs = learn(timeline, graph, machine, asc.Costs.table({"t": seconds}))
+    costs.check(graph)
+    return [costs.task_seconds(graph.task("t"), device) for device in machine.devices]
+
+
+@pytest.mark.parametrize(
+    ("known", "measured", "on", "now"),
+    [
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, 4.0, A, [12, 4, 4]),  # a GPU stays three times as fast
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, 3.0, CPU, [3, 1, 1]),
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 1}, 4.0, A, [12, 4, 4]),  # equal devices take equally long
+        (1.0, 4.0, A, [4, 4, 4]),
+        ({"cuda:0": 2}, 4.0, A, [math.inf, 4, math.inf]),  # where it cannot run it still cannot
+        ({"cpu": 6, "cuda:0": 0, "cuda:1": 0}, 4.0, A, [4, 4, 4]),  # nothing was known of speeds
+        ({"cpu": 0, "cuda:0": 2, "cuda:1": 2}, 4.0, A, [4, 4, 4]),
+        ({"cpu": 1e300, "cuda:0": 1e-300, "cuda:1": 2}, 4.0, A, [4, 4, 4]),
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, 0.0, A, [6, 2, 2]),  # not believed
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, -4.0, A, [6, 2, 2]),
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, math.nan, A, [6, 2, 2]),
+        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, math.inf, A, [6, 2, 2]),
+    ],
+)
+def test_what_is_learnt_of_one_device_is_carried_over_to_the_others(known, measured, on, now):
+    assert learnt(known, measured, on) == now
+
+
+def test_devices_are_equal_if_all_but_their_names_is():
+    devices = [Device("cuda:0", physical="cuda:0"), Device("cuda:1", physical="cuda:7"), Device("cuda:2", streams=2)]
+    links = [Link(a.name, b.name, 1e9) for a in devices for b in devices if a.name < b.name]
+    machine = asc.Machine(devices, links)
+    assert learnt({"cuda:0": 1, "cuda:1": 3, "cuda:2": 3}, 2.0, A, machine) == [2, 2, 6]
+
+
+def test_of_several_runs_the_median_of_durations_counts():
+    runs = [Timeline((run("t", start, end),)) for start, end in [(0, 5), (3, 4), (1, 9)]]
+    graph = plan().graph
+    assert learn(Timeline.median(runs), graph, TWO_GPUS, asc.Costs()).seconds == {"t": 5}
+
+
+def test_views_stay_free_and_merged_tasks_are_learnt_by_their_own_name():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=(x.t() + 1) * 2)
+    for written, names in ((graph, ["add", "mul"]), (asc.merge(graph, {"add": "both", "mul": "both"}), ["both"])):
+        with asc.schedule(written, asc.Machine.emulated(gpus=0), backend="host") as schedule:
+            costs = schedule.profile(x=torch.ones(2, 2)).costs()
+        costs.check(written)
+        assert sorted(costs.seconds) == names
+
+
+@settings(max_examples=10)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=5, max_size=5))
+def test_what_is_learnt_predicts_what_was_measured(seconds):
+    """Of a machine that takes other times than were known, in virtual time, where there is no noise."""
+    graph = two_branches()
+    names = [task.name for task in graph.tasks]
+    placed = asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_seconds=1.0), policy="heft", backend="virtual")
+    truth = asc.Costs(dict(zip(names, seconds, strict=True)), default_nbytes=8)
+    with replace(placed, costs=truth, backend=Virtual()) as real:
+        measured = replace(real.profile(x=torch.ones(2)), learn=None)
+    found = learn(measured, graph, TWO_GPUS, placed.costs)
+    again = asc.schedule(graph, TWO_GPUS, costs=found, policy=lambda *_: placed.placement)
+    assert again.makespan == pytest.approx(measured.makespan)
+
+
+def test_plans_that_learn_from_all_profiles_reach_the_best_and_stay_there():
+    """A GPU that is taken to be as fast as the CPU is slower at some tasks and faster at others, in virtual time.
+
+    Whoever forgets what was measured on one device when a task moves to the other plans 3.5 and 6.5 s in turn, forever.
+    """
+    graph, machine = asc.Graph(), asc.Machine.emulated(gpus=1, bytes_per_second=math.inf, latency=0)
+    x = graph.input("x")
+    graph.output(*[graph.add(torch.relu, x, name=f"t{i}") for i in range(6)])
+    names = [task.name for task in graph.tasks]
+    known = asc.Costs(default_seconds=1.0)
+    truth = asc.Costs.table({name: {"cpu": 1.0, "cuda:0": 3.0 if i < 3 else 0.25} for i, name in enumerate(names)})
+    profiles, makespans, costs = [], [], known
+    for _ in range(4):
+        placed = asc.schedule(graph, machine, costs=costs, policy="heft", backend="virtual")
+        with replace(placed, costs=truth, backend=Virtual()) as real:
+            profiles.append(replace(real.profile(x=torch.ones(2)), learn=None))
+        makespans.append(profiles[-1].makespan)
+        costs = learn(profiles, graph, machine, known)
+    assert makespans == pytest.approx([3.5, 6.5, 3.0, 3.0])
+
+
+def test_what_is_behind_a_host_read_is_learnt():
+    """No shape is known behind ``.item()``, so there nothing can be estimated."""
+
+    def slow(x, scale):
+        time.sleep(0.02)
+        return x * scale
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    scale = graph.add(lambda x: x.sum().item(), x, name="scale", on="host")
+    graph.output(y=graph.add(slow, x, scale, name="slow"))
+    with pytest.warns(UserWarning, match="no estimate for 'scale'"):
+        first = asc.schedule(graph, asc.Machine.emulated(gpus=0), examples={"x": torch.ones(8)})
+    with first:
+        costs = first.profile(x=torch.ones(8)).costs()
+    assert first.makespan < 1e-3
+    assert asc.schedule(graph, first.machine, costs=costs).makespan > 0.02
+
+
+def test_an_emulated_profile_teaches_the_next_schedule():
+    def slow(x):
+        time.sleep(0.03)
+        return x + 1
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    ends = [graph.add(slow, graph.add(slow, x, name=f"a{i}"), name=f"b{i}") for i in range(2)]
+    graph.output(y=ends[0] + ends[1])
+    with asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_seconds=1e-3)) as first:
+        measured = first.profile(repeat=3, x=torch.ones(2))
+    costs = measured.costs()
+    assert all(costs.seconds[name] >= 0.03 for name in ("a0", "b0", "a1", "b1"))
+    with asc.schedule(graph, TWO_GPUS, costs=costs) as second:
+        assert 0.06 < second.makespan < 0.5
+        assert 0.5 < second.profile(repeat=3, x=torch.ones(2)).makespan / second.makespan < 2
+
+
+def test_costs_of_a_profile_can_be_saved_with_the_schedule_that_they_make(tmp_path):
+    with asc.schedule(two_branches(), TWO_GPUS, backend="host") as schedule:
+        costs = schedule.profile(repeat=2, x=torch.ones(2)).costs()
+    made = asc.schedule(two_branches(), TWO_GPUS, costs=costs, backend="host")
+    made.save(tmp_path / "plan.json")
+    assert asc.load(tmp_path / "plan.json", two_branches()).costs == costs
+
+
+def test_a_prediction_gives_back_what_it_was_predicted_from():
+    schedule = plan({"t": 2.0})
+    assert schedule.simulate().costs() is schedule.costs
+
+
+def test_a_timeline_of_unknown_origin_has_no_costs():
+    with pytest.raises(TimelineError, match="does not know what it was measured of"):
+        Timeline((run("t", 0, 1),)).costs()
+
+
+# ---- ranges for Nsight
+
+
+def test_runs_and_copies_stand_in_ranges_that_name_them_and_their_streams(monkeypatch):
+    ranges, depth = [], []
+    monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: (ranges.append(name), depth.append(name)))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: depth.pop())
+    graph = asc.Graph()
+
+    def inside(x):
+        assert len(depth) == 1
+        if not x.any():
+            raise ValueError
+        return x + 1
+
+    graph.output(y=graph.add(inside, graph.input("x"), name="t", on="cuda:0"))
+    with asc.schedule(graph, TWO_GPUS, backend=Host(), nvtx=True) as schedule:
+        for run in (schedule, schedule, schedule.profile):  # watched, plain and timed
+            run(x=torch.ones(2))
+            assert ranges == [
+                "autosched::copy x <- cpu#0 on cuda:0/copy-in",
+                "autosched::run t#3 on cuda:0/compute",
+            ]
+            ranges.clear()
+        with pytest.raises(asc.TaskError):
+            schedule(x=torch.zeros(2))
+    assert depth == []
+
+
+def test_where_nothing_can_be_shown_to_nsight_ranges_are_refused():
+    graph = two_branches()
+    with pytest.raises(
+        asc.MachineError, match="nvtx=True shows CUDA devices to Nsight, and backend 'emulated' runs on"
+    ):
+        asc.schedule(graph, TWO_GPUS, nvtx=True)
+    with pytest.raises(asc.MachineError, match="and the machine has 'cpu' alone; leave it out"):
+        asc.schedule(asc.Graph(), asc.Machine([Device("cpu")]), nvtx=True)
+    with pytest.raises(asc.ScheduleError, match="nvtx must be True or False, got 1"):
+        asc.schedule(graph, TWO_GPUS, nvtx=1)
+    if not hasattr(torch._C, "_nvtx"):
+        schedule = asc.schedule(graph, TWO_GPUS, backend=Host(), nvtx=True)
+        with pytest.raises(asc.MachineError, match="this one has no NVTX"):
+            schedule(x=torch.ones(2))
+
+
+@pytest.mark.cuda
+def test_ranges_for_nsight_change_no_result():
+    machine = asc.Machine.local(gpus=1)
+    if "cuda:0" not in machine.names:
+        pytest.skip("needs CUDA")
+    graph = asc.Graph()
+    graph.output(y=graph.add(torch.matmul, graph.input("x"), torch.eye(64), name="t", on="cuda:0"))
+    x = torch.rand(64, 64)
+    with asc.schedule(graph, machine, nvtx=True, outputs="cpu") as schedule:
+        assert torch.equal(schedule(x=x)["y"], x)

@@ -1,0 +1,231 @@
+"""All interleavings of small programs: one of each class is enough, and none is forgotten.
+
+Brute force stands beside: it drives the same backend through every choice there is, and knows no conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.program.program import Instruction, Program, Record, Run, Stream, Wait
+from autosched.testing import explore, following, graphs, inputs_for, interleavings, machines, races
+from autosched.testing.comparing import bits
+from autosched.testing.exploring import attempt
+from autosched.testing.reference import Reference, Setting
+
+TWO = ("cpu", "cuda:0")
+CPU = asc.Machine([asc.Device("cpu", streams=4)], imagined=True)
+MOST = 400  # interleavings that brute force tries
+
+
+def of(left: dict[str, object], error: Exception | None) -> Hashable:
+    """What a run comes to: the bits of all that it leaves, or an error (which one is a matter of who is faster)."""
+    return "an error" if error is not None else bits(left)
+
+
+def explored(program: Program, graph: asc.Graph, machine: asc.Machine) -> list[Hashable]:
+    runs = explore(program, graph, machine, examples=inputs_for(graph))
+    return [of(dict(run.left), run.error) for run in runs]
+
+
+def by_brute_force(program: Program, graph: asc.Graph, machine: asc.Machine) -> Iterator[Hashable]:
+    """Run in every order of choices there is, the last one changed first."""
+    setting = Setting(graph, inputs_for(graph), 0)
+    path: list[int] = []  # of each choice, which was taken
+    while True:
+        ready_counts: list[int] = []
+
+        def choose(ready: list[str], ready_counts: list[int] = ready_counts) -> str:
+            if len(ready_counts) == len(path):
+                path.append(0)
+            ready_counts.append(len(ready))
+            return ready[path[len(ready_counts) - 1]]
+
+        yield of(*attempt(setting, program, graph, machine, choose))
+        del path[len(ready_counts) :]
+        while path and path[-1] + 1 == ready_counts[len(path) - 1]:
+            path.pop()
+        if not path:
+            return
+        path[-1] += 1
+
+
+def without(program: Program, *positions: int) -> Program:
+    kept = tuple(item for i, item in enumerate(program.instructions) if i not in positions)
+    return replace(program, instructions=kept)
+
+
+# ---- laws
+
+
+@given(graph=graphs(), machine=machines())
+def test_a_program_that_cannot_race_has_one_class_and_it_ends_like_the_serial_run(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
+    for policy in ("round_robin", "heft"):
+        program = asc.schedule(graph, machine, policy=policy).program
+        reference = Reference(Setting(graph, inputs_for(graph), 0))
+        assert races(program, graph) == []
+        assert explored(program, graph, machine) == [bits(reference.results)]
+
+
+@given(graph=graphs(TWO, most=3), machine=machines(TWO, most_streams=2), data=st.data())
+def test_one_interleaving_of_each_class_gives_every_result_that_all_of_them_give(
+    graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
+    program = asc.schedule(graph, machine, policy="round_robin").program
+    waits = [i for i, instruction in enumerate(program) if isinstance(instruction, Wait)]
+    left_out = data.draw(st.lists(st.sampled_from(waits), min_size=1, max_size=3)) if waits else []
+    racy = without(program, *left_out)
+    everything = list(islice(by_brute_force(racy, graph, machine), MOST + 1))
+    assume(len(everything) <= MOST)
+    classes = explored(racy, graph, machine)
+    assert set(classes) == set(everything)
+    assert len(classes) <= len(everything)
+
+
+@st.composite
+def thrown_together(draw: st.DrawFn) -> tuple[Program, asc.Graph]:
+    """Tasks on one device, on any of three streams, with some of the waits that they need."""
+    graph = draw(graphs(("cpu",), most=4, views=draw(st.booleans())))
+    instructions: list[Instruction] = []
+    for task in graph.tasks:
+        stream = Stream("cpu", draw(st.sampled_from("abc")))
+        recorded = [item.event for item in instructions if isinstance(item, Record)]
+        if recorded and draw(st.booleans()):
+            instructions.append(Wait(stream, draw(st.sampled_from(recorded))))
+        instructions.append(Run(stream, task.name))
+        if draw(st.booleans()):
+            instructions.append(Record(stream, len(recorded)))
+    inputs = tuple((name, "cpu") for name in graph.input_names)
+    return Program(tuple(instructions), inputs, tuple((label, "cpu") for label in graph.outputs)), graph
+
+
+@given(drawn=thrown_together())
+def test_nothing_is_lost_where_tasks_race_for_memory(drawn: tuple[Program, asc.Graph]) -> None:
+    program, graph = drawn
+    everything = list(islice(by_brute_force(program, graph, CPU), MOST + 1))
+    assume(len(everything) <= MOST)
+    assert set(explored(program, graph, CPU)) == set(everything)
+
+
+# ---- by hand
+
+
+def three_writers() -> asc.Graph:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    x.add_(1)
+    x.mul_(10)
+    y.sub_(5)
+    return graph
+
+
+THREE = Program.parse("input x on cpu\ninput y on cpu\ncpu/a run add\ncpu/b run mul\ncpu/c run sub")
+
+
+def written_behind_a_view() -> asc.Graph:
+    graph = asc.Graph()
+    x = graph.input("x")
+    view = x[1:]
+    graph.output(total=view.sum(), other=view.mean())
+    x.mul_(2)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cpu/a run getitem\ncpu/a run sum\ncpu/b run mul", ["getitem mul", "sum mul"]),  # the bytes
+        ("cpu/a run getitem\ncpu/b run sum", ["getitem sum"]),  # whether the view is there yet
+        ("cpu/a run getitem\ncpu/a run sum\ncpu/b copy x -> cuda:0", []),  # readers
+        (
+            "cpu/a run getitem\ncpu/a run sum\n"
+            "cuda:0/in copy x <- cpu\ncuda:0/in run mul\ncuda:0/in copy x@1 -> cpu overwriting",
+            ["getitem copy", "sum copy"],
+        ),
+        (
+            "cuda:0/a copy x <- cpu\ncuda:0/a run getitem\ncuda:0/a run sum\ncuda:0/b free x",
+            ["copy free", "getitem free", "sum free"],
+        ),
+    ],
+)
+def test_conflicts_are_about_bytes_and_about_what_is_there(text: str, expected: list[str]) -> None:
+    program = Program.parse("input x on cpu\n" + text)
+    names = [item.task if isinstance(item, Run) else str(item).partition(" ")[0] for item in program]
+    assert [f"{names[a]} {names[b]}" for a, b in races(program, written_behind_a_view())] == expected
+
+
+def test_only_the_order_of_conflicts_makes_a_class() -> None:
+    assert races(THREE, three_writers()) == [(0, 1)]
+    first, second = interleavings(THREE, three_writers())
+    assert first.index("cpu/a") < first.index("cpu/b")
+    assert second.index("cpu/b") < second.index("cpu/a")
+
+
+def test_classes_are_as_many_as_conflicts_have_directions() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    for _ in range(4):
+        x.mul_(2)
+    text = "input x on cpu\n" + "\n".join(f"cpu/{i} run {task.name}" for i, task in enumerate(graph.tasks))
+    assert len(list(interleavings(Program.parse(text), graph))) == 4 * 3 * 2  # all pairs conflict: every order counts
+
+
+def test_random_numbers_are_a_thing_that_two_tasks_touch() -> None:
+    graph = asc.Graph()
+    a, b, c = (graph.add(torch.rand, 2, name=name) for name in "abc")
+    graph.output(a, b, c)
+    program = Program.parse("cpu/1 run a\ncpu/2 run b\ncpu/3 run c\noutput a on cpu\noutput b on cpu\noutput c on cpu")
+    assert races(program, graph) == [(0, 1), (0, 2), (1, 2)]
+    assert len(set(explored(program, graph, CPU))) == 6
+
+
+def test_an_order_that_was_asked_for_is_a_conflict() -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    a = graph.add(torch.sin, x, name="a")
+    graph.output(a, graph.add(torch.cos, y, name="b", after=a))
+    assert races(Program.parse("input x on cpu\ninput y on cpu\ncpu/1 run a\ncpu/2 run b"), graph) == [(0, 1)]
+
+
+def test_tasks_that_share_a_module_are_a_conflict_even_if_others_stand_between_them() -> None:
+    graph, norm = asc.Graph(), torch.nn.BatchNorm1d(2)
+    for name in ("x", "y", "z"):
+        graph.add(norm, graph.input(name), name=f"of_{name}")
+    lines = [f"input {name} on cpu" for name in "xyz"] + [f"cpu/{name} run of_{name}" for name in "xyz"]
+    assert races(Program.parse("\n".join(lines)), graph) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_a_copy_that_stands_on_two_streams_is_met_by_both() -> None:
+    graph = asc.Graph()
+    with graph.on("cuda:0"):
+        x = graph.input("x")
+    with graph.on("cuda:1"):
+        graph.output(y=x + 1)
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2))
+    (only,) = interleavings(schedule.program, graph)
+    assert only[:3] == ("cuda:1/copy-in", "cuda:0/copy-out", "cuda:1/copy-in")
+    (run,) = explore(schedule.program, graph, schedule.machine, examples={"x": torch.zeros(1)})
+    assert run.left["output 'y'"] == torch.ones(1)
+
+
+@pytest.mark.parametrize("make", [asc.testing.contrary, asc.testing.uniform])
+def test_a_seeded_choice_repeats_itself(make: Callable[[int], Callable[[list[str]], str]]) -> None:
+    ready = ["a", "b", "c", "d"]
+    first, second = make(3), make(3)
+    assert [first(ready) for _ in range(20)] == [second(ready) for _ in range(20)]
+    assert len({make(seed)(ready) for seed in range(40)}) == len(ready)
+
+
+def test_following_begins_again_with_each_run() -> None:
+    choose = following(("a", "b"))
+    assert [choose(["a", "b"]) for _ in range(4)] == ["a", "b", "a", "b"]

