@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from autosched.frontends.compiled import compile
     from autosched.frontends.dynamo import TorchBackend
     from autosched.frontends.guards import Watch
+    from autosched.measurement import measure_costs, measure_machine
 else:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
@@ -68,7 +69,14 @@ _LAZY = {
     "Watch": "autosched.frontends.guards",
     "capture": "autosched.frontends.capture",
     "compile": "autosched.frontends.compiled",
+    "measure_costs": "autosched.measurement",
+    "measure_machine": "autosched.measurement",
 }
+
+
+def __dir__() -> list[str]:
+    """List the public names: subpackages are not among them, but for those that users import."""
+    return [*__all__, "parallel", "testing", "viz"]
 
 
 __version__ = "0.1.0"
@@ -107,6 +115,8 @@ __all__ = [
     "compile",
     "in_order",
     "load",
+    "measure_costs",
+    "measure_machine",
     "merge",
     "schedule",
     "simulate",

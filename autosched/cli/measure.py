@@ -38,13 +38,13 @@ def add(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    from autosched.measurement import measured_costs, measured_machine
+    from autosched.measurement import measure_costs, measure_machine
 
     found = subject(arguments.thing, arguments.graph)
     inputs = inputs_of(found, arguments.thing)
     machine = Machine.local(gpus=arguments.gpus)
     try:
-        costs = measured_costs(
+        costs = measure_costs(
             found.graph,
             machine,
             inputs,
@@ -59,6 +59,6 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise TheirError("a task failed while it was measured") from error
     deliver(costs.to_json() + "\n", arguments.output)
     if arguments.links is not None:
-        measured = measured_machine(machine, cache=arguments.cache, track=tracker("copying"))
+        measured = measure_machine(machine, cache=arguments.cache, track=tracker("copying"))
         deliver(measured.to_json() + "\n", arguments.links)
     return 0

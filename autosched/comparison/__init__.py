@@ -1,1 +1,5 @@
-"""TODO"""
+"""Several machines and policies compared.
+
+compare     ``compare()``: plans a graph for each combination
+comparison  Comparison: the predictions as table, JSON and picture
+"""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -19,7 +18,7 @@ from autosched._lib.allowed import by_device, is_number, no_seconds
 from autosched._lib.tree import flatten
 from autosched.errors import ScheduleError, shown
 from autosched.graph.graph import Graph, Task, Value
-from autosched.machine.machine import Device, Machine
+from autosched.machine.machine import Device
 
 __all__ = ["READER", "Costs", "Work", "read_seconds"]
 
@@ -113,37 +112,6 @@ class Costs:
         from autosched.costs.estimate import estimate
 
         return estimate(graph, examples).costs
-
-    @classmethod
-    def measure(
-        cls,
-        graph: Graph,
-        machine: Machine,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        repeat: int = 5,
-        replay: bool = False,
-        cache: bool | str | os.PathLike[str] | None = None,
-    ) -> Costs:
-        """Return what tasks take on the devices that are here, medians of ``repeat`` runs, and the bytes of values.
-
-        What does the same work is measured once; ``inputs`` stay as they are. ``replay``: what kernels take alone, as
-        where CUDA graphs replay them; else a task takes at least as long as Python takes to launch it. Where there are
-        CPUs alone, tasks run there wherever they must, and what they take counts for every device; else a CPU is left
-        as estimated for long tasks that an accelerator is estimated to do in a tenth of the time. ``cache`` is a
-        folder where readings of torch's own functions are kept for this machine, driver and torch, or True for
-        ``$XDG_CACHE_HOME/autosched``. What cannot be is measured again, then left as ``estimate`` has it, with a
-        warning. Raises MachineError for an imagined machine, and what tasks raise.
-
-        >>> import torch
-        >>> graph = Graph()
-        >>> y = graph.input("x") + 1
-        >>> 0 < Costs.measure(graph, Machine.local(gpus=0), {"x": torch.zeros(9)}).seconds["add"] < 1
-        True
-        """
-        from autosched.measurement import measured_costs
-
-        return measured_costs(graph, machine, inputs, repeat=repeat, replay=replay, cache=cache)
 
     def to_json(self) -> str:
         """Return the costs as JSON; infinite seconds stand as the string "inf". Raises ScheduleError for odd keys."""

@@ -1,1 +1,13 @@
-"""TODO"""
+"""Graphs of tasks: what is computed, in serial order.
+
+graph      Graph: the tasks of one step, and their dependencies
+task       Task: a call and what it depends on
+value      Value: a variable that tasks read and write
+parts      which part of a storage a view covers
+effects    which arguments torch functions write, alias or draw random numbers for
+composite  several calls as one task
+including  one graph inserted into another
+marked     ``@asc.task``: functions that are captured as one task
+flow       producers and consumers as arrays
+networkx   conversion to and from networkx
+"""

@@ -21,6 +21,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autosched._lib.allowed import by_device, device_name, is_device, is_name, is_number, no_seconds
+from autosched._lib.display import renderer_of
 from autosched._lib.tree import flatten, is_deeper, transform
 from autosched.errors import GraphError, listed, shown
 from autosched.graph import effects
@@ -429,14 +430,10 @@ class Graph:
         With ``depth``, a module at that level is one box; without, large graphs are folded to fit. ``.png`` and
         ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
         """
-        from autosched.viz.drawing import draw_graph
-
-        draw_graph(self, path, device, critical, group, depth)
+        renderer_of(self).draw(self, path, device, critical, group, depth)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        from autosched.viz.drawing import show_graph
-
-        return show_graph(self)
+        return renderer_of(self).show(self)
 
     def __repr__(self) -> str:
         counts = f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Machines: devices and the links between them, as plain data."""

@@ -106,20 +106,6 @@ class Machine:
         ]
         return cls([host, *devices], _links(names, "pcie4", None, None))
 
-    def measured(self, *, repeat: int = 9, cache: bool | str | os.PathLike[str] | None = None) -> Machine:
-        """Return this machine with its links and the compute streams of its accelerators as they are measured.
-
-        A link has the rate and latency of the line through copies of 1 KiB to 64 MiB, the slower of its two ways. An
-        accelerator has as many streams as pay for kernels too small to fill it; larger ones take turns all the same.
-        ``cache`` as for ``Costs.measure``. Raises MachineError for an imagined machine.
-
-        >>> Machine.local(gpus=0).measured() == Machine.local(gpus=0)
-        True
-        """
-        from autosched.measurement import measured_machine
-
-        return measured_machine(self, repeat=repeat, cache=cache)
-
     @classmethod
     def emulated(
         cls,

@@ -21,9 +21,9 @@ from __future__ import annotations
 from autosched.measurement.accuracy import Accuracy, accuracy
 from autosched.measurement.emulating import keeping_up
 from autosched.measurement.links import Way, measured_links, measured_ways
-from autosched.measurement.machines import measured_machine
+from autosched.measurement.machines import measure_machine
 from autosched.measurement.probes import Sharing, sharing
-from autosched.measurement.tasks import measured_costs
+from autosched.measurement.tasks import measure_costs
 
 __all__ = [
     "Accuracy",
@@ -31,9 +31,9 @@ __all__ = [
     "Way",
     "accuracy",
     "keeping_up",
-    "measured_costs",
+    "measure_costs",
+    "measure_machine",
     "measured_links",
-    "measured_machine",
     "measured_ways",
     "sharing",
 ]

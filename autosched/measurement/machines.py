@@ -12,17 +12,27 @@ from autosched.measurement.links import Track, measured_links
 from autosched.measurement.probes import COUNTS, paying, sharing
 from autosched.scheduling.arguments import checked_count
 
-__all__ = ["measured_machine"]
+__all__ = ["measure_machine"]
 
 
-def measured_machine(
-    machine: Machine,
+def measure_machine(
+    machine: Machine | None = None,
     *,
     repeat: int = 9,
     cache: bool | str | os.PathLike[str] | None = None,
     track: Track = iter,
 ) -> Machine:
-    """Return the machine with its links, and the streams of its accelerators, as measured: ``Machine.measured``."""
+    """Return ``machine`` with its links and the compute streams of its accelerators as measured.
+
+    The default is ``Machine.local()``. A link has the rate and latency of the line through copies of 1 KiB to 64 MiB, in
+    its slower direction. An accelerator has as many streams as are faster than fewer for kernels too small to fill it;
+    larger kernels run one after another anyway. ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError
+    for an emulated machine.
+
+    >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
+    True
+    """
+    machine = Machine.local() if machine is None else machine
     if machine.imagined:
         raise MachineError("an emulated machine has nothing to measure; measure Machine.local()")
     checked_count(repeat, "repeat", 1)

@@ -1,1 +1,8 @@
-"""TODO"""
+"""Programs: the list of instructions that a schedule consists of.
+
+program        Program, its instructions, text form and parser
+arrays         a program as arrays, for kernels
+vector_clocks  which instruction happens before which
+clock_kernels  the same arithmetic for kernels
+residency      which version of a value is on which device during a walk
+"""

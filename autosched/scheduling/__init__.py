@@ -1,1 +1,9 @@
-"""TODO"""
+"""Schedules: from a graph and a machine to what the user calls.
+
+planning      ``schedule()``
+schedule      Schedule: graph, machine, placement and program
+arguments     checks of what users pass
+saved         schedules as JSON
+rebuilding    a saved schedule's graph without its functions
+progress_bar  the progress of planning in a terminal
+"""

@@ -1,1 +1,5 @@
-"""TODO"""
+"""Timelines: what ran when, predicted or measured.
+
+timeline  Timeline and its measures
+traces    reading Chrome traces and those of torch.profiler
+"""

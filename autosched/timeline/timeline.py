@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from autosched._lib.display import renderer_of
 from autosched.errors import TimelineError
 from autosched.program.program import Copy, Program, Run, Stream
 
@@ -165,9 +166,7 @@ class Timeline:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Show it in a notebook, as a Gantt chart."""
-        from autosched.viz.drawing import show_timeline
-
-        return show_timeline(self)
+        return renderer_of(self).show(self)
 
     def busy_seconds(self, stream: Stream) -> float:
         """Return how long a stream was in use."""

@@ -20,6 +20,7 @@ page       all of a schedule, to look around in          HTML
 =========  ============================================  ==========
 """
 
+from autosched.viz import drawing as drawing  # registers how graphs and timelines are displayed
 from autosched.viz.bars import Bar, bars_svg
 from autosched.viz.courses import links_svg, memory_svg
 from autosched.viz.dag import graph_svg

@@ -8,12 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from autosched._lib.display import Renderer, register
 from autosched._lib.files import write
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
-from autosched.viz import gantt_svg, gantt_text, graph_dot, graph_mermaid, graph_svg, picture
+from autosched.viz.dag import graph_svg
+from autosched.viz.dot import graph_dot
+from autosched.viz.gantt import gantt_svg
+from autosched.viz.mermaid import graph_mermaid
 from autosched.viz.paint import escape, summary
+from autosched.viz.picture import picture
+from autosched.viz.text import gantt_text
 
 __all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
 
@@ -80,3 +86,7 @@ def show_timeline(timeline: Timeline, title: str = "", about: str = "", graph: G
 
 def _shown(svg: str, text: str, about: str) -> dict[str, str]:
     return {"text/plain": text, "image/svg+xml": svg, "text/html": f"<div>{svg}<p>{escape(about)}</p></div>"}
+
+
+register(Graph, Renderer(draw_graph, show_graph))
+register(Timeline, Renderer(draw_timeline, show_timeline))

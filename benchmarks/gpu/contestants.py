@@ -85,7 +85,7 @@ def measured(
     rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any], replayed: bool = False
 ) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
-    return asc.Costs.measure(graph, machine, inputs, replay=replayed) if rig.real else asc.Costs.estimate(graph, inputs)
+    return asc.measure_costs(graph, machine, inputs, replay=replayed) if rig.real else asc.Costs.estimate(graph, inputs)
 
 
 @functools.cache

@@ -71,7 +71,7 @@ X = {"x": torch.eye(8)}
 
 def test_tasks_are_timed_on_the_cpu_wherever_they_must_run() -> None:
     graph, inputs = graph_on_gpus()
-    costs = asc.Costs.measure(graph, HERE, inputs, repeat=2)
+    costs = asc.measure_costs(graph, HERE, inputs, repeat=2)
     assert list(costs.seconds) == ["nap", "mul", "matmul"]
     assert 0.001 <= costs.seconds["nap"] < 3
     assert costs.nbytes == {"x": 64, "nap": 64, "T": 64, "matmul": 64}
@@ -83,13 +83,13 @@ def test_constants_stay_as_they_are() -> None:
     w = graph.constant(weight, name="w")
     w.mul_(2)
     graph.output(y=w + 1)
-    asc.Costs.measure(graph, HERE, repeat=1)
+    asc.measure_costs(graph, HERE, repeat=1)
     assert torch.equal(weight, torch.ones(2))
 
 
-def test_measured_costs_make_schedules_for_any_machine() -> None:
+def test_measure_costs_make_schedules_for_any_machine() -> None:
     graph, inputs = graph_on_gpus()
-    costs = asc.Costs.measure(graph, HERE, inputs, repeat=1)
+    costs = asc.measure_costs(graph, HERE, inputs, repeat=1)
     assert asc.schedule(graph, asc.Machine.emulated(gpus=2), costs=costs).makespan >= 0.001
 
 
@@ -104,7 +104,7 @@ def test_the_first_run_warms_up() -> None:
 
     graph = asc.Graph()
     graph.output(y=graph.add(slow_at_first, graph.input("x")))
-    costs = asc.Costs.measure(graph, HERE, {"x": torch.ones(1)}, repeat=1)
+    costs = asc.measure_costs(graph, HERE, {"x": torch.ones(1)}, repeat=1)
     assert 2 <= len(calls) <= 3  # a third where a crowded computer makes the second odd
     assert costs.seconds["slow_at_first"] < 0.05
 
@@ -124,7 +124,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> l
 
 def test_what_does_the_same_work_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = counted(monkeypatch, [1.0] * 5 + [0.002, 0.001, 0.003])  # the first run warms up
-    costs = asc.Costs.measure(products(5), HERE, X, repeat=3)
+    costs = asc.measure_costs(products(5), HERE, X, repeat=3)
     assert len(taken) == 5 + 3
     assert set(costs.seconds.values()) == {0.002}
     assert len(costs.seconds) == 5
@@ -157,7 +157,7 @@ def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
         never=graph.add(abs, rested, name="never", seconds={"cpu": 0.01, "cuda:1": 2.0}),
         nor=graph.add(abs, rested, name="nor", seconds={"cpu": 0.01, "cuda:0": 2.0}),
     )
-    seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(4, 4)}, repeat=2).seconds
+    seconds = asc.measure_costs(graph, PLAYED, {"x": torch.ones(4, 4)}, repeat=2).seconds
     assert list(seconds["nap"]) == list(seconds["sum"]) == list(PLAYED.names)
     assert 0.001 <= seconds["nap"]["cuda:0"] == seconds["nap"]["cuda:1"] < 3
     known = asc.Costs.estimate(graph, {"x": torch.ones(4, 4)})
@@ -176,26 +176,29 @@ def test_a_cpu_is_not_kept_busy_with_what_a_gpu_does_in_a_tenth_of_the_time() ->
     for name, on_cpu in given:
         x = graph.add(abs, x, name=name, seconds={"cpu": on_cpu, "cuda:0": 0.001, "cuda:1": 0.002})
     graph.output(y=x)
-    seconds = asc.Costs.measure(graph, PLAYED, X, repeat=1).seconds
+    seconds = asc.measure_costs(graph, PLAYED, X, repeat=1).seconds
     assert [seconds[name]["cpu"] == on_cpu for name, on_cpu in given] == [True, False, False]
 
 
 def test_merged_tasks_are_measured_whole() -> None:
     graph = asc.merge(products(4), {"matmul": "pair", "matmul_1": "pair"})
-    costs = asc.Costs.measure(graph, HERE, X, repeat=2)
+    costs = asc.measure_costs(graph, HERE, X, repeat=2)
     assert sorted(costs.seconds) == sorted(task.name for task in graph.tasks)
     assert "pair" in costs.seconds
 
 
 def test_an_emulated_machine_is_not_measured() -> None:
     with pytest.raises(asc.MachineError, match="an emulated machine has nothing to measure"):
-        asc.Costs.measure(asc.Graph(), asc.Machine.emulated(gpus=1))
+        asc.measure_costs(asc.Graph(), asc.Machine.emulated(gpus=1))
     with pytest.raises(asc.MachineError, match="an emulated machine has nothing to measure"):
-        asc.Machine.emulated(gpus=1).measured()
+        asc.measure_machine(asc.Machine.emulated(gpus=1))
 
 
 def test_what_is_no_count_and_no_folder_is_refused() -> None:
-    for measure in (lambda **options: asc.Costs.measure(products(1), HERE, X, **options), HERE.measured):
+    for measure in (
+        lambda **options: asc.measure_costs(products(1), HERE, X, **options),
+        lambda **options: asc.measure_machine(HERE, **options),
+    ):
         with pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more, got 0"):
             measure(repeat=0)
         with pytest.raises(asc.ScheduleError, match="cache must be a folder, True for the user's own, or None, got 3"):
@@ -206,14 +209,14 @@ def test_a_task_without_a_function_is_named() -> None:
     networkx = pytest.importorskip("networkx")
     graph = asc.Graph.from_networkx(networkx.DiGraph([("a", "b")]))
     with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not measured"):
-        asc.Costs.measure(graph, HERE)
+        asc.measure_costs(graph, HERE)
 
 
 def test_a_task_that_fails_is_named() -> None:
     graph = asc.Graph()
     graph.output(y=graph.add(torch.mm, graph.input("x"), 1, name="odd"))
     with pytest.raises(TypeError) as raised:
-        asc.Costs.measure(graph, HERE, X)
+        asc.measure_costs(graph, HERE, X)
     assert raised.value.__notes__[0].startswith("in task 'odd', added at")
 
 
@@ -223,7 +226,7 @@ def test_random_numbers_are_drawn_again_afterwards() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    asc.Costs.measure(graph, HERE, X)
+    asc.measure_costs(graph, HERE, X)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -276,7 +279,7 @@ def test_a_reading_that_cannot_be_is_taken_again(monkeypatch: pytest.MonkeyPatch
     taken = counted(monkeypatch, [1e-4, odd, odd, odd])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {"matmul": 1e-4}
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1e-4}
     assert len(taken) == 1 + 3 + 3
 
 
@@ -292,7 +295,7 @@ def test_a_reading_that_cannot_be_is_taken_again(monkeypatch: pytest.MonkeyPatch
 def test_what_cannot_be_twice_is_left_as_it_was_known(monkeypatch: pytest.MonkeyPatch, odd: float, why: str) -> None:
     counted(monkeypatch, [odd] * 9)
     with pytest.warns(UserWarning, match=f"task 'matmul' {re.escape(why)}.*; it is left as estimated"):
-        costs = asc.Costs.measure(products(1), HERE, X, repeat=3)
+        costs = asc.measure_costs(products(1), HERE, X, repeat=3)
     assert costs.seconds == {}
     assert costs.work["matmul"].flops == 2 * 8**3
 
@@ -300,10 +303,10 @@ def test_what_cannot_be_twice_is_left_as_it_was_known(monkeypatch: pytest.Monkey
 def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [1.9] * 3)
     with pytest.warns(UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is b"):
-        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [9.0] * 3)
     with pytest.warns(UserWarning, match="took 9 s on cpu, .* left as estimated"):
-        assert asc.Costs.measure(products(1), HERE, X, repeat=3).seconds == {}
+        assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {}
 
 
 @given(st.floats(0, 1e15), st.floats(0, 1e12), st.floats(1e-9, 1e3), st.floats(1, 1e3))
@@ -418,7 +421,7 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
     monkeypatch.setattr("autosched.measurement.bench.stopwatch", lambda device: gpu.watch)
     monkeypatch.setattr(tasks, "_groups", lambda machine: [machine.devices[1:]])
     monkeypatch.setattr(bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False)
-    seconds = asc.Costs.measure(graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay).seconds
+    seconds = asc.measure_costs(graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay).seconds
     assert {name: table["cuda:0"] for name, table in seconds.items()} == pytest.approx(
         {"large": 1e-3, "small": small, "item": 2.5e-5, "write": small}, rel=0.2
     )
@@ -430,17 +433,17 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
 def test_what_was_measured_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     counted(monkeypatch, [3.0] * 20)  # slow, and so measured twice, but not the next time
     with pytest.warns(UserWarning, match="measured again, and is believed"):
-        first = asc.Costs.measure(products(3), HERE, X, cache=tmp_path)
+        first = asc.measure_costs(products(3), HERE, X, cache=tmp_path)
     taken = counted(monkeypatch)
-    assert asc.Costs.measure(products(3), HERE, X, cache=tmp_path) == first
+    assert asc.measure_costs(products(3), HERE, X, cache=tmp_path) == first
     assert taken == []
-    assert asc.Costs.measure(products(3), HERE, X) != first  # only who asks for it
+    assert asc.measure_costs(products(3), HERE, X) != first  # only who asks for it
 
 
 def test_what_a_user_wrote_is_measured_anew(tmp_path: Path) -> None:
     graph = asc.Graph()
     graph.output(y=graph.add(nap, graph.input("x")))
-    asc.Costs.measure(graph, HERE, X, cache=tmp_path)
+    asc.measure_costs(graph, HERE, X, cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -455,31 +458,31 @@ def test_what_a_user_wrote_is_measured_anew(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_ours_is_named_and_replaced(tmp_path: Path, change: Callable[[str], str], why: str) -> None:
-    asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+    asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(change(path.read_text()))
     with pytest.warns(UserWarning, match=f"{re.escape(str(path))} is not used, all is measured anew: .*{why}"):
-        asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+        asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     assert json.loads(path.read_text())["machine"] == kept.hardware()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+        asc.measure_costs(products(1), HERE, X, cache=tmp_path)
 
 
 def test_a_kept_reading_is_believed_no_more_than_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asc.Costs.measure(products(1), HERE, X, cache=tmp_path)
+    asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     document = json.loads(path.read_text())
     document["readings"] = {name: [1e-15, 1e-15] for name in document["readings"]}
     path.write_text(json.dumps(document))
     counted(monkeypatch)
-    assert asc.Costs.measure(products(1), HERE, X, cache=tmp_path).seconds == {"matmul": 1e-4}
+    assert asc.measure_costs(products(1), HERE, X, cache=tmp_path).seconds == {"matmul": 1e-4}
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="what was measured is not kept: .*file"):
-        asc.Costs.measure(products(1), HERE, X, cache=tmp_path / "file" / "folder")
+        asc.measure_costs(products(1), HERE, X, cache=tmp_path / "file" / "folder")
 
 
 def test_two_processes_that_measure_lose_nothing(tmp_path: Path) -> None:
@@ -583,7 +586,7 @@ def test_copies_are_timed_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_machine_without_links_keeps_none() -> None:
-    assert measurement.measured_links(HERE) == HERE.measured() == HERE
+    assert measurement.measured_links(HERE) == asc.measure_machine(HERE) == HERE
 
 
 # ---- streams
@@ -607,7 +610,7 @@ def test_a_device_gets_its_part_of_as_many_streams_as_pay(
     monkeypatch.setattr(machines, "real", real)
     monkeypatch.setattr(machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count))
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
-    assert [device.streams for device in PLAYED.measured().devices] == [1, streams, streams]
+    assert [device.streams for device in asc.measure_machine(PLAYED).devices] == [1, streams, streams]
 
 
 # ---- predictions
@@ -643,8 +646,8 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(monkeyp
         warnings.simplefilter("ignore")  # what is played is slow
         machine = asc.Machine.local(gpus=2)
         inputs = {"x": torch.ones(8, 8), "w": torch.ones(8, 8, device="cuda:0")}
-        costs = asc.Costs.measure(graph, machine, inputs, repeat=2, replay=True)
-        made = machine.measured(repeat=1)
+        costs = asc.measure_costs(graph, machine, inputs, repeat=2, replay=True)
+        made = asc.measure_machine(machine, repeat=1)
         with asc.schedule(graph, made, costs=costs, inputs={"w": "cuda:0"}) as schedule:
             timeline = schedule.profile(**inputs)
     assert list(costs.seconds) == ["matmul", "mul", "item", "there", "last"]
@@ -656,7 +659,7 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(monkeyp
 
 @pytest.mark.cuda
 def test_each_kind_of_device_has_costs_and_links_have_rates(tmp_path: Path) -> None:
-    machine = asc.Machine.local(gpus=2).measured(repeat=3, cache=tmp_path)
+    machine = asc.measure_machine(asc.Machine.local(gpus=2), repeat=3, cache=tmp_path)
     for link in machine.links:
         assert 1e8 < link.bytes_per_second < 1e13
         assert 0 <= link.latency < 1e-2
@@ -665,7 +668,7 @@ def test_each_kind_of_device_has_costs_and_links_have_rates(tmp_path: Path) -> N
     x, w = graph.inputs("x", "w")
     graph.output(y=x @ w + 1)
     inputs = {"x": torch.ones(512, 512), "w": torch.ones(512, 512)}
-    launched, alone = (asc.Costs.measure(graph, machine, inputs, repeat=3, replay=replay) for replay in (False, True))
+    launched, alone = (asc.measure_costs(graph, machine, inputs, repeat=3, replay=replay) for replay in (False, True))
     assert list(launched.seconds["matmul"]) == list(machine.names)
     gpus = machine.accelerators
     assert 0 < alone.seconds["matmul"][gpus[0]] == alone.seconds["matmul"][gpus[1]] < 0.1
@@ -676,7 +679,7 @@ def test_each_kind_of_device_has_costs_and_links_have_rates(tmp_path: Path) -> N
 def test_a_gpu_s_products_take_what_they_take_in_a_row() -> None:
     machine = asc.Machine.local(gpus=1)
     name = machine.accelerators[0]
-    costs = asc.Costs.measure(products(8), machine, {"x": torch.eye(2048)}, replay=True)
+    costs = asc.measure_costs(products(8), machine, {"x": torch.eye(2048)}, replay=True)
     graph = products(8)
     with asc.schedule(graph, machine, inputs=name, costs=costs, policy=lambda *_: placed(graph, name)) as schedule:
         found = measurement.accuracy(schedule, {"x": torch.eye(2048, device=name)})

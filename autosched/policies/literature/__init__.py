@@ -1,1 +1,1 @@
-"""TODO"""
+"""Policies from the literature, one paper in one module."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Policies that search: a portfolio of heuristics, simulated annealing, exact search."""

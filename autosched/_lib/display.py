@@ -1,0 +1,32 @@
+"""How objects draw themselves without importing what draws them.
+
+``Graph.draw`` and the notebook display of graphs and timelines are methods of classes in lower layers than ``viz``.
+``viz.drawing`` registers its functions here when it is imported, which ``import autosched`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["Renderer", "register", "renderer_of"]
+
+
+class Renderer(NamedTuple):
+    """Functions that draw objects of one class: into a file, and as a notebook's MIME bundle."""
+
+    draw: Callable[..., None]
+    show: Callable[..., dict[str, str]]
+
+
+_RENDERERS: dict[type, Renderer] = {}
+
+
+def register(cls: type, renderer: Renderer) -> None:
+    """Let ``renderer`` draw objects of ``cls``."""
+    _RENDERERS[cls] = renderer
+
+
+def renderer_of(item: object) -> Renderer:
+    """Return the renderer of an object's class."""
+    return _RENDERERS[type(item)]
