@@ -9,6 +9,7 @@ import graphlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,157 +18,72 @@ import pytest
 import autosched as asc
 
 PACKAGE = Path(asc.__file__).parent
-EVERYTHING = ["*"]
-DATA = "errors graph machine costs placement program timeline tree".split()
-WALKING = ["clocks", "parts", "standing"]  # what lowering and verify both mean by "before", "overlaps" and "is there"
 
-# A part is a module of autosched, or a package in it; inside a package everyone may import everyone.
+# Subpackages, and modules directly under autosched, in layers: what each may import, inside functions too.
+# Inside one subpackage all may import each other, as long as neither modules nor its folders form a cycle.
+FOUNDATION = ["_lib", "errors"]
+INPUTS = [*FOUNDATION, "graph", "machine", "costs"]
+PLACED = [*INPUTS, "placement"]
+IR = [*PLACED, "program"]
+
 MAY_IMPORT = {
-    # what, and what is given and decided: plain data
+    # foundation
     "errors": [],
-    "allowed": [],  # one rule for names and numbers, for all that take some
-    "tree": [],
-    "collecting": [],
-    "logs": [],
-    "parts": ["tree"],
-    "standing": [],
-    "effects": ["parts", "tree"],
-    "layout": ["tree"],
-    "readers": ["errors"],  # of JSON, which a machine, too, is kept as
-    "device": ["allowed", "errors"],
-    "machine": ["allowed", "device", "errors", "readers"],
-    "program": ["errors"],
-    "timeline": ["costs", "errors", "program"],  # spans lie on the program's streams; of costs it names the type
-    "task": ["composite", "parts", "tree"],
-    "composite": ["task", "tree", "value"],  # what merged tasks call; a task may be one
-    "value": ["errors", "graph", "parts"],  # value, task, tree and effects are parts of what a graph is
-    "graph": ["allowed", "composite", "errors", "effects", "including", "parts", "task", "tree", "value"],
-    "costs": ["allowed", "errors", "machine", "graph", "readers", "tree"],
-    "flow": ["graph"],
-    "placement": ["errors", "flow", "machine", "graph"],
-    # other graphs that say the same
-    "including": ["effects", "errors", "graph", "parts", "task", "tree", "value"],  # graph calls it
-    "marked": ["errors", "tree", "value"],
-    "folding": ["effects", "graph"],
-    "merging": ["composite", "folding", "graph", "including", "task", "tree", "value"],
-    "grouping": ["costs", "errors", "folding", "graph", "machine", "merging", "task"],
-    # deciding, pure
-    "jit": [],  # numba comes in here alone
-    "bounds": ["collecting", "errors", "jit", "graph", "machine", "costs", "placement"],  # sees what a policy sees
-    # robust asks what plans take
-    "policies": ["collecting", "errors", "flow", "jit", "graph", "machine", "costs", "placement", "bounds", "noise"],
-    "moments": ["jit"],
-    "clocks": ["moments", "program"],  # which go on from where kernels have come
-    "lowering": ["errors", "flow", "graph", "jit", "machine", "moments", "placement", "program", *WALKING],
-    # reading a program
-    "columns": ["program"],
-    "plain": ["columns", "flow", "graph", "jit", "moments", "program"],
-    "verify": [*DATA, *WALKING, "plain"],
-    "simulate": [*DATA, "columns", "jit"],
-    "noise": [*DATA, "allowed", "lowering", "simulate"],
-    "footprint": [*DATA, "collecting", "standing"],
-    "fitting": [*DATA, "footprint", "lowering"],  # what fits into memory is what footprint counts
-    "hosting": ["graph", "tree"],
-    "learning": DATA,
-    "traces": [*DATA, "allowed"],
-    # what would be otherwise it places, lowers and simulates; times are written as in pictures
-    "explaining": [*DATA, "bounds", "collecting", "fitting", "policies", "simulate", "tables", "task", "viz"],
-    "codegen": [*DATA, "composite", "standing", "task", "value"],  # spells a call as values do
-    "viz": [*DATA, "allowed", "task"],
-    "drawing": [*DATA, "files", "viz"],  # pictures into files and notebooks
-    # running a program
-    "segments": ["lowering", "program"],  # events between segments are inserted as those between runs are
-    "outgoing": ["tree"],
-    "recording": [*DATA, "backends", "memory", "outgoing", "segments", "workers"],
-    "replaying": ["outgoing", "program", "recording", "tree", "workers"],
-    "workers": ["errors"],
-    "straight": ["workers"],
-    "crew": ["straight", "workers"],
-    "interleaver": ["crew", "workers"],  # a crew's thread plays the others where there is a deadline
-    "forks": [],
-    "nesting": ["errors", "forks"],
-    "progress": ["errors", "graph", "program", "workers"],
-    "check": ["effects", "errors", "graph", "layout", "tree"],
-    "memory": [*DATA, "backends", "effects", "layout", "standing"],
-    "inline": ["codegen", "workers"],
-    "execute": [
-        *[*DATA, "backends", "check", "codegen", "inline", "memory", "profile", "progress", "workers"],
-        *["forks", "nesting", "recording", "replaying", "segments"],
+    "_lib": ["errors"],
+    # inputs
+    "graph": FOUNDATION,
+    "machine": FOUNDATION,
+    "costs": [*FOUNDATION, "graph", "machine", "timeline"],  # learns from timelines
+    "coarsening": INPUTS,
+    "placement": [*FOUNDATION, "graph", "machine"],
+    # intermediate representation
+    "program": FOUNDATION,
+    "timeline": [*FOUNDATION, "program"],
+    "simulation": [*IR, "timeline"],
+    "lowering": [*IR, "simulation"],  # programs within memory limits: the footprint is what simulation predicts
+    # planning
+    "bounds": PLACED,
+    "policies": [*IR, "bounds", "lowering", "simulation"],  # robust placements are simulated with noise
+    # consumers of a program
+    "verification": [*FOUNDATION, "graph", "machine", "program"],
+    "codegen": [*FOUNDATION, "graph", "machine", "program"],
+    "viz": [*FOUNDATION, "graph", "program", "timeline"],
+    # explains by planning alternatives, and writes times as pictures do
+    "explanation": [*IR, "bounds", "lowering", "policies", "simulation", "timeline", "viz"],
+    # execution
+    "runtime": [*FOUNDATION, "codegen", "graph", "lowering", "machine", "program", "timeline"],
+    # user level
+    "scheduling": [
+        *[*IR, "bounds", "codegen", "explanation", "lowering", "policies", "runtime"],
+        *["simulation", "timeline", "verification", "viz"],
     ],
-    "profile": [*DATA, "backends"],  # wraps steps for execute
-    "gradients": ["effects", "errors", "graph", "tree"],  # knows autograd, and nothing of how tasks are run
-    # keeping a schedule as text
-    "files": [],
-    "saved": [*DATA, "allowed", "check", "backends", "readers"],  # of backends the names alone
-    "rebuilding": ["costs", "errors", "graph", "saved", "task", "value"],
-    # the outside world
-    "backends": [
-        "collecting",
-        "errors",
-        "layout",
-        "machine",
-        "program",
-        "tree",
-        "workers",
-        "crew",
-        "interleaver",
-        "forks",
+    "comparison": [*INPUTS, "policies", "scheduling", "viz"],
+    "frontends": [*INPUTS, "coarsening", "policies", "scheduling"],
+    "measurement": [*IR, "runtime", "scheduling"],
+    "testing": [*IR, "policies", "runtime", "scheduling", "simulation"],
+    "parallel": ["autosched"],  # the public API only
+    "demo": ["autosched", "runtime", "viz"],
+    "cli": [
+        *[*INPUTS, "autosched", "comparison", "demo", "explanation", "measurement", "policies", "scheduling"],
+        *["testing", "timeline", "viz"],
     ],
-    # estimate makes costs of a graph; captures are merged, for a device
-    "frontends": [
-        *"allowed collecting effects errors graph costs logs task tree".split(),
-        *"grouping machine marked merging".split(),
-    ],
-    "parallel": ["autosched"],  # the public API alone
-    "testing": EVERYTHING,  # looks at all of it, as tests do
-    # putting it together
-    "arguments": ["allowed", "backends", "costs", "errors", "graph"],  # the kinds of what schedule and runs are given
-    "schedule": EVERYTHING,
-    "planning": EVERYTHING,
-    "tables": [],
-    "bar": ["viz"],  # times are written as in pictures
-    "comparison": ["tables", "viz"],
-    "compare": EVERYTHING,  # plans again and again
-    "measuring": EVERYTHING,  # runs schedules of its own
-    "compiled": EVERYTHING,
-    "dynamo": EVERYTHING,  # traces and schedules, as compiled does
-    "cli": EVERYTHING,
-    "demo": EVERYTHING,
-    "__main__": EVERYTHING,
-    "autosched": EVERYTHING,
+    "__main__": ["cli"],
 }
-MAY_IMPORT_TORCH = [
-    "backends",
-    "frontends",
-    "profile",
-    "parallel",
-    "demo",
-    "testing",
-    "compiled",
-    "dynamo",
-    "gradients",
-    "measuring",
-]
+# autosched/__init__ has the public names of all of these; those that need torch are imported when asked for.
+MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", "__main__"})
 
-# (who, whom) -> why this one may, inside a function
-EXCEPTIONS = {
-    ("graph", "frontends.networkx"): "Graph.to_networkx and from_networkx are doors to it, opened when called",
-    ("graph", "gradients"): "Graph.run_serial asks it, where torch is in use, what autograd would have followed",
-    ("graph", "drawing"): "Graph.draw, and what a notebook shows of it, are doors to it, opened when called",
-    ("timeline", "drawing"): "what a notebook shows of a timeline is a door to it, opened when called",
-    ("costs", "frontends.estimate"): "Costs.estimate is a door to it, opened when called",
-    ("timeline", "traces"): "Timeline.from_chrome_trace is a door to it, opened when called",
-    ("cli.devices", "torch"): "it shows what torch sees; other commands come without",
-    ("cli.run", "torch"): "it seeds random numbers; other commands come without",
-    ("costs", "measuring"): "Costs.measure is a door to it, opened when called",
-    ("machine", "measuring"): "Machine.measured is a door to it, opened when called",
-    ("machine", "torch"): "Machine.local asks torch what is in this computer",
+# Planning works without torch, so the modules below torch-free ones are named one by one.
+MAY_IMPORT_TORCH = {
+    *["cli", "demo", "frontends", "measurement", "parallel", "testing"],
+    *["_lib.fake_tensors", "_lib.quiet", "costs.estimate", "graph.gradients"],
+    *["runtime.backends", "runtime.profile", "runtime.replay"],
+    "machine.machine",  # Machine.local, inside the function
 }
 
 MOST_LINES = 400
 MOST_LINES_OF_A_FUNCTION = 60
 LONGER_MODULES = {
-    "graph": "one class with a method for each thing a user does; a third of it is docstrings and blank lines"
+    "graph.graph": "one class with a method for each thing a user does; a third of it is docstrings and blank lines"
 }
 
 
@@ -224,17 +140,21 @@ def part(module: str) -> str:
     return module.partition(".")[0]
 
 
-def is_exception(found: Import) -> bool:
-    return found.when == "calling" and (found.who, found.whom) in EXCEPTIONS
+def folder(module: str) -> str:
+    """Return the folder of a module; a package is in itself."""
+    return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def may_import_torch(module: str) -> bool:
+    names = module.split(".")
+    return any(".".join(names[: i + 1]) in MAY_IMPORT_TORCH for i in range(len(names)))
 
 
 def is_allowed(found: Import) -> bool:
     who, whom = part(found.who), part(found.whom)
-    if who == whom or is_exception(found):
-        return True
     if whom == "torch":
-        return found.when == "typing" or who in MAY_IMPORT_TORCH
-    return MAY_IMPORT[who] is EVERYTHING or whom in MAY_IMPORT[who]
+        return found.when == "typing" or may_import_torch(found.who)
+    return who == whom or found.when == "typing" or whom in MAY_IMPORT[who]
 
 
 def test_every_part_has_a_row():
@@ -249,17 +169,17 @@ def test_imports_keep_to_the_table():
 @pytest.mark.parametrize(
     ("who", "source", "allowed"),
     [
-        ("policies.heft", "from autosched.graph.graph import Graph", True),
-        ("policies.heft", "from autosched import graph, program", False),
-        ("policies.heft", "def late():\n    import autosched.simulation.simulate", False),
+        ("policies.literature.heft", "from autosched.graph.graph import Graph", True),
+        ("policies.literature.heft", "from autosched import graph, viz", False),
+        ("policies.literature.heft", "def late():\n    import autosched.runtime.execute", False),
         ("viz.gantt", "from autosched.viz.svg import rect", True),
         ("viz.gantt", "from autosched.simulation.simulate import simulate", False),
         ("parallel.data", "from autosched import Graph", True),
         ("parallel.data", "from autosched.graph.graph import Graph", False),
-        ("costs", "def late():\n    from torch.utils import flop_counter", False),
-        ("costs", "if TYPE_CHECKING:\n    import torch", True),
-        ("machine", "def local():\n    import torch", True),
-        ("machine", "import torch", False),
+        ("costs.costs", "def late():\n    from torch.utils import flop_counter", False),
+        ("costs.costs", "if TYPE_CHECKING:\n    import torch", True),
+        ("machine.machine", "def local():\n    import torch", True),
+        ("machine.device", "import torch", False),
     ],
 )
 def test_the_walk_sees_each_kind_of_import(who, source, allowed):
@@ -271,16 +191,46 @@ def test_or_tools_is_asked_for_in_one_place():
     assert asking == ["cpsat", "proof"]
 
 
-def test_exceptions_are_in_use():
-    assert set(EXCEPTIONS) == {(found.who, found.whom) for found in IMPORTS if is_exception(found)}
+def cycle_in(names: Iterable[str], imports: Iterable[tuple[str, str]]) -> list[str]:
+    imported = {name: set() for name in names}
+    for who, whom in imports:
+        if who != whom:
+            imported[who].add(whom)
+    try:
+        graphlib.TopologicalSorter(imported).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
-def test_no_import_goes_in_a_circle():
-    imported = {name: set() for name in MODULES}
-    for found in IMPORTS:
-        if found.when != "typing" and not is_exception(found):
-            imported[found.who].add(found.whom)
-    graphlib.TopologicalSorter(imported).prepare()  # raises CycleError, which shows the circle
+def test_no_subpackages_import_each_other():
+    parts = {part(name) for name in MODULES}
+    among = [(part(found.who), part(found.whom)) for found in IMPORTS if found.when != "typing"]
+    # A lazy public name of the package itself is a way up that only users take: demo, cli and parallel.
+    below = [(who, whom) for who, whom in among if who != "autosched" and whom in parts]
+    assert cycle_in(parts, below) == []
+
+
+def test_no_folders_inside_a_subpackage_import_each_other():
+    among = [(folder(f.who), folder(f.whom)) for f in IMPORTS if f.when != "typing" and part(f.who) == part(f.whom)]
+    nested = [(who, whom) for who, whom in among if not who.startswith(whom) and not whom.startswith(who)]
+    assert cycle_in({folder(name) for name in MODULES}, nested) == []
+
+
+def test_no_modules_import_each_other_when_loaded():
+    """A class may open a sibling of its folder when called, as ``Graph.to_networkx`` does."""
+    loaded = [(f.who, f.whom) for f in IMPORTS if f.when == "loading" and f.whom in MODULES]
+    assert cycle_in(MODULES, loaded) == []
+
+
+def test_the_package_has_few_entries():
+    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len([path for path in entries if path.suffix == ".py"]) <= 8
+    assert len([path for path in entries if path.is_dir()]) <= 25
+
+
+def test_dir_lists_the_public_names():
+    assert sorted(dir(asc)) == sorted([*PUBLIC, "parallel", "testing", "viz"])
 
 
 def test_modules_are_short():
