@@ -34,7 +34,7 @@ from autosched.errors import (
 )
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.graph.marked import task
-from autosched.machine.machine import Device, Link, Machine
+from autosched.machine.machine import Device, Link, Machine, register_slower
 from autosched.placement import Placement
 from autosched.policies import in_order
 from autosched.policies.base.possible import Possible
@@ -72,6 +72,13 @@ _LAZY = {
     "measure_costs": "autosched.measurement",
     "measure_machine": "autosched.measurement",
 }
+
+
+def _slower(machine: Machine) -> float:
+    return import_module("autosched.measurement").keeping_up(machine)  # type: ignore[no-any-return]
+
+
+register_slower(_slower)
 
 
 def __dir__() -> list[str]:

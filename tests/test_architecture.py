@@ -75,7 +75,7 @@ MAY_IMPORT["autosched"] = sorted(set(MAY_IMPORT) - {"autosched", "cli", "demo", 
 # Planning works without torch, so the modules below torch-free ones are named one by one.
 MAY_IMPORT_TORCH = {
     *["cli", "demo", "frontends", "measurement", "parallel", "testing"],
-    *["_lib.fake_tensors", "_lib.quiet", "costs.estimate", "graph.gradients"],
+    *["_lib.fake_tensors", "costs.estimate", "graph.gradients"],
     *["runtime.backends", "runtime.profile", "runtime.replay"],
     "machine.machine",  # Machine.local, inside the function
 }

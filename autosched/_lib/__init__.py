@@ -1,12 +1,16 @@
 """Shared helpers that know nothing of scheduling.
 
-aliasing     which bytes tensors and NumPy arrays occupy
-allowed      rules for names, device names and numbers
-display      registration of what draws graphs and timelines
-files        atomic writes
-gc_pause     pausing cyclic garbage collection
-jit          compiling loops with numba where it pays off
-json_reader  JSON checked against a shape
-text_table   tables for a terminal
-tree         nested tuples, lists and dicts
+aliasing      which bytes tensors and NumPy arrays occupy
+allowed       rules for names, device names and numbers
+display       registration of what draws graphs and timelines
+fake_tensors  fake tensors with the strides of real kernels
+files         atomic writes
+forks         locks that are free in forked processes
+gc_pause      pausing cyclic garbage collection
+jit           compiling loops with numba where it pays off
+json_reader   JSON checked against a shape
+logs          the logger ``autosched``
+quiet         silencing torch's logs of failed fake tensor operations
+text_table    tables for a terminal
+tree          nested tuples, lists and dicts
 """

@@ -28,5 +28,5 @@ def register(cls: type, renderer: Renderer) -> None:
 
 
 def renderer_of(item: object) -> Renderer:
-    """Return the renderer of an object's class."""
-    return _RENDERERS[type(item)]
+    """Return the renderer of an object's class, or of the nearest class that it derives from."""
+    return next(_RENDERERS[cls] for cls in type(item).__mro__ if cls in _RENDERERS)

@@ -9,5 +9,6 @@ composite  several calls as one task
 including  one graph inserted into another
 marked     ``@asc.task``: functions that are captured as one task
 flow       producers and consumers as arrays
+gradients  errors for gradients that autograd would lose
 networkx   conversion to and from networkx
 """

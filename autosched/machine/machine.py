@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from autosched._lib.json_reader import each, number, one, parse, record
 from autosched.errors import MachineError, ScheduleError, shown
 from autosched.machine.device import Device, Link, device_line, link_line, plain
 
-__all__ = ["LINKS", "READER", "Device", "Link", "Machine"]
+__all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
 # Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds to start a copy.
 LINKS: Mapping[str, tuple[float, float]] = {
@@ -30,6 +30,14 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink4": (360e9, 1e-5),
 }
 _PAGEABLE = 0.5  # of the rate, since the driver first moves all bytes to page-locked memory; 0.3 to 0.7 are reported
+
+# Measurement belongs to a higher layer, which registers itself here.
+_MEASURED: dict[str, Callable[[Machine], float]] = {}
+
+
+def register_slower(measure: Callable[[Machine], float]) -> None:
+    """Let ``measure`` return the factor of ``Machine.slower("auto")``."""
+    _MEASURED["slower"] = measure
 
 
 @dataclass(frozen=True)
@@ -140,9 +148,7 @@ class Machine:
         for a graph that does not use them all. Raises MachineError unless it is above 0.
         """
         if isinstance(factor, str) and factor == "auto":
-            from autosched.measurement import keeping_up
-
-            return self.slower(keeping_up(self))
+            return self.slower(_MEASURED["slower"](self))
         if not is_number(factor) or factor == 0:
             raise MachineError(f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}")
         devices = [

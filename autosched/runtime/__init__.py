@@ -6,6 +6,7 @@ inline       running generated code where one thread suffices
 check        comparing what a task does with what it declared
 profile      times of instructions while a program runs
 hang_report  what each thread waits for when a run is late
+nesting      schedules called by tasks of schedules
 threads/     threads that execute steps
 backends/    devices: CPU threads, accelerators, emulated machines
 replay/      recording runs and replaying them, by CUDA graphs on a GPU
