@@ -59,7 +59,7 @@ MAY_IMPORT = {
     ],
     "comparison": [*INPUTS, "policies", "scheduling", "viz"],
     "frontends": [*INPUTS, "coarsening", "policies", "scheduling"],
-    "measurement": [*IR, "runtime", "scheduling"],
+    "measurement": [*IR, "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "runtime", "scheduling", "simulation"],
     "parallel": ["autosched"],  # the public API only
     "demo": ["autosched", "runtime", "viz"],
