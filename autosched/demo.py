@@ -1,8 +1,8 @@
 """The main job, end to end: train the two-layer MLP of the book's figure on one CPU and two GPUs.
 
-Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and backward on its half of the batch, the CPU
-sums the gradients and updates, and the new weights go back to both GPUs. Data: the 1,797 handwritten digits of 8x8
-pixels that scikit-learn bundles. Uses the public API alone.
+Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and backward on its half of
+the batch, the CPU sums the gradients and updates, and the new weights go back to both GPUs. Data:
+the 1,797 handwritten digits of 8x8 pixels that scikit-learn bundles. Uses the public API alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,19 @@ import autosched as asc
 from autosched.runtime.backends.emulated import Emulated
 from autosched.viz import gantt_svg
 
-__all__ = ["Digits", "averaged_example", "load_digits", "machine_of_two", "main", "mlp_example", "mlp_step"]
+__all__ = [
+    "Digits",
+    "averaged_example",
+    "load_digits",
+    "machine_of_two",
+    "main",
+    "mlp_example",
+    "mlp_step",
+]
 
-BATCH, RATE, HIDDEN = 128, 0.5, 256
+BATCH = 128
+RATE = 0.5
+HIDDEN = 256
 GPUS = ("cuda:0", "cuda:1")
 
 
@@ -42,7 +52,9 @@ def load_digits() -> Digits:
     try:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
-        raise SystemExit("autosched demo needs scikit-learn for its data: pip install 'autosched[demo]'") from None
+        raise SystemExit(
+            "autosched demo needs scikit-learn for its data: pip install 'autosched[demo]'"
+        ) from None
     digits = bundled()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     x = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
@@ -59,7 +71,10 @@ def machine_of_two() -> tuple[asc.Machine, str]:
         return asc.Machine.local(gpus=2), "two logical devices on one real GPU"
     slow = 200
     machine = asc.Machine.emulated(gpus=2, link="pcie4").slower(slow)
-    return machine, f"two emulated GPUs, {slow} times slower than real ones, so that this CPU can keep up"
+    return (
+        machine,
+        f"two emulated GPUs, {slow} times slower than real ones, so that this CPU can keep up",
+    )
 
 
 def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
@@ -68,7 +83,8 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
     x, y, w1, w2 = graph.inputs("x", "y", "w1", "w2")
     weights = {"w1": w1, "w2": w2}
     gradients: dict[str, list[asc.Value]] = {"w1": [], "w2": []}
-    losses, replicas = [], []
+    losses = []
+    replicas = []
     for i, gpu in enumerate(gpus):
         half = slice(i * batch // 2, (i + 1) * batch // 2)
         rows = graph.add(getitem, x, half, name=f"x.{i}")
@@ -78,7 +94,9 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
             h = graph.add(torch.mm, rows, v1, name=f"h.{i}")
             a = graph.add(torch.relu, h, name=f"a.{i}")
             scores = graph.add(torch.mm, a, v2, name=f"s.{i}")
-            losses.append(graph.add(torch.nn.functional.cross_entropy, scores, labels, name=f"loss.{i}"))
+            losses.append(
+                graph.add(torch.nn.functional.cross_entropy, scores, labels, name=f"loss.{i}")
+            )
             d_scores = graph.add(cross_entropy_gradient, scores, labels, name=f"ds.{i}")
             gradients["w2"].append(graph.add(weight_gradient, a, d_scores, name=f"dw2.{i}"))
             d_a = graph.add(input_gradient, d_scores, v2, name=f"da.{i}")
@@ -88,9 +106,19 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
     for name in ("w2", "w1"):  # the last layer's gradient is the first to come
         with graph.on("cpu"):
             total = graph.add(torch.add, *gradients[name], name=f"d{name}")
-            graph.add(sgd_, weights[name], total, RATE / 2, name=f"sgd_{name}", writes=weights[name], outputs=())
+            graph.add(
+                sgd_,
+                weights[name],
+                total,
+                RATE / 2,
+                name=f"sgd_{name}",
+                writes=weights[name],
+                outputs=(),
+            )
         for i, gpu in enumerate(gpus):
-            graph.add(Tensor.copy_, replicas[i][name], weights[name], name=f"new_{name}.{i}", on=gpu)
+            graph.add(
+                Tensor.copy_, replicas[i][name], weights[name], name=f"new_{name}.{i}", on=gpu
+            )
     graph.output(loss=graph.add(mean, *losses, name="loss", on="cpu"))
     return graph
 
@@ -141,7 +169,8 @@ def initial_weights(gpus: Sequence[str], machine: asc.Machine) -> dict[str, Tens
 def mlp_example() -> tuple[asc.Graph, dict[str, Tensor]]:
     """Return a training step, and inputs for it: random images and fresh weights."""
     generator = torch.Generator().manual_seed(3)
-    x, y = torch.rand(BATCH, 64, generator=generator), torch.randint(10, (BATCH,), generator=generator)
+    x = torch.rand(BATCH, 64, generator=generator)
+    y = torch.randint(10, (BATCH,), generator=generator)
     return mlp_step(), {"x": x, "y": y, **initial_weights(GPUS, asc.Machine.emulated(gpus=2))}
 
 
@@ -167,17 +196,22 @@ def averaged_example() -> tuple[asc.Graph, dict[str, Tensor]]:
 
 def main(epochs: int = 12, folder: Path = Path()) -> int:
     """Train, compare with the serial run, and draw; return the exit code."""
-    torch.set_num_threads(1)  # the products are small; threads that share them would fight with those of the streams
+    torch.set_num_threads(
+        1
+    )  # the products are small; threads that share them would fight with those of the streams
     data = load_digits()
     machine, kind = machine_of_two()
     gpus = machine.accelerators
     graph = mlp_step(gpus)
-    state, reference = initial_weights(gpus, machine), initial_weights(gpus, machine)
+    state = initial_weights(gpus, machine)
+    reference = initial_weights(gpus, machine)
     examples = {"x": data.x[:BATCH], "y": data.y[:BATCH], **state}
     print(f"machine: {kind}\n{_indented(str(machine))}\n")
     with asc.schedule(graph, machine, examples=examples) as schedule:
         lines = str(schedule).splitlines()
-        print(f"{schedule!r}\nits program begins:\n{_indented(chr(10).join(lines[:20]))}\n    ...\n")
+        print(
+            f"{schedule!r}\nits program begins:\n{_indented(chr(10).join(lines[:20]))}\n    ...\n"
+        )
         _train(schedule, data, state, epochs)
         accuracy = _accuracy(state, data)
         same = _equals_serial(schedule, data, state, reference, epochs)
@@ -190,7 +224,10 @@ def _batches(data: Digits, epochs: int) -> list[list[dict[str, Tensor]]]:
     generator = torch.Generator().manual_seed(2)
     orders = [torch.randperm(len(data.y), generator=generator) for _ in range(epochs)]
     starts = range(0, len(data.y) - BATCH + 1, BATCH)
-    return [[{"x": data.x[o[s : s + BATCH]], "y": data.y[o[s : s + BATCH]]} for s in starts] for o in orders]
+    return [
+        [{"x": data.x[o[s : s + BATCH]], "y": data.y[o[s : s + BATCH]]} for s in starts]
+        for o in orders
+    ]
 
 
 def _train(schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], epochs: int) -> None:
@@ -199,10 +236,15 @@ def _train(schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], ep
         for i, batch in enumerate(batches, 1):
             losses.append(float(schedule(**batch, **state)["loss"]))
             if sys.stdout.isatty():
-                print(f"\repoch {epoch} of {epochs}, step {i} of {len(batches)}", end="", flush=True)
+                print(
+                    f"\repoch {epoch} of {epochs}, step {i} of {len(batches)}", end="", flush=True
+                )
         clear = "\r\033[K" if sys.stdout.isatty() else ""
         accuracy = _accuracy(state, data)
-        print(f"{clear}epoch {epoch:2}: loss {statistics.mean(losses):.4f}, test accuracy {accuracy:.4f}", flush=True)
+        print(
+            f"{clear}epoch {epoch:2}: loss {statistics.mean(losses):.4f}, test accuracy {accuracy:.4f}",
+            flush=True,
+        )
 
 
 def _accuracy(state: Mapping[str, Tensor], data: Digits) -> float:
@@ -211,7 +253,11 @@ def _accuracy(state: Mapping[str, Tensor], data: Digits) -> float:
 
 
 def _equals_serial(
-    schedule: asc.Schedule, data: Digits, state: Mapping[str, Tensor], reference: Mapping[str, Tensor], epochs: int
+    schedule: asc.Schedule,
+    data: Digits,
+    state: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    epochs: int,
 ) -> bool:
     """Train again, task by task, and compare every weight."""
     for batches in _batches(data, epochs):
@@ -227,7 +273,9 @@ def _equals_serial(
     return not different
 
 
-def _report(schedule: asc.Schedule, examples: Mapping[str, Tensor], folder: Path, kind: str) -> None:
+def _report(
+    schedule: asc.Schedule, examples: Mapping[str, Tensor], folder: Path, kind: str
+) -> None:
     """Print predicted and measured times of one step, and write the pictures."""
     inputs = {name: tensor.clone() for name, tensor in examples.items()}
     measured = schedule.profile(repeat=9, **inputs)
@@ -236,26 +284,45 @@ def _report(schedule: asc.Schedule, examples: Mapping[str, Tensor], folder: Path
     rows = [
         ("predicted makespan", predicted.makespan, ""),
         ("measured makespan", measured.makespan, "median of 9 steps"),
-        ("serial", serial, f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule"),
-        ("lower bound", schedule.lower_bound, f"no schedule can be faster; the gap is {schedule.gap:.0%}"),
+        (
+            "serial",
+            serial,
+            f"one task or copy at a time: {serial / measured.makespan:.1f} times the schedule",
+        ),
+        (
+            "lower bound",
+            schedule.lower_bound,
+            f"no schedule can be faster; the gap is {schedule.gap:.0%}",
+        ),
     ]
-    print("\none step" + "".join(f"\n    {name:<20}{seconds * 1e3:9.3f} ms  {note}" for name, seconds, note in rows))
+    print(
+        "\none step"
+        + "".join(
+            f"\n    {name:<20}{seconds * 1e3:9.3f} ms  {note}" for name, seconds, note in rows
+        )
+    )
     hidden = measured.overlap().copies_hidden
     expected = predicted.overlap().copies_hidden
-    print(f"    {'copies hidden':<20}{hidden:9.0%}     of their time, behind compute; predicted {expected:.0%}")
+    print(
+        f"    {'copies hidden':<20}{hidden:9.0%}     of their time, behind compute; predicted {expected:.0%}"
+    )
     gantt, dag, page = (folder / name for name in ("mlp.svg", "mlp_graph.svg", "mlp.html"))
     title = f"One training step of a two-layer MLP on {kind.partition(', so')[0]}"
     gantt.write_text(gantt_svg(predicted, title=title, measured=measured), encoding="utf-8")
     critical = [span.name for span in predicted.critical_path() if span.kind == "run"]
     schedule.graph.draw(dag, schedule.placement.device, critical=critical)
     schedule.report(page, measured, title=title)
-    print(f"\nwrote {gantt} (the schedule), {dag} (the graph) and {page} (all of it, for a browser)")
+    print(
+        f"\nwrote {gantt} (the schedule), {dag} (the graph) and {page} (all of it, for a browser)"
+    )
 
 
 def _serial_seconds(schedule: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
     """Measure the same step with one task or copy at a time."""
     if schedule.machine.imagined:
-        with asc.schedule(schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)) as one:
+        with asc.schedule(
+            schedule.graph, schedule.machine, costs=schedule.costs, backend=Emulated(serial=True)
+        ) as one:
             return one.profile(repeat=5, **inputs).makespan
     times = []
     for _ in range(5):

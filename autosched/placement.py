@@ -1,6 +1,7 @@
 """Placement: the device of each task, and the order in which tasks are issued. What a policy returns.
 
-Holds no times and no streams. ``groups`` says which tasks must go together, ``check`` whether a placement may be.
+Holds no times and no streams. ``groups`` says which tasks must go together, ``check`` whether a
+placement may be.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Placement:
     """Where each task runs (by name), and in which order tasks are issued.
 
     ``copies``, where copies queue for copy streams, says in which order and how early they leave: each is issued right
-    before a task, but never before what makes it, nor behind the first that needs it. Others leave when they can.
+    before a task, but never before what makes it, nor behind the first that needs it. Others leave
+    when they can.
     ``bound`` is a makespan, in seconds, that no placement beats, as far as the policy has proved one.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
@@ -72,10 +74,10 @@ def constraint(task: Task, machine: Machine) -> str | None:
 def choices(graph: Graph, machine: Machine) -> Choices:
     """Return where tasks may run: constraints, and what must stay together.
 
-    A view lives where its base lives. Where a value that has views is written in place, its maker if a task made it,
-    all views and all writers stay on one device; so do those who write parts of a value by an index, and those who make
-    or write what ``Graph.together`` names.
-    Raises ScheduleError naming the task whose constraints contradict each other.
+    A view lives where its base lives. Where a value that has views is written in place, its maker
+    if a task made it, all views and all writers stay on one device; so do those who write parts of
+    a value by an index, and those who make or write what ``Graph.together`` names. Raises
+    ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
     if graph.is_plain and not any(task.device for task in graph.tasks):
@@ -94,7 +96,12 @@ def choices(graph: Graph, machine: Machine) -> Choices:
         machine.device(device)
         before = pinned.setdefault(find(index), (device, why, index))
         if before[0] != device:
-            bonds = [bond for task in graph.tasks if find(task.index) == find(index) for bond in graph.bonds(task)]
+            bonds = [
+                bond
+                for task in graph.tasks
+                if find(task.index) == find(index)
+                for bond in graph.bonds(task)
+            ]
             kept = listed(graph.values[value].name for value in dict.fromkeys(chain(*bonds)))
             raise ScheduleError(
                 f"these must share a device and cannot: {before[1]} {before[0]!r}, but {why} {device!r}"
@@ -132,7 +139,9 @@ _MOST_TOLD = 3
 
 def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield tasks (indices) that must share a device, two by two."""
-    first: dict[int | tuple[int, ...], int] = {}  # of those that share memory (its root), or are kept together
+    first: dict[
+        int | tuple[int, ...], int
+    ] = {}  # of those that share memory (its root), or are kept together
     for task in graph.tasks:
         for root in _bases(graph, task):
             if root.producer is not None:
@@ -171,7 +180,9 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
             roots[values[use.value].root] = None
     for use in views:
         root = values[use.value].root
-        many = sum(values[read.value].root == root for read in task.reads) > 1  # apart if copied: which is it?
+        many = (
+            sum(values[read.value].root == root for read in task.reads) > 1
+        )  # apart if copied: which is it?
         if task.view or many or graph.last_version(root):
             roots[root] = None
     return [values[root] for root in roots]
@@ -182,15 +193,25 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
 
     Names in its copies must be known; MachineError for devices.
     """
-    table, order = placement.device, placement.order
-    if not isinstance(table, Mapping) or not isinstance(order, Sequence) or not all(isinstance(n, str) for n in order):
-        raise ScheduleError(f"a placement is a table of devices by task, and a tuple of tasks, got {placement!r}")
+    table = placement.device
+    order = placement.order
+    if (
+        not isinstance(table, Mapping)
+        or not isinstance(order, Sequence)
+        or not all(isinstance(n, str) for n in order)
+    ):
+        raise ScheduleError(
+            f"a placement is a table of devices by task, and a tuple of tasks, got {placement!r}"
+        )
     if len(placement.order) != len(graph.tasks) or len(set(placement.order)) != len(graph.tasks):
-        raise ScheduleError(f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}")
+        raise ScheduleError(
+            f"a placement orders {len(set(placement.order))} tasks, the graph has {len(graph.tasks)}"
+        )
     allowed = choices(graph, machine)
     position = {name: i for i, name in enumerate(order)}
     at = [position.get(task.name, -1) for task in graph.tasks]
-    flown, places = flow(graph), np.array(at, np.int64)
+    flown = flow(graph)
+    places = np.array(at, np.int64)
     against = bool((places[flown.depends] > places[rows_of(flown.depends_at)]).any())
     devices = list(map(table.get, order))
     known = set(map(type, devices)) <= {str} and set(devices) <= set(machine.names)
@@ -199,16 +220,22 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
     _check_copies(placement.copies, graph, machine, position)
 
 
-def _check_tasks(table: Mapping[str, str], graph: Graph, machine: Machine, allowed: Choices, at: Sequence[int]) -> None:
+def _check_tasks(
+    table: Mapping[str, str], graph: Graph, machine: Machine, allowed: Choices, at: Sequence[int]
+) -> None:
     """Raise ScheduleError for the first task that breaks a rule; ``at`` says where each stands in the order."""
     chosen: dict[int, Task] = {}
-    for task, here, group, possible in zip(graph.tasks, at, allowed.group, allowed.devices, strict=True):
+    for task, here, group, possible in zip(
+        graph.tasks, at, allowed.group, allowed.devices, strict=True
+    ):
         device = table.get(task.name)
         if here < 0 or device is None:
             raise ScheduleError(f"the placement leaves out task {task.name!r}")
         if device not in possible:
             machine.device(device)
-            raise ScheduleError(f"task {task.name!r} is placed on {device!r} but must run on {possible[0]!r}")
+            raise ScheduleError(
+                f"task {task.name!r} is placed on {device!r} but must run on {possible[0]!r}"
+            )
         first = chosen.setdefault(group, task)
         if first is not task and device != table[first.name]:
             raise ScheduleError(
@@ -223,13 +250,19 @@ def _check_tasks(table: Mapping[str, str], graph: Graph, machine: Machine, allow
                 )
 
 
-def _check_copies(copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]) -> None:
+def _check_copies(
+    copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]
+) -> None:
     """Raise ScheduleError for what cannot be a copy. One that nothing needs is none: lowering looks the others up."""
     if not isinstance(copies, Sequence) or not all(isinstance(send, Send) for send in copies):
         raise ScheduleError(f"copies of a placement are a tuple of Send, got {shown(copies)}")
     for send in copies:
         if not isinstance(graph.names.get(send.value), Value):
-            raise ScheduleError(f"the placement copies {send.value!r}, which is no value of graph {graph.name!r}")
+            raise ScheduleError(
+                f"the placement copies {send.value!r}, which is no value of graph {graph.name!r}"
+            )
         if send.before not in tasks:
-            raise ScheduleError(f"the placement copies {send.value!r} before {send.before!r}, which is no task")
+            raise ScheduleError(
+                f"the placement copies {send.value!r} before {send.before!r}, which is no task"
+            )
         machine.device(send.device)

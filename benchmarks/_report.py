@@ -21,7 +21,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """Return what reads them, for a benchmark to add more."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="measure less often, in seconds")
-    parser.add_argument("--write", action="store_true", help="write the report to benchmarks/results/")
+    parser.add_argument(
+        "--write", action="store_true", help="write the report to benchmarks/results/"
+    )
     return parser
 
 
@@ -31,7 +33,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     padded = [
-        [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
         for line in lines
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
@@ -46,7 +51,11 @@ def picture(name: str, about: str, svg: str, chosen: argparse.Namespace) -> Iter
 
 
 def publish(
-    name: str, title: str, parts: Iterable[str], chosen: argparse.Namespace, packages: Sequence[str] = ("torch",)
+    name: str,
+    title: str,
+    parts: Iterable[str],
+    chosen: argparse.Namespace,
+    packages: Sequence[str] = ("torch",),
 ) -> None:
     """Print a report, and write it to ``results/<name>.md`` if that was chosen."""
     versions = ", ".join(f"{package} {version(package)}" for package in packages)

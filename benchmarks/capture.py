@@ -55,7 +55,13 @@ def by_fx(step: Step, x: Tensor, y: Tensor) -> Callable[[], object]:
 
 
 def mlp(width: int) -> nn.Module:
-    layers = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
+    layers = [
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -79,7 +85,12 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    layers = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     inside = 64
     for stage, count in enumerate((3, 4, 6, 3)):
         for number in range(count):
@@ -108,7 +119,11 @@ def replay(width: int, batch: int, rounds: int) -> list[str]:
         contenders.append(lambda: schedule(**inputs))
         found = [[_seconds(run) for run in contenders] for _ in range(rounds)]
     first, *others = [statistics.median(column) for column in zip(*found, strict=True)]
-    return [f"{width} wide, batch {batch}", f"{first * 1e6:.0f}", *(f"{other / first:.2f}" for other in others)]
+    return [
+        f"{width} wide, batch {batch}",
+        f"{first * 1e6:.0f}",
+        *(f"{other / first:.2f}" for other in others),
+    ]
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -120,7 +135,14 @@ def _seconds(run: Callable[[], object]) -> float:
 def main() -> None:
     chosen = options(__doc__)
     torch.set_num_threads(1)
-    head = ["", "eager (us)", 'torch.compile, "eager"', "torch.fx", "asc.compile", "its schedule alone"]
+    head = [
+        "",
+        "eager (us)",
+        'torch.compile, "eager"',
+        "torch.fx",
+        "asc.compile",
+        "its schedule alone",
+    ]
     rounds = 20 if chosen.quick else 300
     rows = [replay(width, batch, rounds) for width, batch in ((16, 8), (128, 32), (512, 64))]
     model = resnet50()

@@ -33,12 +33,16 @@ def tangled(seed: int) -> asc.Graph:
     for _ in range(TASKS):
         read = rng.sample(values[-12:], min(len(values), rng.randint(1, 3)))
         seconds, nbytes = rng.uniform(2e-3, 10e-3), rng.randrange(1_000_000, 4_000_000)
-        values.append(graph.add(total, *read, name=f"task{len(graph)}", seconds=seconds, nbytes=nbytes))
+        values.append(
+            graph.add(total, *read, name=f"task{len(graph)}", seconds=seconds, nbytes=nbytes)
+        )
     graph.output(*values[-4:])
     return graph
 
 
-def row(graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Tensor], runs: int) -> list[str]:
+def row(
+    graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Tensor], runs: int
+) -> list[str]:
     """Run a graph several times, and return its line of the table."""
     estimate = graph.name == "two-layer MLP"
     with asc.schedule(graph, machine, examples=inputs if estimate else None) as schedule:
@@ -47,7 +51,13 @@ def row(graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Tensor], ru
         copies = sum(span.kind == "copy" for span in schedule.simulate().spans)
         devices = len(set(schedule.placement.device.values()))
     facts = [f"{len(graph)}", f"{copies}", f"{devices}", f"{schedule.makespan * 1e3:.2f}"]
-    return [graph.name, *facts, f"{statistics.median(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}"]
+    return [
+        graph.name,
+        *facts,
+        f"{statistics.median(ratios):.3f}",
+        f"{min(ratios):.3f}",
+        f"{max(ratios):.3f}",
+    ]
 
 
 def main() -> None:
@@ -61,12 +71,28 @@ def main() -> None:
         "y": torch.randint(10, (demo.BATCH,), generator=generator),
     }
     step = demo.mlp_step()
-    rows = [row(step, two, batch | demo.initial_weights(demo.GPUS, two), 9 if chosen.quick else 101)]
+    rows = [
+        row(step, two, batch | demo.initial_weights(demo.GPUS, two), 9 if chosen.quick else 101)
+    ]
     inputs = {"x": torch.rand(16), "y": torch.rand(16)}
     rows += [row(tangled(seed), four, inputs, 5 if chosen.quick else 31) for seed in range(GRAPHS)]
-    head = ["graph", "tasks", "copies", "devices", "predicted ms", "measured / predicted, median", "least", "most"]
+    head = [
+        "graph",
+        "tasks",
+        "copies",
+        "devices",
+        "predicted ms",
+        "measured / predicted, median",
+        "least",
+        "most",
+    ]
     target = "Target: every median from 0.9 to 1.1."
-    publish("emulation", "Emulated machine: measured over predicted makespan", [table(head, rows), target], chosen)
+    publish(
+        "emulation",
+        "Emulated machine: measured over predicted makespan",
+        [table(head, rows), target],
+        chosen,
+    )
 
 
 if __name__ == "__main__":

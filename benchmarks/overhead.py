@@ -75,7 +75,9 @@ def futures(pool: ThreadPoolExecutor, is_chain: bool, x: Tensor, y: Tensor) -> l
     return [future.result() for future in (made[-1:] if is_chain else made)]
 
 
-def contenders(is_chain: bool, pool: ThreadPoolExecutor) -> tuple[dict[str, Contender], dict[str, Contender]]:
+def contenders(
+    is_chain: bool, pool: ThreadPoolExecutor
+) -> tuple[dict[str, Contender], dict[str, Contender]]:
     """Return the quick and the slow ones. Each returns the results in a list or a dict."""
     x, y = torch.rand(16), torch.rand(16)
     loop = chain if is_chain else fan_out
@@ -97,7 +99,9 @@ def contenders(is_chain: bool, pool: ThreadPoolExecutor) -> tuple[dict[str, Cont
     return quick, slow
 
 
-def race(quick: Mapping[str, Contender], slow: Mapping[str, Contender], rounds: int) -> dict[str, list[float]]:
+def race(
+    quick: Mapping[str, Contender], slow: Mapping[str, Contender], rounds: int
+) -> dict[str, list[float]]:
     """Return the seconds of each call. Who begins changes from round to round."""
     seconds: dict[str, list[float]] = {name: [] for name in (*quick, *slow)}
     names = list(quick)
@@ -113,7 +117,10 @@ def race(quick: Mapping[str, Contender], slow: Mapping[str, Contender], rounds: 
 
 def check(calls: Mapping[str, Contender]) -> None:
     """Call each once, and compare the results."""
-    results = [list(result.values()) if isinstance(result := call(), dict) else list(result) for call in calls.values()]
+    results = [
+        list(result.values()) if isinstance(result := call(), dict) else list(result)
+        for call in calls.values()
+    ]
     for name, result in zip(calls, results, strict=True):
         assert len(result) == len(results[0]), name
         assert all(map(torch.equal, result, results[0])), name
@@ -130,10 +137,19 @@ def measured(is_chain: bool, pool: ThreadPoolExecutor, rounds: int) -> str:
     figures = {name: (statistics.median(found), min(found)) for name, found in micro.items()}
     median, least = figures["loop by hand"]
     rows = [
-        [name, f"{a:.2f}", f"{a / median:.2f}", f"{b:.2f}", f"{b / least:.2f}", str(len(seconds[name]))]
+        [
+            name,
+            f"{a:.2f}",
+            f"{a / median:.2f}",
+            f"{b:.2f}",
+            f"{b / least:.2f}",
+            str(len(seconds[name])),
+        ]
         for name, (a, b) in figures.items()
     ]
-    return table(["", "median us/task", "times the loop", "least us/task", "times the loop", "runs"], rows)
+    return table(
+        ["", "median us/task", "times the loop", "least us/task", "times the loop", "runs"], rows
+    )
 
 
 def main() -> None:
@@ -149,7 +165,9 @@ def main() -> None:
             )
         ]
     target = "Target: `host` and `threads` at most 1.2 times the loop."
-    publish("overhead", f"Overhead of {TASKS:,} tasks", [*tables, target], chosen, ("torch", "dask"))
+    publish(
+        "overhead", f"Overhead of {TASKS:,} tasks", [*tables, target], chosen, ("torch", "dask")
+    )
 
 
 if __name__ == "__main__":

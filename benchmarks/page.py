@@ -39,7 +39,12 @@ def measured(tasks: int, runs: int) -> list[str]:
         start = time.perf_counter()
         page = page_html(schedule.graph, schedule.program, timeline, code=code)
         took.append(time.perf_counter() - start)
-    row = [f"{tasks:,}", f"{len(timeline.spans):,}", f"{len(page) / 1e3:,.0f} kB", f"{statistics.median(took):.2f} s"]
+    row = [
+        f"{tasks:,}",
+        f"{len(timeline.spans):,}",
+        f"{len(page) / 1e3:,.0f} kB",
+        f"{statistics.median(took):.2f} s",
+    ]
     return row + (_in_browser(page, runs) if INSTALLED else ["-"] * 3)
 
 
@@ -55,8 +60,19 @@ def main() -> None:
     chosen = options(__doc__)
     sizes = (1000, 4000) if chosen.quick else (100, 1000, 4000, 10_000)
     rows = [measured(tasks, 1 if chosen.quick else 3) for tasks in sizes]
-    head = ["tasks", "spans", "size", "to make it", "to open it", "to draw all", "to draw a hundredth"]
-    parts = ["The size has the program and the code in it, of each the first 6,000 lines.", table(head, rows)]
+    head = [
+        "tasks",
+        "spans",
+        "size",
+        "to make it",
+        "to open it",
+        "to draw all",
+        "to draw a hundredth",
+    ]
+    parts = [
+        "The size has the program and the code in it, of each the first 6,000 lines.",
+        table(head, rows),
+    ]
     publish("page", "The page of a schedule", parts, chosen)
 
 

@@ -37,7 +37,10 @@ class Bottleneck(nn.Module):
         super().__init__()
         after = 4 * inner
         self.conv1, self.bn1 = nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner)
-        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(inner),
+        )
         self.conv3, self.bn3 = nn.Conv2d(inner, after, 1, bias=False), nn.BatchNorm2d(after)
         past = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
         self.past = past if stride > 1 or before != after else nn.Identity()
@@ -76,7 +79,9 @@ def machine(bytes_per_second: float) -> asc.Machine:
     names = ("cpu", "cuda:0", "cuda:1")
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     devices = [asc.Device("cpu", 1, 50e9, 10e9), gpu, replace(gpu, name="cuda:1")]
-    return asc.Machine(devices, [asc.Link(a, b, bytes_per_second, 1e-5) for a, b in pairs], imagined=True)
+    return asc.Machine(
+        devices, [asc.Link(a, b, bytes_per_second, 1e-5) for a, b in pairs], imagined=True
+    )
 
 
 def bound(schedule: asc.Schedule) -> float:
@@ -85,12 +90,16 @@ def bound(schedule: asc.Schedule) -> float:
     seconds = [costs.task_seconds(t, schedule.machine.device(on[t.name])) for t in graph.tasks]
     head, tail = [0.0] * len(seconds), [0.0] * len(seconds)
     for task in graph.tasks:
-        head[task.index] = max((head[d.task] + seconds[d.task] for d in task.dependencies), default=0.0)
+        head[task.index] = max(
+            (head[d.task] + seconds[d.task] for d in task.dependencies), default=0.0
+        )
     for task in reversed(graph.tasks):
         tail[task.index] = max((tail[u] + seconds[u] for u in graph.users[task.index]), default=0.0)
     found = 0.0
     for device in schedule.machine.accelerators:
-        own = [task.index for task in graph.tasks if on[task.name] == device and seconds[task.index]]
+        own = [
+            task.index for task in graph.tasks if on[task.name] == device and seconds[task.index]
+        ]
         if own:
             busy = sum(seconds[i] for i in own)
             found = max(found, min(head[i] for i in own) + busy + min(tail[i] for i in own))
@@ -100,13 +109,18 @@ def bound(schedule: asc.Schedule) -> float:
 def main() -> None:
     chosen = options(__doc__)
     model = ResNet50()
-    training: dict[str, Any] = {"loss_fn": functional.mse_loss, "optimizer": torch.optim.SGD(model.parameters(), 0.001)}
+    training: dict[str, Any] = {
+        "loss_fn": functional.mse_loss,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.001),
+    }
     x, y = torch.empty(BATCH, 3, PIXELS, PIXELS), torch.empty(BATCH, 1000)
 
     def planned(way: Any, **how: Any) -> Any:
         return way(model, **training, **how)
 
-    model_parallel, pipeline = (partial(planned, way) for way in (asc.parallel.model_parallel, asc.parallel.pipeline))
+    model_parallel, pipeline = (
+        partial(planned, way) for way in (asc.parallel.model_parallel, asc.parallel.pipeline)
+    )
     fast = machine(1e12)
     one = model_parallel(machine=fast, devices=["cuda:0"]).schedule(x, y).makespan
     two = model_parallel(machine=fast, split=HALF)
@@ -114,17 +128,30 @@ def main() -> None:
     rate = sent / (SLOWER * one - two.schedule(x, y).makespan + sent / 1e12)
     tutorial = machine(rate)
     cut = model_parallel(machine=tutorial, split=HALF).schedule(x, y)
-    hand = pipeline(machine=tutorial, split=HALF, chunks=BATCH // SPLIT, schedule="gpipe").schedule(x, y)
+    hand = pipeline(machine=tutorial, split=HALF, chunks=BATCH // SPLIT, schedule="gpipe").schedule(
+        x, y
+    )
     step = pipeline(machine=tutorial, schedule="zero-bubble" if chosen.quick else "auto")
     curve = step.curve(x, y, chunks=QUICK if chosen.quick else None)
-    best = pipeline(machine=tutorial, chunks=curve.best.chunks, schedule=curve.best.order).schedule(x, y)
+    best = pipeline(machine=tutorial, chunks=curve.best.chunks, schedule=curve.best.order).schedule(
+        x, y
+    )
     rows = [
-        (name, f"{s * 1e3:.0f}", f"{one / s - 1:+.0%}", "" if plan is None else f"{bound(plan) / s:.1%}")
+        (
+            name,
+            f"{s * 1e3:.0f}",
+            f"{one / s - 1:+.0%}",
+            "" if plan is None else f"{bound(plan) / s:.1%}",
+        )
         for name, s, plan in (
             ("one GPU", one, None),
             ("cut in two", cut.makespan, None),
             (f"GPipe, splits of {SPLIT}, the tutorial's cut", hand.makespan, hand),
-            (f"{curve.best.order}, {curve.best.chunks} micro-batches, autosched's cut", best.makespan, best),
+            (
+                f"{curve.best.order}, {curve.best.chunks} micro-batches, autosched's cut",
+                best.makespan,
+                best,
+            ),
         )
     ]
     publish(

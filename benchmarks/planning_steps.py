@@ -121,7 +121,9 @@ def main() -> None:
                 rows.append([f"{name}, {policy}", *figures, f"{seconds['instructions']:,.0f}"])
         head = ["", "build", "place", *STEPS, "schedule() in all", "instructions"]
         title = f"## {tasks:,} tasks: seconds, median of {runs}"
-        parts.append(f"{title}\n\n{table(head, rows)}\n\nTarget for `heft` and `auto`: below {target} s in all.")
+        parts.append(
+            f"{title}\n\n{table(head, rows)}\n\nTarget for `heft` and `auto`: below {target} s in all."
+        )
     publish("planning_steps", "Planning, step by step", parts, chosen, ("torch", "networkx"))
 
 

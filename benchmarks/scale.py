@@ -35,7 +35,12 @@ from torch.nn import functional
 import autosched as asc
 
 NODE = 8
-GPU = {"flops_per_second": 300e12, "bytes_per_second": 2.5e12, "launch_seconds": 5e-6, "nbytes": 80e9}
+GPU = {
+    "flops_per_second": 300e12,
+    "bytes_per_second": 2.5e12,
+    "launch_seconds": 5e-6,
+    "nbytes": 80e9,
+}
 NVLINK, NETWORK, HOST = (360e9, 1e-5), (40e9, 2e-5), (50e9, 1e-5)  # bytes per second, latency
 CHUNKS = (16, 32, 64)  # micro-batches of each pipeline, to choose among
 SEVERAL = 16  # times what one GPU computes at once, in the batch that stays the same
@@ -75,7 +80,14 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Radford et al., "Language models are unsupervised multitask learners", 2019: the largest by default."""
 
-    def __init__(self, layers: int = 48, width: int = 1600, heads: int = 25, words: int = 50_257, length: int = 1024):
+    def __init__(
+        self,
+        layers: int = 48,
+        width: int = 1600,
+        heads: int = 25,
+        words: int = 50_257,
+        length: int = 1024,
+    ):
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
@@ -140,7 +152,11 @@ def planned(gpus: int, rows: int, plan: Callable[[], tuple[asc.Schedule, str]]) 
     schedule, chosen = plan()
     planning = time.perf_counter() - start
     timeline = schedule.simulate()
-    busy = sum(span.seconds for span in timeline.spans if span.kind == "run" and span.streams[0].device != "cpu")
+    busy = sum(
+        span.seconds
+        for span in timeline.spans
+        if span.kind == "run" and span.streams[0].device != "cpu"
+    )
     work, copies = bound(schedule), schedule.lower_bound
     return Point(
         gpus, rows, timeline.makespan, 1 - busy / (gpus * timeline.makespan), hidden(timeline), max(work, copies),
@@ -155,7 +171,10 @@ def hidden(timeline: asc.Timeline) -> float:
         if span.streams[-1].device != "cpu":  # the last stream of a copy is that of where it goes
             of.setdefault(span.streams[-1].device, []).append(span)
     found = [
-        (asc.Timeline(tuple(spans)).overlap().copies_hidden, sum(s.seconds for s in spans if s.kind == "copy"))
+        (
+            asc.Timeline(tuple(spans)).overlap().copies_hidden,
+            sum(s.seconds for s in spans if s.kind == "copy"),
+        )
         for spans in of.values()
     ]
     total = sum(seconds for _, seconds in found)
@@ -174,7 +193,12 @@ class Ways:
 
     def _system(self, way: Any, gpus: int, **how: Any) -> Any:
         return way(
-            self.model, functional.cross_entropy, self.optimizer, machine(gpus), buckets=(2**20, self.net.bucket), **how
+            self.model,
+            functional.cross_entropy,
+            self.optimizer,
+            machine(gpus),
+            buckets=(2**20, self.net.bucket),
+            **how,
         )
 
     def data_parallel(self, gpus: int, rows: int) -> Point:
@@ -190,7 +214,12 @@ class Ways:
         return planned(gpus, rows, plan)
 
     def pipeline(
-        self, gpus: int, rows: int, replicas: int = 1, order: str = "auto", chunks: Sequence[int] = CHUNKS
+        self,
+        gpus: int,
+        rows: int,
+        replicas: int = 1,
+        order: str = "auto",
+        chunks: Sequence[int] = CHUNKS,
     ) -> Point:
         """Train by pipelines, with the order and the number of micro-batches that are predicted to be fastest."""
         batch = self.net.batch(rows)
@@ -204,7 +233,11 @@ class Ways:
             step = self._system(asc.parallel.pipeline, gpus, **how)
             made = step.schedule(*batch)
             notes = step.notes(*batch)
-            words = [notes["order"], f"{notes['chunks']} micro-batches", notes["reduction"] if replicas > 1 else ""]
+            words = [
+                notes["order"],
+                f"{notes['chunks']} micro-batches",
+                notes["reduction"] if replicas > 1 else "",
+            ]
             return made, ", ".join(filter(None, words))
 
         return planned(gpus, rows, plan)
@@ -262,7 +295,10 @@ def main() -> None:
         if not chosen.quick:
             fixed = [ways.data_parallel(n, SEVERAL * net.rows) for n in counts]
             curves.append(("data parallel, one batch", fixed))
-            parts += [f"### {SEVERAL * net.rows:,} rows in all", table(HEAD, lines("data parallel", fixed, alone))]
+            parts += [
+                f"### {SEVERAL * net.rows:,} rows in all",
+                table(HEAD, lines("data parallel", fixed, alone)),
+            ]
         svg = drawn(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone)
         parts += picture(f"scale-{net.name.lower()}", "efficiency by number of GPUs", svg, chosen)
     publish("scale", "Training steps on 1 to 64 GPUs, predicted", [_about(), *parts], chosen)

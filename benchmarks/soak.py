@@ -45,7 +45,10 @@ def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]
     """Try to break the schedules of a graph; yield what was done."""
     reference = Reference(Setting(graph, inputs_for(graph), number))
     expected = bits(reference.results)
-    programs = {asc.schedule(graph, machine, policy=policy, costs=COSTS).program for policy in POLICIES_TRIED}
+    programs = {
+        asc.schedule(graph, machine, policy=policy, costs=COSTS).program
+        for policy in POLICIES_TRIED
+    }
     yield "graphs"
     yield from what_is_in(graph)
     for k, program in enumerate(sorted(programs, key=str)):
@@ -54,8 +57,12 @@ def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]
         try:
             BruteForce(program, graph)
         except RefusedError as refusal:
-            raise AssertionError(f"accepted by verify alone ({refusal}):\n{graph}\n\n{program}") from None
-        for choose in (None, contrary(number), contrary(number + 1), uniform(number))[:INTERLEAVINGS]:
+            raise AssertionError(
+                f"accepted by verify alone ({refusal}):\n{graph}\n\n{program}"
+            ) from None
+        for choose in (None, contrary(number), contrary(number + 1), uniform(number))[
+            :INTERLEAVINGS
+        ]:
             left, error = attempt(reference.setting, program, graph, machine, choose)
             if error is not None:
                 raise error
@@ -88,7 +95,9 @@ def refusals(program: Program, graph: asc.Graph, source: random.Random) -> Itera
     except asc.ProgramError:
         yield "refusals"
         return
-    raise AssertionError(f"accepted without line {i}, {program.instructions[i]}:\n{graph}\n{program}")
+    raise AssertionError(
+        f"accepted without line {i}, {program.instructions[i]}:\n{graph}\n{program}"
+    )
 
 
 def soak(number: int, examples: int) -> Counter[str]:
@@ -124,15 +133,40 @@ def main() -> None:
         for number, found in enumerate(pool.map(soak, range(batches), [examples] * batches)):
             done += found
             if not chosen.quick:
-                print(f"{number + 1} of {batches}: {done['programs']:,} programs", file=sys.stderr, flush=True)
+                print(
+                    f"{number + 1} of {batches}: {done['programs']:,} programs",
+                    file=sys.stderr,
+                    flush=True,
+                )
     minutes = (time.perf_counter() - start) / 60
-    shown = ["graphs", "tasks", "writes in place", "views", "random tasks", "programs", "interleavings", "refusals"]
+    shown = [
+        "graphs",
+        "tasks",
+        "writes in place",
+        "views",
+        "random tasks",
+        "programs",
+        "interleavings",
+        "refusals",
+    ]
     rows = [[what, f"{done[what]:,}"] for what in shown]
-    rows += [[f"{kind.__name__.lower()} instructions", f"{done[kind.__name__]:,}"] for kind in (Run, Copy, Wait, Free)]
-    rows += [[f"graphs on {k} device{'s' * (k > 1)}", f"{done[f'on {k}']:,}"] for k in range(1, len(DEVICES) + 1)]
-    told = f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
+    rows += [
+        [f"{kind.__name__.lower()} instructions", f"{done[kind.__name__]:,}"]
+        for kind in (Run, Copy, Wait, Free)
+    ]
+    rows += [
+        [f"graphs on {k} device{'s' * (k > 1)}", f"{done[f'on {k}']:,}"]
+        for k in range(1, len(DEVICES) + 1)
+    ]
+    told = (
+        f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
+    )
     publish(
-        "soak", "Soak", [(__doc__ or "").strip(), table(["", "tried"], rows), told], chosen, ("torch", "hypothesis")
+        "soak",
+        "Soak",
+        [(__doc__ or "").strip(), table(["", "tried"], rows), told],
+        chosen,
+        ("torch", "hypothesis"),
     )
 
 

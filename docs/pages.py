@@ -25,7 +25,10 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 PICTURES = HERE / "pictures"
 TUTORIAL, NOTEBOOK = HERE / "tutorial.md", HERE.parent / "examples" / "tutorial.ipynb"
-BLOCK = re.compile(r"```(?P<kind>python|console)\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
+BLOCK = re.compile(
+    r"```(?P<kind>python|console)\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?",
+    re.DOTALL,
+)
 
 
 class Block(NamedTuple):
@@ -87,7 +90,9 @@ def updated(text: str, blocks: Iterator[Block]) -> str:
         made = next(blocks)
         if made.holds:
             return match[0]
-        return f"```{match['kind']}\n{made.code}```\n" + (f"\n```text\n{made.printed}```\n" if made.printed else "")
+        return f"```{match['kind']}\n{made.code}```\n" + (
+            f"\n```text\n{made.printed}```\n" if made.printed else ""
+        )
 
     return BLOCK.sub(block, text)
 
@@ -130,8 +135,12 @@ def make_notebook() -> str:
 
 def main() -> int:
     """Bring all pages up to date."""
-    parser = argparse.ArgumentParser(description="Run the code in the documents, and write what it prints into them.")
-    parser.add_argument("--notebook", action="store_true", help="also run the tutorial as a notebook")
+    parser = argparse.ArgumentParser(
+        description="Run the code in the documents, and write what it prints into them."
+    )
+    parser.add_argument(
+        "--notebook", action="store_true", help="also run the tutorial as a notebook"
+    )
     options = parser.parse_args()
     for path in pages():
         text = path.read_text(encoding="utf-8")

@@ -23,9 +23,13 @@ import autosched as asc
 from autosched.viz import gantt_svg, gantt_text
 
 SIZE = 4000  # of the chapter's matrices
-SMALL = 16  # of those that are really multiplied where GPUs are played: torch gives them to one core
+SMALL = (
+    16  # of those that are really multiplied where GPUs are played: torch gives them to one core
+)
 LIMIT = 1.1  # things done at once may take so many times what the longest of them takes alone
-REAL = min(torch.accelerator.device_count(), 2)  # with one real GPU, the two are logical devices on it
+REAL = min(
+    torch.accelerator.device_count(), 2
+)  # with one real GPU, the two are logical devices on it
 
 Trial = tuple[str, asc.Schedule, Mapping[str, Tensor]]
 
@@ -51,8 +55,13 @@ def schedule(graph: asc.Graph, gpus: int = 2, to_cpu: Iterable[str] = ()) -> asc
 
 def benchmark(quick: bool, *trials: Trial) -> list[float]:
     """Print and return the median seconds of schedules, run in turn so that a busy computer slows them alike."""
-    rounds = [[seconds(scheduled, inputs) for _, scheduled, inputs in trials] for _ in range(2 if quick else 6)]
-    medians = [statistics.median(taken) for taken in zip(*rounds[1:], strict=True)]  # the first round warms up
+    rounds = [
+        [seconds(scheduled, inputs) for _, scheduled, inputs in trials]
+        for _ in range(2 if quick else 6)
+    ]
+    medians = [
+        statistics.median(taken) for taken in zip(*rounds[1:], strict=True)
+    ]  # the first round warms up
     for (label, _, _), median in zip(trials, medians, strict=True):
         print(f"{label}: {median:.4f} sec")
     return medians
@@ -69,16 +78,22 @@ def seconds(scheduled: asc.Schedule, inputs: Mapping[str, Tensor]) -> float:
 def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
     ratio = together / max(parts)
     verdict = "holds" if ratio <= LIMIT else "does NOT hold"
-    print(f"    {what} take {ratio:.3f} times what the longer one takes alone; at most {LIMIT}: {verdict}")
+    print(
+        f"    {what} take {ratio:.3f} times what the longer one takes alone; at most {LIMIT}: {verdict}"
+    )
     return ratio <= LIMIT
 
 
-def profile(scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None) -> asc.Timeline:
+def profile(
+    scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None
+) -> asc.Timeline:
     """Return what happened when, in the median of three runs; draw it, where a folder is given."""
     timeline = scheduled.profile(repeat=3, **inputs)
     name = scheduled.graph.name
     if folder:
-        (folder / f"{name}.svg").write_text(gantt_svg(scheduled.simulate(), title=name, measured=timeline))
+        (folder / f"{name}.svg").write_text(
+            gantt_svg(scheduled.simulate(), title=name, measured=timeline)
+        )
     return timeline
 
 
@@ -116,7 +131,11 @@ def computation_and_communication(options: argparse.Namespace) -> bool:
         copies.output(*copies.inputs(*graph.outputs))
     compute, both = schedule(graph), schedule(graph, to_cpu=graph.outputs)
     copy, x = schedule(copies, to_cpu=copies.outputs), {"x": matrix(GPU1)}
-    trials = ("Run on GPU1", compute, x), ("Copy to CPU", copy, compute(**x)), ("Run on GPU1 and copy to CPU", both, x)
+    trials = (
+        ("Run on GPU1", compute, x),
+        ("Copy to CPU", copy, compute(**x)),
+        ("Run on GPU1 and copy to CPU", both, x),
+    )
     *alone, together = benchmark(options.quick, *trials)
     profile(both, x, options.folder)
     return at_once("computing and copying", together, alone) or options.quick
@@ -137,14 +156,24 @@ def eight_tasks(options: argparse.Namespace) -> bool:
 
 def small_tasks_on_the_cpu(options: argparse.Namespace) -> bool:
     """Exercise: tasks so small that torch gives each to one core; on the CPU alone, many at once pay."""
-    streams, graph, x = max(2, torch.get_num_threads()), asc.Graph("sorts"), {"x": torch.rand(10_000)}
+    streams, graph, x = (
+        max(2, torch.get_num_threads()),
+        asc.Graph("sorts"),
+        {"x": torch.rand(10_000)},
+    )
     numbers = graph.input("x")
     for _ in range(4 * options.products):
         graph.add(torch.msort, numbers)
-    one, many = (asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=n)) for n in (1, streams))
-    print(f"this computer has {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} of them busy (load average)")
+    one, many = (
+        asc.schedule(graph, asc.Machine.local(gpus=0, cpu_streams=n)) for n in (1, streams)
+    )
+    print(
+        f"this computer has {os.cpu_count()} cores, {os.getloadavg()[0]:.1f} of them busy (load average)"
+    )
     label = f"{len(graph)} sorts of 10,000 numbers on"
-    before, after = benchmark(options.quick, (f"{label} 1 stream", one, x), (f"{label} {streams} streams", many, x))
+    before, after = benchmark(
+        options.quick, (f"{label} 1 stream", one, x), (f"{label} {streams} streams", many, x)
+    )
     print(f"    speed-up {before / after:.2f}")
     return True
 
@@ -159,13 +188,19 @@ def cpu_gpu_and_copies(options: argparse.Namespace) -> bool:
     scheduled = schedule(graph)
     print(gantt_text(profile(scheduled, x, options.folder)))
     predicted = scheduled.simulate()
-    print(f"    predicted: {predicted.makespan * 1e3:.1f} ms, {predicted.overlap().copies_hidden:.0%} hidden")
+    print(
+        f"    predicted: {predicted.makespan * 1e3:.1f} ms, {predicted.overlap().copies_hidden:.0%} hidden"
+    )
     return True
 
 
 def tangled_dependencies(options: argparse.Namespace) -> bool:
     """Exercise: writes in place, views, order and three devices, checked against the serial run."""
-    graph, draw, numbers = asc.Graph("tangled"), random.Random(0), torch.arange(64)  # whole: the same bits everywhere
+    graph, draw, numbers = (
+        asc.Graph("tangled"),
+        random.Random(0),
+        torch.arange(64),
+    )  # whole: the same bits everywhere
     x, values = graph.input("x"), []
     for i, device in enumerate(2 * machine().names):
         with graph.on(device):
@@ -184,11 +219,19 @@ def tangled_dependencies(options: argparse.Namespace) -> bool:
     graph.output(*values)
     with asc.schedule(graph, machine(), outputs=CPU) as scheduled:
         runs = [scheduled(x=numbers) for _ in range(options.products)]
-    print("dependencies:", counted(dependency.kind for task in graph.tasks for dependency in task.dependencies))
-    print("instructions:", counted(type(instruction).__name__.lower() for instruction in scheduled.program))
+    print(
+        "dependencies:",
+        counted(dependency.kind for task in graph.tasks for dependency in task.dependencies),
+    )
+    print(
+        "instructions:",
+        counted(type(instruction).__name__.lower() for instruction in scheduled.program),
+    )
     serial = graph.run_serial(x=numbers)
     equal = all(torch.equal(outputs[name], serial[name]) for outputs in runs for name in serial)
-    print(f"    {len(runs)} runs: {'equal to serial, bit for bit' if equal else 'NOT equal to serial'}")
+    print(
+        f"    {len(runs)} runs: {'equal to serial, bit for bit' if equal else 'NOT equal to serial'}"
+    )
     return equal
 
 
@@ -197,9 +240,15 @@ EXERCISES = eight_tasks, small_tasks_on_the_cpu, cpu_gpu_and_copies, tangled_dep
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The chapter's experiments and exercises, with autosched.")
-    parser.add_argument("--quick", action="store_true", help="do less of everything, and do not judge times")
-    parser.add_argument("--folder", type=Path, help="where to draw what happened when (default: nowhere)")
+    parser = argparse.ArgumentParser(
+        description="The chapter's experiments and exercises, with autosched."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="do less of everything, and do not judge times"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where to draw what happened when (default: nowhere)"
+    )
     options = parser.parse_args()
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)

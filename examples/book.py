@@ -25,11 +25,16 @@ from autosched.viz import Bar, bars_svg, gantt_svg
 SLOW = 1500  # times slower than GPUs are the emulated ones, for two cores to keep up
 LATENCY = 4  # times longer it takes them to start a kernel or a copy: what Python needs to start an operator
 STEPS = 20  # after which parameters are compared
-SUMS = {"reduction": "sum", "buckets": (2**16, 2**16)}  # the book's allreduce, in small buckets for small networks
+SUMS = {
+    "reduction": "sum",
+    "buckets": (2**16, 2**16),
+}  # the book's allreduce, in small buckets for small networks
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
-Make = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]  # a network, the same each time, and what trains it
+Make = Callable[
+    [], tuple[nn.Module, torch.optim.Optimizer]
+]  # a network, the same each time, and what trains it
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -66,7 +71,8 @@ def digits(size: int) -> Images:
     """Return scikit-learn's digits, scaled up from 8x8 to ``size`` x ``size`` pixels."""
     data = load_digits()
     x, test_x = (
-        functional.interpolate(rows.reshape(-1, 1, 8, 8), size=size, mode="bilinear") for rows in (data.x, data.test_x)
+        functional.interpolate(rows.reshape(-1, 1, 8, 8), size=size, mode="bilinear")
+        for rows in (data.x, data.test_x)
     )
     return Images(x, data.y, test_x, data.test_y)
 
@@ -74,18 +80,26 @@ def digits(size: int) -> Images:
 def fashion_mnist(folder: Path) -> Images:
     """Return the images of Fashion-MNIST from its four idx files, packed by gzip or not."""
     x, y, test_x, test_y = (
-        idx(folder / f"{part}-{kind}-ubyte") for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+        idx(folder / f"{part}-{kind}-ubyte")
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
     )
     return Images(x[:, None] / 255, y.long(), test_x[:, None] / 255, test_y.long())
 
 
 def idx(path: Path) -> Tensor:
     """Return the bytes of an idx file, whose head is 0, 0, 8, the number of dimensions, and the length of each."""
-    data = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
+    data = (
+        path.read_bytes()
+        if path.exists()
+        else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
+    )
     if data[:3] != b"\0\0\x08":
         raise SystemExit(f"{path} is no idx file of bytes")
     head = 4 + 4 * data[3]
-    return torch.tensor(bytearray(data[head:]), dtype=torch.uint8).reshape(struct.unpack(f">{data[3]}I", data[4:head]))
+    return torch.tensor(bytearray(data[head:]), dtype=torch.uint8).reshape(
+        struct.unpack(f">{data[3]}I", data[4:head])
+    )
 
 
 def machine_with(
@@ -95,14 +109,21 @@ def machine_with(
 
     Emulated ones are ``slow`` times slower than real ones, and what joins them is ``links`` (default: as many) times.
     """
-    torch.set_num_threads(1)  # each emulated GPU is a thread, and torch's own would fight with those
+    torch.set_num_threads(
+        1
+    )  # each emulated GPU is a thread, and torch's own would fight with those
     if real := torch.accelerator.device_count():
         torch.backends.cudnn.deterministic = True  # or no two runs would be equal, bit for bit
-        kind = f"{gpus} real GPUs" if real >= gpus else f"{gpus} logical devices on {real} real GPUs"
+        kind = (
+            f"{gpus} real GPUs" if real >= gpus else f"{gpus} logical devices on {real} real GPUs"
+        )
         return asc.Machine.local(gpus=gpus), kind
     fast = asc.Machine.emulated(gpus=gpus, link="pcie4")
     slowed, far = fast.slower(slow), fast.slower(links or slow)
-    devices = [replace(device, launch_seconds=device.launch_seconds / slow * latency) for device in slowed.devices]
+    devices = [
+        replace(device, launch_seconds=device.launch_seconds / slow * latency)
+        for device in slowed.devices
+    ]
     joined = [replace(link, latency=link.latency / (links or slow) * latency) for link in far.links]
     return asc.Machine(devices, joined, imagined=True), (
         f"{gpus} emulated GPUs, {slow:g} times slower than real ones so that this CPU can keep up;\n"
@@ -134,7 +155,9 @@ def accuracy(model: nn.Module, images: Images) -> float:
     return float((found == images.test_y).float().mean())
 
 
-def serial_step(model: nn.Module, loss_fn: Loss, optimizer: torch.optim.Optimizer, batch: Batch, parts: int) -> None:
+def serial_step(
+    model: nn.Module, loss_fn: Loss, optimizer: torch.optim.Optimizer, batch: Batch, parts: int
+) -> None:
     """Take a training step in plain PyTorch, on one part of the batch after the other."""
     optimizer.zero_grad()
     for x, y in zip(*(tensor.chunk(parts) for tensor in batch), strict=True):
@@ -158,12 +181,20 @@ class Training(NamedTuple):
 
 
 def train(
-    make: Make, loss_fn: Loss, machine: asc.Machine, gpus: int, images: Images, size: int, epochs: int
+    make: Make,
+    loss_fn: Loss,
+    machine: asc.Machine,
+    gpus: int,
+    images: Images,
+    size: int,
+    epochs: int,
 ) -> Training:
     """Train a new network on the first GPUs; the first epoch, which is for planning too, is not measured."""
     (model, optimizer), devices = make(), machine.accelerators[:gpus]
     stream, steps, seconds = batches(images, size), len(images.y) // size, []
-    with asc.parallel.data_parallel(model, loss_fn, optimizer, machine, devices=devices, **SUMS) as step:
+    with asc.parallel.data_parallel(
+        model, loss_fn, optimizer, machine, devices=devices, **SUMS
+    ) as step:
         for _ in range(epochs):
             start = time.perf_counter()
             losses = [step(x, y) for x, y in islice(stream, steps)]
@@ -175,7 +206,9 @@ def train(
     return Training(Seconds.of(seconds[1:]), steps * schedule.makespan, found, timelines)
 
 
-def equal_to_serial(make: Make, loss_fn: Loss, machine: asc.Machine, images: Images, size: int) -> bool:
+def equal_to_serial(
+    make: Make, loss_fn: Loss, machine: asc.Machine, images: Images, size: int
+) -> bool:
     """Train on all GPUs, and in plain PyTorch on one part of each batch after the other; compare the parameters."""
     (ours, our_optimizer), (plain, plain_optimizer) = make(), make()
     plain.to(where(machine))
@@ -187,11 +220,20 @@ def equal_to_serial(make: Make, loss_fn: Loss, machine: asc.Machine, images: Ima
     count = sum(parameter.numel() for parameter in ours.parameters())
     names = different(ours, plain)
     found = f" ({', '.join(names)} differ)" if names else ""
-    return verdict(f"{count:,} parameters after {STEPS} steps equal the serial ones, bit for bit{found}", not names)
+    return verdict(
+        f"{count:,} parameters after {STEPS} steps equal the serial ones, bit for bit{found}",
+        not names,
+    )
 
 
 def compare_gpu_counts(
-    name: str, make: Make, images: Images, size: int, epochs: int, least: float, options: argparse.Namespace
+    name: str,
+    make: Make,
+    images: Images,
+    size: int,
+    epochs: int,
+    least: float,
+    options: argparse.Namespace,
 ) -> int:
     """Train on one GPU and on two, print and draw what that takes, and return the exit code."""
     machine, kind = machine_with(2, slow=1 if options.quick else SLOW)
@@ -200,7 +242,13 @@ def compare_gpu_counts(
     one, two = (train(make, loss_fn, machine, gpus, images, size, epochs) for gpus in (1, 2))
     trainings = {"1 GPU": one, "2 GPUs": two}
     rows = (
-        (label, t.epoch, f"{t.predicted:.3f}", f"{one.epoch.mean / t.epoch.mean:.2f}", f"{t.accuracy:.4f}")
+        (
+            label,
+            t.epoch,
+            f"{t.predicted:.3f}",
+            f"{one.epoch.mean / t.epoch.mean:.2f}",
+            f"{t.accuracy:.4f}",
+        )
         for label, t in trainings.items()
     )
     print(table(("", "sec/epoch", "predicted", "speed-up", "test accuracy"), *rows))
@@ -208,14 +256,21 @@ def compare_gpu_counts(
     same = equal_to_serial(make, loss_fn, machine, images, size)
     file, (predicted, measured) = name.lower().replace("-", ""), two.timelines
     bars = [bar for label, t in trainings.items() for bar in bars_of(label, t.epoch, t.predicted)]
-    draw(options.folder, f"{file}_epochs", bars_svg(bars, title=f"{name}: an epoch of training", x="time", unit="s"))
+    draw(
+        options.folder,
+        f"{file}_epochs",
+        bars_svg(bars, title=f"{name}: an epoch of training", x="time", unit="s"),
+    )
     gantt = gantt_svg(predicted, measured=measured, title=f"{name}: a training step on two GPUs")
     draw(options.folder, f"{file}_step", gantt)
     return 0 if learnt and same else 1
 
 
 def bars_of(name: str, measured: Seconds, predicted: float) -> list[Bar]:
-    return [Bar(name, measured.mean, *measured.ends, series="measured"), Bar(name, predicted, series="predicted")]
+    return [
+        Bar(name, measured.mean, *measured.ends, series="measured"),
+        Bar(name, predicted, series="predicted"),
+    ]
 
 
 def measure(step: Step, batch: Batch, runs: int) -> Seconds:
@@ -240,7 +295,10 @@ def table(*rows: Iterable[object]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
         )
         for row in cells
     )
@@ -249,7 +307,9 @@ def table(*rows: Iterable[object]) -> str:
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser of the options that these examples have in common."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--quick", action="store_true", help="do less of everything, and do not judge times")
+    made.add_argument(
+        "--quick", action="store_true", help="do less of everything, and do not judge times"
+    )
     made.add_argument("--folder", type=Path, help="where to draw (default: nowhere)")
     return made
 

@@ -42,7 +42,9 @@ LOSSY: Mapping[str, Mapping[str, Any]] = {
     "8 bits": {"compression": Int8()},
     "the largest 1%": {"compression": TopK(share=0.01)},
 }
-RARE: Mapping[str, Mapping[str, Any]] = {f"ring, every {MICRO} batches": {"reduction": "ring", "accumulate": MICRO}}
+RARE: Mapping[str, Mapping[str, Any]] = {
+    f"ring, every {MICRO} batches": {"reduction": "ring", "accumulate": MICRO}
+}
 
 
 class Result(NamedTuple):
@@ -61,7 +63,9 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
     for layer in layers:
         nn.init.kaiming_normal_(layer.weight)
-    net = nn.Sequential(nn.Flatten(), *(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
+    net = nn.Sequential(nn.Flatten(), *(part for layer in layers for part in (layer, nn.ReLU())))[
+        :-1
+    ]
     return net, torch.optim.SGD(net.parameters(), lr=0.05)
 
 
@@ -77,7 +81,9 @@ def train(machine: asc.Machine, images: book.Images, steps: int, how: Mapping[st
             float(step(*batch))
             seconds.append((time.perf_counter() - start) / count)
     measured = book.Seconds.of(seconds[1:] or seconds)
-    return Result(sent(schedule) / count, measured, schedule.makespan / count, loss_of(model, images))
+    return Result(
+        sent(schedule) / count, measured, schedule.makespan / count, loss_of(model, images)
+    )
 
 
 @torch.no_grad()
@@ -88,16 +94,24 @@ def loss_of(model: nn.Module, images: book.Images) -> float:
 def sent(schedule: asc.Schedule) -> float:
     """Return the bytes that are copied between devices, the batch's among them."""
     values = {value.name: value for value in schedule.graph.values}
-    copied = (values[instruction.value] for instruction in schedule.program if isinstance(instruction, Copy))
+    copied = (
+        values[instruction.value]
+        for instruction in schedule.program
+        if isinstance(instruction, Copy)
+    )
     return sum(schedule.costs.value_nbytes(value) for value in copied)
 
 
 def main() -> int:
-    options = book.parser("What data parallel training sends, and how to send it sooner, or less of it.").parse_args()
+    options = book.parser(
+        "What data parallel training sends, and how to send it sooner, or less of it."
+    ).parse_args()
     machine, kind = book.machine_with(GPUS, slow=SLOW / 5 if options.quick else SLOW)
     print(f"machine: {kind}\n{machine}\n", flush=True)
     images, steps = book.digits(8), 4 if options.quick else 20
-    results = {name: train(machine, images, steps, how) for name, how in {**EXACT, **LOSSY, **RARE}.items()}
+    results = {
+        name: train(machine, images, steps, how) for name, how in {**EXACT, **LOSSY, **RARE}.items()
+    }
     print(
         book.table(
             (f"{steps} batches of {BATCH}", "MB/batch", "sec/batch", "predicted", "loss"),
@@ -107,7 +121,9 @@ def main() -> int:
             ),
         )
     )
-    bars = [bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)]
+    bars = [
+        bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)
+    ]
     book.draw(
         options.folder,
         "communication_seconds",
@@ -122,9 +138,16 @@ def promises(results: Mapping[str, Result], begun: float) -> bool:
     small = [results[name].nbytes for name in ("8 bits", "the largest 1%")]
     return all(
         [
-            book.verdict("another order changes the loss by less than 0.001", max(exact) - min(exact) < 1e-3),
-            book.verdict("8 bits send less than a ring, and so does 1%", max(small) < results["ring"].nbytes),
-            book.verdict(f"all losses fall from {begun:.4f}", max(found.loss for found in results.values()) < begun),
+            book.verdict(
+                "another order changes the loss by less than 0.001", max(exact) - min(exact) < 1e-3
+            ),
+            book.verdict(
+                "8 bits send less than a ring, and so does 1%", max(small) < results["ring"].nbytes
+            ),
+            book.verdict(
+                f"all losses fall from {begun:.4f}",
+                max(found.loss for found in results.values()) < begun,
+            ),
         ]
     )
 

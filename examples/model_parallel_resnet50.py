@@ -47,11 +47,16 @@ class Bottleneck(nn.Module):
         super().__init__()
         after = 4 * width
         self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.conv3, self.bn3 = nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after)
         self.shortcut: nn.Module = nn.Identity()
         if before != after or stride > 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features of shape (n, 4 * width, height / stride, width / stride)."""
@@ -88,7 +93,9 @@ def batch() -> book.Batch:
     """Return random images, each with a random class as a row of 0 and 1: what the tutorial trains on."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.randint(CLASSES, (BATCH,), generator=generator)
-    return torch.randn(BATCH, 3, PIXELS, PIXELS, generator=generator), functional.one_hot(classes, CLASSES).float()
+    return torch.randn(BATCH, 3, PIXELS, PIXELS, generator=generator), functional.one_hot(
+        classes, CLASSES
+    ).float()
 
 
 class Result(NamedTuple):
@@ -125,7 +132,12 @@ class Experiment:
         """Train."""
         with step:
             measured = book.measure(step, batch(), self.runs)
-            return Result(measured, step.schedule(*batch()).makespan, step.notes(*batch())["order"], step.model)
+            return Result(
+                measured,
+                step.schedule(*batch()).makespan,
+                step.notes(*batch())["order"],
+                step.model,
+            )
 
     def serial(self, parts: int) -> nn.Module:
         """Return the network after as many steps in plain PyTorch, on one part of the batch after the other."""
@@ -140,7 +152,9 @@ class Experiment:
 def compare_ways(experiment: Experiment) -> dict[str, Result]:
     """Train as the tutorial does, and as autosched does."""
     first, second = experiment.machine.accelerators
-    cut = dict.fromkeys(["conv1", "bn1", "layer1", "layer2"], first) | dict.fromkeys(["layer3", "layer4", "fc"], second)
+    cut = dict.fromkeys(["conv1", "bn1", "layer1", "layer2"], first) | dict.fromkeys(
+        ["layer3", "layer4", "fc"], second
+    )
     model_parallel, pipeline = asc.parallel.model_parallel, asc.parallel.pipeline
     steps = {
         "one GPU": experiment.step(model_parallel, devices=[first]),
@@ -162,7 +176,9 @@ def compare_ways(experiment: Experiment) -> dict[str, Result]:
         for name, r in results.items()
     )
     print(book.table(("", "sec/batch", "predicted", "speed-up", "predicted"), *rows))
-    bars = [bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)]
+    bars = [
+        bar for name, r in results.items() for bar in book.bars_of(name, r.measured, r.predicted)
+    ]
     svg = bars_svg(bars, title="ResNet-50: training on a batch of 120 images", x="time", unit="s")
     book.draw(experiment.folder, "resnet50_ways", svg)
     return results
@@ -174,9 +190,18 @@ def explain(step: Any, folder: Path | None) -> None:
     best: dict[str, Any] = {}
     for one in sorted(notes["curve"].tried, key=lambda tried: tried.seconds):
         best.setdefault(one.order, one)
-    rows = ((one.order, BATCH // one.chunks, f"{one.seconds:.3f}", f"{one.idle:.1%}") for one in best.values())
-    print(f"{step.cuts(*batch())}\n\n{book.table(('order', 'images in a split', 'predicted', 'idle'), *rows)}\n")
-    book.draw(folder, "resnet50_step", gantt_svg(timeline, title="A training step of ResNet-50 on two GPUs"))
+    rows = (
+        (one.order, BATCH // one.chunks, f"{one.seconds:.3f}", f"{one.idle:.1%}")
+        for one in best.values()
+    )
+    print(
+        f"{step.cuts(*batch())}\n\n{book.table(('order', 'images in a split', 'predicted', 'idle'), *rows)}\n"
+    )
+    book.draw(
+        folder,
+        "resnet50_step",
+        gantt_svg(timeline, title="A training step of ResNet-50 on two GPUs"),
+    )
 
 
 def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> None:
@@ -194,7 +219,11 @@ def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> 
     print(book.table(("images in a split", "sec/batch", "predicted"), *rows))
     lines = [
         Line("predicted", list(predicted.items()), "dashed"),
-        Line("measured", [(size, seconds.mean, *seconds.ends) for size, seconds in found.items()], "points"),
+        Line(
+            "measured",
+            [(size, seconds.mean, *seconds.ends) for size, seconds in found.items()],
+            "points",
+        ),
     ]
     title = "ResNet-50: training on a batch of 120 images, in splits"
     svg = lines_svg(lines, title=title, x="images in a split", y="time", y_unit="s", log_x=True)
@@ -208,12 +237,19 @@ def gain(results: Mapping[str, Result], name: str) -> float:
 
 def promises(results: Mapping[str, Result], plain: nn.Module) -> bool:
     """Print what must hold, and return whether all of it does; ``plain`` trained on one split after the other."""
-    hand, two, one = (results[name].model for name in ("pipelined by hand", "cut in two", "one GPU"))
+    hand, two, one = (
+        results[name].model for name in ("pipelined by hand", "cut in two", "one GPU")
+    )
     pairs = zip(hand.parameters(), plain.parameters(), strict=True)
-    near = all(torch.allclose(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5) for ours, theirs in pairs)
+    near = all(
+        torch.allclose(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-5) for ours, theirs in pairs
+    )
     return all(
         [
-            book.verdict(f"autosched is predicted to gain {PROMISED - 1:.0%}", gain(results, "autosched") > PROMISED),
+            book.verdict(
+                f"autosched is predicted to gain {PROMISED - 1:.0%}",
+                gain(results, "autosched") > PROMISED,
+            ),
             book.verdict("cut in two trains as one GPU, bit for bit", not book.different(two, one)),
             book.verdict("pipelined trains as split after split, but for rounding", near),
         ]

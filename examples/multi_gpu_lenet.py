@@ -54,7 +54,12 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def main() -> int:
     parser = book.parser("LeNet from scratch, on one GPU and on two.")
-    parser.add_argument("--fashion-mnist", type=Path, metavar="FOLDER", help="train with the idx files in this folder")
+    parser.add_argument(
+        "--fashion-mnist",
+        type=Path,
+        metavar="FOLDER",
+        help="train with the idx files in this folder",
+    )
     options = parser.parse_args()
     images = book.fashion_mnist(options.fashion_mnist) if options.fashion_mnist else book.digits(28)
     epochs, least = (4, 0.85) if options.quick else (6, 0.8 if options.fashion_mnist else 0.95)

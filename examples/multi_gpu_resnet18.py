@@ -39,7 +39,11 @@ def resnet18(classes: int, channels: int, width: int = WIDTH) -> nn.Sequential:
     net = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
     for i in range(4):
         before, after = width * 2 ** max(i - 1, 0), width * 2**i
-        net.append(nn.Sequential(Residual(before, after, stride=1 if i == 0 else 2), Residual(after, after)))
+        net.append(
+            nn.Sequential(
+                Residual(before, after, stride=1 if i == 0 else 2), Residual(after, after)
+            )
+        )
     return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes)])
 
 
@@ -52,7 +56,9 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 def main() -> int:
     options = book.parser("ResNet-18, on one GPU and on two.").parse_args()
     pixels, epochs, least = (8, 5, 0.85) if options.quick else (16, 6, 0.95)
-    return book.compare_gpu_counts("ResNet-18", make, book.digits(pixels), 128, epochs, least, options)
+    return book.compare_gpu_counts(
+        "ResNet-18", make, book.digits(pixels), 128, epochs, least, options
+    )
 
 
 if __name__ == "__main__":

@@ -10,15 +10,18 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-# A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit" is our first law.
-# It also keeps the two test processes from fighting for two cores.
+# A sum's last bits depend on how many threads share it, and "equal to the serial run, bit for bit"
+# is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
 
-# No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves; deep ones search.
+# No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves;
+# deep ones search.
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=1000, deadline=None, print_blob=True)
 # For tests/mutants.py, where a failure is no riddle and need not be made small.
-settings.register_profile("unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate])
+settings.register_profile(
+    "unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("quick")
 
 
@@ -27,7 +30,9 @@ def pytest_runtest_setup(item):
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     for marker, needed in (("cuda", 1), ("multigpu", 2)):
         if item.get_closest_marker(marker) and count < needed:
-            pytest.skip(f"accelerators needed: {needed}, found: {count}; where they are, run: pytest -m {marker}")
+            pytest.skip(
+                f"accelerators needed: {needed}, found: {count}; where they are, run: pytest -m {marker}"
+            )
 
 
 def _gpus(request, count):
@@ -67,5 +72,7 @@ def no_thread_leaks():
     """Fail a test after which threads of ours are alive that were not there before it."""
     before = set(threading.enumerate())
     yield
-    leaked = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("autosched")]
+    leaked = [
+        t.name for t in threading.enumerate() if t not in before and t.name.startswith("autosched")
+    ]
     assert not leaked, f"threads outlive the test: {leaked}; close() the schedule"

@@ -27,7 +27,9 @@ class Block(nn.Module):
         self.norm1 = nn.BatchNorm2d(outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(outside)
-        past = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        past = nn.Sequential(
+            nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+        )
         self.past = nn.Identity() if inside == outside and stride == 1 else past
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,9 +44,14 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner = outside // 4
         self.conv1, self.norm1 = nn.Conv2d(inside, inner, 1, bias=False), nn.BatchNorm2d(inner)
-        self.conv2, self.norm2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.norm2 = (
+            nn.Conv2d(inner, inner, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(inner),
+        )
         self.conv3, self.norm3 = nn.Conv2d(inner, outside, 1, bias=False), nn.BatchNorm2d(outside)
-        past = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        past = nn.Sequential(
+            nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+        )
         self.past = nn.Identity() if inside == outside and stride == 1 else past
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +63,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Residual blocks in stages, each half as wide and twice as deep."""
 
-    def __init__(self, blocks: tuple[int, ...] = (1, 2), width: int = 4, block: type[nn.Module] = Block):
+    def __init__(
+        self, blocks: tuple[int, ...] = (1, 2), width: int = 4, block: type[nn.Module] = Block
+    ):
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
@@ -100,7 +109,9 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(11, 8)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1
+        )
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +137,10 @@ class Wired(nn.Module):
         super().__init__()
         source = random.Random(seed)
         self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(5)])
-        self.wires = [(source.randrange(k + 1), source.randrange(k + 1), source.randrange(5)) for k in range(7)]
+        self.wires = [
+            (source.randrange(k + 1), source.randrange(k + 1), source.randrange(5))
+            for k in range(7)
+        ]
         self.head = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +159,9 @@ def pictures() -> Batch:
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 4))
+    return nn.Sequential(
+        nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 4)
+    )
 
 
 def lenet() -> nn.Module:
@@ -160,7 +176,9 @@ KINDS = {
     "lenet": Kind(lenet, pictures),
     "resnet": Kind(ResNet, pictures),
     "recurrent": Kind(Recurrent, lambda: (torch.randn(3, 5, 5), torch.randint(0, 4, (3,)))),
-    "transformer": Kind(Transformer, lambda: (torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,)))),
+    "transformer": Kind(
+        Transformer, lambda: (torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,)))
+    ),
     "unet": Kind(UNet, lambda: (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8))),
     **{f"wired{seed}": Kind(lambda seed=seed: Wired(seed), vectors(6)) for seed in range(5)},
 }

@@ -59,7 +59,9 @@ def run(mutant: Mutant, everything: bool = False) -> Outcome:
     """Plant a bug in a copy of the repository, and run its test there, or all."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+        )
         (copy / mutant.module).write_text(mutated(mutant), encoding="utf-8")
         start = time.perf_counter()
         one = ["-x", "--hypothesis-profile=unshrunk", mutant.caught_by]
@@ -92,19 +94,31 @@ HEADER = "| deliberate bug | in | caught by | seconds |\n| --- | --- | --- | --:
 
 def row(mutant: Mutant, outcome: Outcome) -> str:
     """Return a line of the table, which is Markdown."""
-    caught = ", ".join(f"`{test.removeprefix('tests/')}`" for test in outcome.failed) or "**nothing**"
+    caught = (
+        ", ".join(f"`{test.removeprefix('tests/')}`" for test in outcome.failed) or "**nothing**"
+    )
     module = mutant.module.removeprefix("autosched/")
     return f"| {mutant.name} | `{module}` | {caught} | {outcome.seconds:.0f} |"
 
 
 def main() -> int:
     """Return how the command line ends: 1 if a bug survives."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="words of the mutants' names; default: all mutants")
-    parser.add_argument("--all", action="store_true", help="run all tests that are not slow against each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help="words of the mutants' names; default: all mutants"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="run all tests that are not slow against each"
+    )
     parser.add_argument("--list", action="store_true", help="print what there is")
     chosen = parser.parse_args()
-    mutants = [mutant for mutant in MUTANTS if not chosen.names or any(name in mutant.name for name in chosen.names)]
+    mutants = [
+        mutant
+        for mutant in MUTANTS
+        if not chosen.names or any(name in mutant.name for name in chosen.names)
+    ]
     if chosen.list:
         print("\n".join(f"{mutant.module}: {mutant.name}" for mutant in mutants))
         return 0
@@ -120,14 +134,18 @@ def main() -> int:
 LOWERING = "autosched/lowering"
 LAWS = "tests/laws/test_laws.py"
 SERIAL = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_at_once"
-INTERLEAVED = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving"
+INTERLEAVED = (
+    f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_in_every_legal_interleaving"
+)
 EMULATED = f"{LAWS}::test_law_1_a_scheduled_run_equals_the_serial_run_emulated"
 TIMELINE = f"{LAWS}::test_law_5_threads_that_are_switched_between_any_two_steps_give_the_timeline_of_the_simulator"
 LEFT = f"{LAWS}::test_law_7_a_run_ends_with_nothing_in_memory_but_what_is_kept"
 NEEDLESS = f"{LAWS}::test_law_2_nothing_can_be_left_out"
 REFERENCE = "tests/laws/test_necessary.py::test_verify_refuses_exactly_what_the_reference_refuses"
 CLOCKS = "tests/laws/test_teeth.py::test_vector_clocks_know_what_happens_before_what_in_any_list"
-ACCESSES = "tests/graph/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+ACCESSES = (
+    "tests/graph/test_parts.py::test_accesses_order_what_conflicts_directly_or_through_others"
+)
 LISTING = "tests/policies/test_listing.py"
 PLANS = f"{LISTING}::test_a_plan_keeps_to_what_data_and_streams_allow"
 FORGETFUL = f"{LISTING}::test_plans_that_forget_gaps_are_plans"
@@ -209,7 +227,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is lowered at once is copied where it is made, not where the policy says",
-        f"{LOWERING}/plain.py",
+        f"{LOWERING}/functional.py",
         "np.minimum(slot[self.copies], before)",
         "-1",
         "tests/verification/test_functional.py::test_plain_graphs_are_lowered_at_once_as_they_are_step_by_step",
@@ -350,8 +368,8 @@ MUTANTS = (
     Mutant(
         "of the threads that wait for an event only one does",
         "autosched/runtime/execute.py",
-        "and (event, thread) not in held:",
-        "and event not in self.waiting:",
+        "and (event, thread) not in held\n",
+        "and event not in self.waiting\n",
         INTERLEAVED,
     ),
     Mutant(
@@ -490,8 +508,8 @@ MUTANTS = (
     Mutant(
         "a merged task forgets what had to come first",
         "autosched/coarsening/merging.py",
-        'for task in tasks for d in task.dependencies if d.kind == "order")',
-        "for task in tasks[:0] for d in task.dependencies)",
+        'for task in tasks for d in task.dependencies if d.kind == "order"\n',
+        "for task in tasks[:0] for d in task.dependencies\n",
         "tests/frontends/test_granularity.py::test_who_comes_after_a_view_comes_after_what_it_is_a_view_of",
     ),
     Mutant(
@@ -504,8 +522,8 @@ MUTANTS = (
     Mutant(
         "of micro-batches only the last one counts",
         "autosched/parallel/template.py",
-        "graph.add(torch.Tensor.add_, total",
-        "graph.add(torch.Tensor.copy_, total",
+        "            torch.Tensor.add_,\n            total,",
+        "            torch.Tensor.copy_,\n            total,",
         "tests/parallel/test_data_parallel.py::test_gradients_of_micro_batches_are_added_up_before_they_are_summed",
     ),
     Mutant(
@@ -532,8 +550,8 @@ MUTANTS = (
     Mutant(
         "gradients of weights are waited for where they are added up",
         "autosched/parallel/pieces.py",
-        'if task.origin.phase == "backward" and not task.view), None)',
-        "if not task.view), None)",
+        'if task.origin.phase == "backward" and not task.view\n',
+        "if not task.view\n",
         "tests/parallel/test_pipeline.py::test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches",
     ),
     Mutant(
@@ -567,7 +585,7 @@ MUTANTS = (
     Mutant(
         "the gap at hand is not moved up when the earliest is forgotten",
         "autosched/policies/base/kernels.py",
-        "            count, gap = count - 1, gap - 1\n",
+        "            count = count - 1\n            gap = gap - 1\n",
         "            count = count - 1\n",
         FORGETFUL,
     ),

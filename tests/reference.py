@@ -1,8 +1,9 @@
 """Whether a program may run, by brute force: slow, short, and without versions, clocks or anything else of ``verify``.
 
-A block of memory holds what some tasks wrote, in the order of their issue. A task sees a value rightly in a block in
-which exactly those tasks wrote the part of the value that wrote it before in the serial run, in that order. And of any
-two accesses to one block that meet, one of which writes, one must surely end before the other begins.
+A block of memory holds what some tasks wrote, in the order of their issue. A task sees a value
+rightly in a block in which exactly those tasks wrote the part of the value that wrote it before in
+the serial run, in that order. And of any two accesses to one block that meet, one of which writes,
+one must surely end before the other begins.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Reference:
                     self.free(i, instruction)
         self.end(dict(program.outputs))
 
-    def block(self, owners: set[Stream], device: str, holds: dict[str, int], writers: Any = ()) -> Block:
+    def block(
+        self, owners: set[Stream], device: str, holds: dict[str, int], writers: Any = ()
+    ) -> Block:
         self.blocks.append(Block(owners, device, list(writers), holds))
         return self.blocks[-1]
 
@@ -89,7 +92,11 @@ class Reference:
     def writers(self, name: str, part: Part, until: int) -> list[int]:
         """The tasks before ``until`` that write a part of the memory behind a value."""
         root = self.graph.value(name).root
-        return [t.index for t in self.graph.tasks[:until] if any(part.overlaps(p) for p in self.written(t, root))]
+        return [
+            t.index
+            for t in self.graph.tasks[:until]
+            if any(part.overlaps(p) for p in self.written(t, root))
+        ]
 
     def written(self, task: Task, root: int) -> list[Part]:
         values = [self.graph.values[use.value] for use in task.writes]
@@ -123,7 +130,11 @@ class Reference:
 
     def find(self, i: int, name: str, device: str, part: Part, expected: list[int]) -> Block:
         for block in self.blocks:
-            if block.device == device and name in block.holds and self.seen(block, name, part) == expected:
+            if (
+                block.device == device
+                and name in block.holds
+                and self.seen(block, name, part) == expected
+            ):
                 need(not block.freed, f"{name} is read after it was freed")
                 need(self.is_behind(i, block.holds[name]), f"{name} may not be there yet")
                 return block
@@ -149,12 +160,21 @@ class Reference:
         used: dict[int, Block] = {}
         for value, version in task.reads:
             name, part = self.graph.values[value].name, self.graph.touched(task, value)
-            expected = self.expected(name, version) if part is None else self.writers(name, part, task.index)
+            expected = (
+                self.expected(name, version)
+                if part is None
+                else self.writers(name, part, task.index)
+            )
             part = part or self.graph.values[value].part
             used[value] = self.find(i, name, device, part, expected)
         written = {use.value for use in task.writes}
         for value, block in used.items():
-            self.access(i, block, self.graph.touched(task, value) or self.graph.values[value].part, value in written)
+            self.access(
+                i,
+                block,
+                self.graph.touched(task, value) or self.graph.values[value].part,
+                value in written,
+            )
         for block in {id(used[value]): used[value] for value in written}.values():
             block.writers.append(task.index)
         for use in task.outputs:
@@ -171,7 +191,11 @@ class Reference:
 
     def copy(self, i: int, copy: Copy) -> None:
         need(copy.value in {v.name for v in self.graph.values}, "no value")
-        need(copy.source != copy.destination and copy.stream.device in (copy.source, copy.destination), "ends")
+        need(
+            copy.source != copy.destination
+            and copy.stream.device in (copy.source, copy.destination),
+            "ends",
+        )
         part, expected = self.graph.value(copy.value).part, self.expected(copy.value, copy.version)
         source = self.find(i, copy.value, copy.source, part, expected)
         self.access(i, source, part, False)
@@ -192,11 +216,17 @@ class Reference:
     def free(self, i: int, free: Free) -> None:
         need(free.value in {v.name for v in self.graph.values}, "no value")
         part, expected = self.graph.value(free.value).part, self.expected(free.value, free.version)
-        need(free.version <= self.graph.last_version(self.graph.value(free.value).index), "no such version")
+        need(
+            free.version <= self.graph.last_version(self.graph.value(free.value).index),
+            "no such version",
+        )
         for block in self.blocks:
             held = block.device == free.stream.device and free.value in block.holds
             if held and self.seen(block, free.value, part) == expected and not block.freed:
-                need(not block.kept and (not block.owners or free.stream in block.owners), "not to be freed here")
+                need(
+                    not block.kept and (not block.owners or free.stream in block.owners),
+                    "not to be freed here",
+                )
                 self.access(i, block, WHOLE, True)
                 block.freed = True
                 return
@@ -218,6 +248,10 @@ class Reference:
         part = self.graph.value(name).part
         for block in self.blocks:
             expected = self.writers(name, part, len(self.graph))
-            if block.device == device and name in block.holds and self.seen(block, name, part) == expected:
+            if (
+                block.device == device
+                and name in block.holds
+                and self.seen(block, name, part) == expected
+            ):
                 return block
         raise RefusedError(f"{name} is not there at the end")

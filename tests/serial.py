@@ -23,13 +23,23 @@ Make = Callable[[nn.Module, Loss, optim.Optimizer], Step]
 
 def data_parallel(gpus: int = 2, **options: Any) -> Make:
     """Return how to make a step of so many replicas."""
-    options = {"machine": asc.Machine.emulated(gpus=gpus), "backend": "virtual", "reduction": "sum", **options}
+    options = {
+        "machine": asc.Machine.emulated(gpus=gpus),
+        "backend": "virtual",
+        "reduction": "sum",
+        **options,
+    }
     return lambda *trained: asc.parallel.data_parallel(*trained, **options)
 
 
 def pipeline(gpus: int = 2, **options: Any) -> Make:
     """Return how to make a pipeline of so many devices."""
-    options = {"machine": asc.Machine.emulated(gpus=gpus), "backend": "virtual", "chunks": 2, **options}
+    options = {
+        "machine": asc.Machine.emulated(gpus=gpus),
+        "backend": "virtual",
+        "chunks": 2,
+        **options,
+    }
     return lambda *trained: asc.parallel.pipeline(*trained, **options)
 
 
@@ -73,7 +83,11 @@ def train(
             losses.append(loss.detach())
             start += size
         own = [parameter.grad for parameter in replica.parameters()]
-        sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, own, strict=True)] if sums else own
+        sums = (
+            [a if b is None else b if a is None else a + b for a, b in zip(sums, own, strict=True)]
+            if sums
+            else own
+        )
     for parameter, gradient in zip(model.parameters(), sums, strict=True):
         parameter.grad = gradient
     before_step(model)
@@ -122,9 +136,17 @@ def assert_trains_as_serially(
             torch.manual_seed(number)
             found = step(*batch)
             torch.manual_seed(number)
-            expected = train(twin, loss_fn, other, batch, rows(rows_of(batch)), averages, before_step)
+            expected = train(
+                twin, loss_fn, other, batch, rows(rows_of(batch)), averages, before_step
+            )
             assert_equal(found, expected, f"loss of step {number}")
-            assert_equal(dict(model.state_dict()), dict(twin.state_dict()), f"model after step {number}")
-            assert_equal(optimizer.state_dict()["state"], other.state_dict()["state"], f"optimizer after step {number}")
+            assert_equal(
+                dict(model.state_dict()), dict(twin.state_dict()), f"model after step {number}"
+            )
+            assert_equal(
+                optimizer.state_dict()["state"],
+                other.state_dict()["state"],
+                f"optimizer after step {number}",
+            )
             between(model, optimizer)
             between(twin, other)

@@ -25,7 +25,10 @@ def test_a_bug_can_still_be_planted_and_its_test_is_there(mutant: Mutant) -> Non
 
 
 def test_a_bug_whose_place_has_moved_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"mutant 'moved' .* once in tests/conftest.py, and stands there 0 times"):
+    with pytest.raises(
+        AssertionError,
+        match=r"mutant 'moved' .* once in tests/conftest.py, and stands there 0 times",
+    ):
         mutated(Mutant("moved", "tests/conftest.py", "no such text", "", ""))
 
 
@@ -34,7 +37,9 @@ def test_the_table_in_the_readme_has_the_same_bugs_and_tests() -> None:
     lines = (ROOT / "tests" / "README.md").read_text(encoding="utf-8").splitlines()
     start = lines.index(HEADER.splitlines()[0]) + 2
     expected = [row(mutant, Outcome([mutant.caught_by], 0)) for mutant in MUTANTS]
-    assert [untimed(line) for line in lines[start : start + len(MUTANTS)]] == [untimed(line) for line in expected]
+    assert [untimed(line) for line in lines[start : start + len(MUTANTS)]] == [
+        untimed(line) for line in expected
+    ]
     assert not "".join(lines[start + len(MUTANTS) :]).startswith("|")
 
 

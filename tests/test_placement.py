@@ -30,7 +30,11 @@ def update() -> asc.Graph:
 
 
 def keepers(graph: asc.Graph, values: tuple[int, ...]) -> list[asc.Task]:
-    return [task for task in graph.tasks if {use.value for use in (*task.changes, *task.outputs)} & {*values}]
+    return [
+        task
+        for task in graph.tasks
+        if {use.value for use in (*task.changes, *task.outputs)} & {*values}
+    ]
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())
@@ -51,14 +55,18 @@ def test_makers_and_writers_of_what_is_kept_together_share_a_device(
         check(placement, graph, machine)
         for values in graph.kept_together:
             assert len({placement.device[task.name] for task in keepers(graph, values)}) <= 1
-        asc.schedule(graph, machine, policy=lambda *_, found=placement: found, costs=COSTS, backend="host").verify()
+        asc.schedule(
+            graph, machine, policy=lambda *_, found=placement: found, costs=COSTS, backend="host"
+        ).verify()
 
 
 def test_a_value_of_another_graph_or_none_is_refused() -> None:
     graph = update()
     with pytest.raises(asc.GraphError, match="value 'x' belongs to graph 'graph', not to 'update'"):
         graph.together(graph.value("w"), asc.Graph().input("x"))
-    with pytest.raises(asc.GraphError, match="only Values of graph 'update' can be kept together, got 'w'"):
+    with pytest.raises(
+        asc.GraphError, match="only Values of graph 'update' can be kept together, got 'w'"
+    ):
         graph.together("w")  # type: ignore[arg-type]
     with pytest.raises(asc.GraphError, match="schedule's own copy"):
         graph.pinned().together(graph.value("w"))
@@ -68,13 +76,17 @@ def test_a_value_of_another_graph_or_none_is_refused() -> None:
 def test_what_is_kept_together_and_pinned_apart_is_named() -> None:
     said = "task 'mul' on 'cuda:0', but task 'sub' on 'cuda:1'; 'w', 'm' are kept together"
     with pytest.raises(asc.ScheduleError, match=re.escape(said)):
-        asc.schedule(update(), asc.Machine.emulated(gpus=2), place={"mul": "cuda:0", "sub": "cuda:1"})
+        asc.schedule(
+            update(), asc.Machine.emulated(gpus=2), place={"mul": "cuda:0", "sub": "cuda:1"}
+        )
 
 
 def test_a_placement_that_parts_what_is_kept_together_is_refused() -> None:
     graph, machine = update(), asc.Machine.emulated(gpus=2)
     apart = Placement({"mul": "cuda:0", "sub": "cuda:1", "add": "cpu"}, ("mul", "sub", "add"))
-    with pytest.raises(asc.ScheduleError, match="'sub' is placed on 'cuda:1' but must be with 'mul' on 'cuda:0'"):
+    with pytest.raises(
+        asc.ScheduleError, match="'sub' is placed on 'cuda:1' but must be with 'mul' on 'cuda:0'"
+    ):
         check(apart, graph, machine)
 
 
@@ -83,7 +95,9 @@ def test_verify_refuses_a_program_that_parts_what_is_kept_together() -> None:
     free = unbound(graph)
     apart = Placement({"mul": "cuda:0", "sub": "cuda:1", "add": "cpu"}, ("mul", "sub", "add"))
     program = asc.schedule(free, machine, policy=lambda *_: apart).program
-    with pytest.raises(asc.ProgramError, match=r"'sub' must run with 'mul' on cuda:0 \(law: place\)"):
+    with pytest.raises(
+        asc.ProgramError, match=r"'sub' must run with 'mul' on cuda:0 \(law: place\)"
+    ):
         asc.verify(program, graph, machine)
 
 
@@ -95,7 +109,9 @@ def unbound(graph: asc.Graph) -> asc.Graph:
 
 
 def test_a_saved_schedule_knows_what_its_graph_keeps_together(tmp_path) -> None:
-    asc.schedule(update(), asc.Machine.emulated(gpus=2), backend="host").save(tmp_path / "plan.json")
+    asc.schedule(update(), asc.Machine.emulated(gpus=2), backend="host").save(
+        tmp_path / "plan.json"
+    )
     asc.load(tmp_path / "plan.json", update())
     with pytest.raises(asc.ScheduleError, match="saved:  together w m"):
         asc.load(tmp_path / "plan.json", unbound(update()))
@@ -142,5 +158,7 @@ def test_what_ties_tasks_together_is_named():
         graph.output(view=made.t())
     with graph.on("cuda:1"):
         graph.add(torch.Tensor.mul_, made, 2, name="clip", writes=made, outputs=())
-    with pytest.raises(asc.ScheduleError, match=r"ties them: 'clip' at .*test_placement.py:\d+; write out of place"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"ties them: 'clip' at .*test_placement.py:\d+; write out of place"
+    ):
         asc.schedule(graph, asc.Machine.emulated(gpus=2))

@@ -1,7 +1,7 @@
 """Layout: which bytes tensors and NumPy's arrays lie on. Tells whether two of them meet, and reads no number.
 
-What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies nowhere.
-Imports neither torch nor NumPy.
+What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies
+nowhere. Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Extent(NamedTuple):
         """
         if self.first >= other.end or other.first >= self.end:
             return False
-        a, b = self.tensor, other.tensor
+        a = self.tensor
+        b = other.tensor
         if _is_array(a) and _is_array(b):
             return _arrays_meet(a, b)
         if _is_array(a) or _is_array(b):
@@ -59,7 +60,9 @@ def extents(tree: Any) -> Iterator[Extent]:
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             storage = leaf.untyped_storage().data_ptr()
             if storage and leaf.numel():
-                span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+                span = 1 + sum(
+                    (n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True)
+                )
                 first = leaf.data_ptr()
                 yield Extent(first, first + span * leaf.element_size(), storage, leaf)
 
@@ -115,7 +118,11 @@ def overlaps_itself(tensor: Any) -> bool:
     (False, True)
     """
     behind = 0
-    strides = [abs(stride) // tensor.itemsize for stride in tensor.strides] if _is_array(tensor) else tensor.stride()
+    strides = (
+        [abs(stride) // tensor.itemsize for stride in tensor.strides]
+        if _is_array(tensor)
+        else tensor.stride()
+    )
     for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
         if n > 1:
             if stride <= behind:

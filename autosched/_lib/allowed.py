@@ -11,9 +11,22 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["WORDS", "by_device", "device_name", "is_device", "is_name", "is_number", "is_whole", "no_seconds"]
+__all__ = [
+    "WORDS",
+    "by_device",
+    "device_name",
+    "is_device",
+    "is_name",
+    "is_number",
+    "is_whole",
+    "no_seconds",
+]
 
-WORDS = ("repeat", "timeout", "warmup")  # which runs of a schedule take beside its inputs, so no input has these names
+WORDS = (
+    "repeat",
+    "timeout",
+    "warmup",
+)  # which runs of a schedule take beside its inputs, so no input has these names
 
 _MISFIT = re.compile(r"[\s@]")
 

@@ -1,10 +1,11 @@
 """Fakes: fake tensors with the strides that real kernels give.
 
-Torch predicts what an operator returns without running it. Where arguments are not contiguous, some predictions of
-strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed tensor, ``div`` with a rounding mode).
-Code that asks for strides (``view``, ``reshape``, ``as_strided``, ``contiguous``) would then take another path than it
-takes eagerly. So those operators run once on tensors without meaning, and their strides are remembered: a list of
-operators with wrong predictions would differ between versions of torch, and between devices.
+Torch predicts what an operator returns without running it. Where arguments are not contiguous, some
+predictions of strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed tensor,
+``div`` with a rounding mode). Code that asks for strides (``view``, ``reshape``, ``as_strided``,
+``contiguous``) would then take another path than it takes eagerly. So those operators run once on
+tensors without meaning, and their strides are remembered: a list of operators with wrong
+predictions would differ between versions of torch, and between devices.
 
 Knows no graph.
 """
@@ -56,7 +57,11 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._inside = False  # an operator that is made of others: only the outermost counts
 
     def dispatch(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do what an operator does to fake tensors."""
         kwargs = kwargs or {}
@@ -72,7 +77,9 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         strides = self._strides(func, args, kwargs)
         return result if strides is None else _restrided(result, strides, self)
 
-    def _strides(self, func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
+    def _strides(
+        self, func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Strides | None:
         key = _key(func, args, kwargs)
         if key not in _known:
             if not self.learn:
@@ -89,7 +96,11 @@ def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
         return False  # an operator of the user's: its kernel may do more than to return tensors
     schema = func._schema
     name = schema.name.partition("::")[2]
-    if name in _CONTIGUOUS or schema.is_mutable or any(item.alias_info is not None for item in schema.returns):
+    if (
+        name in _CONTIGUOUS
+        or schema.is_mutable
+        or any(item.alias_info is not None for item in schema.returns)
+    ):
         return False
     given = [leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     plain = all(isinstance(leaf, FakeTensor) and _is_plain(leaf) for leaf in given)
@@ -109,10 +120,19 @@ def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
 def _looks(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.is_conj(), leaf.is_neg())
+    return (
+        tuple(leaf.shape),
+        leaf.stride(),
+        leaf.dtype,
+        leaf.device,
+        leaf.is_conj(),
+        leaf.is_neg(),
+    )
 
 
-def _real_strides(func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Strides | None:
+def _real_strides(
+    func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Strides | None:
     """Return the strides of what the real kernel makes of tensors like these; None if it does not take them."""
     device = next(leaf.device for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor))
     draws = torch.Tag.nondeterministic_seeded in func.tags
@@ -140,7 +160,9 @@ def _real(leaf: Any, number: int) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    made = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device).as_strided(leaf.shape, leaf.stride())
+    made = torch.full((span,), number, dtype=leaf.dtype, device=leaf.device).as_strided(
+        leaf.shape, leaf.stride()
+    )
     made = made.conj() if leaf.is_conj() else made
     return made._neg_view() if leaf.is_neg() else made
 

@@ -1,7 +1,7 @@
 """Forks: notice that this is a child process, and free its locks.
 
-Of a parent's threads, a child of ``os.fork`` has only the one that forked. Locks that the others held at that moment
-stay locked in the child, and nobody releases them. Knows no schedule.
+Of a parent's threads, a child of ``os.fork`` has only the one that forked. Locks that the others
+held at that moment stay locked in the child, and nobody releases them. Knows no schedule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Compile loops over tables of numbers where that pays, and run the same source as plain Python where it does not.
 
-A *kernel* is a function of numbers and flat sequences of numbers that calls only kernels and ``math``. Compiling takes
-seconds the first time on a machine (later it is found on disk), so small work is done by the uncompiled source, over
-lists, which plain Python reads faster than arrays. Both give the same bits. Knows no graph and no machine.
+A *kernel* is a function of numbers and flat sequences of numbers that calls only kernels and
+``math``. Compiling takes seconds the first time on a machine (later it is found on disk), so small
+work is done by the uncompiled source, over lists, which plain Python reads faster than arrays. Both
+give the same bits. Knows no graph and no machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _compiled(function: F) -> F:
 
     for known in _KERNELS[len(_REGISTERED) :]:
         _REGISTERED.append(register_jitable(known))
-    # The name is that of the file. Numba itself sees changes in the function's own module, not in those it calls.
+    # The name is that of the file. Numba itself sees changes in the function's own module, not in
+    # those it calls.
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
     twin.__module__ = function.__module__
@@ -95,7 +97,9 @@ class Mode(NamedTuple):
 
     def of(self, tables: T) -> T:
         """Return a named tuple of flat arrays as kernels are to read it."""
-        return type(tables)(*(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables))
+        return type(tables)(
+            *(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables)
+        )
 
     def whole(self, items: Any) -> Any:
         """Return a copy of whole numbers as kernels are to read them."""
@@ -110,7 +114,9 @@ def mode(work: float) -> Mode:
     >>> mode(1000).fast
     False
     """
-    return Mode(work > _WORTH_CALLING and (bool(_REGISTERED) or work > _WORTH_IMPORTING) and is_there())
+    return Mode(
+        work > _WORTH_CALLING and (bool(_REGISTERED) or work > _WORTH_IMPORTING) and is_there()
+    )
 
 
 _WORTH_CALLING = 5e3  # steps

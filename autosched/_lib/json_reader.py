@@ -1,7 +1,7 @@
 """Readers: JSON held to a shape, by hand, so that what is wrong is said with its place in the document.
 
-A reader takes a part of a document and its place there, and returns what the part stands for. Small readers make up
-larger ones. Knows nothing of what documents are about.
+A reader takes a part of a document and its place there, and returns what the part stands for. Small
+readers make up larger ones. Knows nothing of what documents are about.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ __all__ = ["Reader", "each", "number", "one", "parse", "plain", "record", "refus
 
 Reader = Callable[[Any, str], Any]
 
-_NEWER = ("pageable", "pageable_bytes_per_second")  # written only where they say something, as files had none at first
+_NEWER = (
+    "pageable",
+    "pageable_bytes_per_second",
+)  # written only where they say something, as files had none at first
 
 
 def parse(text: str, reader: Reader) -> Any:
@@ -53,7 +56,9 @@ def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> R
     def read(item: Any, place: str) -> Any:
         if infinite and item == "inf":
             return math.inf
-        plain = type(item) in (int, float) and abs(item) <= sys.float_info.max  # a bool is no number
+        plain = (
+            type(item) in (int, float) and abs(item) <= sys.float_info.max
+        )  # a bool is no number
         return item if plain and fits(item) else refuse(place, what, item)
 
     return read
@@ -81,7 +86,9 @@ def table(reader: Reader) -> Reader:
     return read
 
 
-def record(make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()) -> Reader:
+def record(
+    make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()
+) -> Reader:
     """Read an object with these keys, all but the optional ones and no others, and make something of the parts."""
 
     def read(item: Any, place: str) -> Any:
@@ -90,9 +97,13 @@ def record(make: Callable[..., Any], readers: Mapping[str, Reader], optional: Co
         for key in (*readers, *item):
             if key not in readers or (key not in item and key not in optional):
                 fault = "misses" if key in readers else "has an unknown"
-                raise ScheduleError(f"{place or 'it'} {fault} key {key!r}; its keys are {listed(readers, most=16)}")
+                raise ScheduleError(
+                    f"{place or 'it'} {fault} key {key!r}; its keys are {listed(readers, most=16)}"
+                )
         parts = {
-            key: read(item[key], f"{place}.{key}" if place else key) for key, read in readers.items() if key in item
+            key: read(item[key], f"{place}.{key}" if place else key)
+            for key, read in readers.items()
+            if key in item
         }
         try:
             return make(**parts)
@@ -107,19 +118,27 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
     if isinstance(got, (dict, list)):  # which may be too deep to print
         shown = "an object" if isinstance(got, dict) else "a list"
     else:
-        shown = f"one with the key {got.key!r} twice" if isinstance(got, _Twice) else json.dumps(got)
-    raise ScheduleError(f"{place or 'it'} must be {what}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        shown = (
+            f"one with the key {got.key!r} twice" if isinstance(got, _Twice) else json.dumps(got)
+        )
+    raise ScheduleError(
+        f"{place or 'it'} must be {what}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    )
 
 
 def plain(item: Any) -> Any:
     """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
     if dataclasses.is_dataclass(item):
-        said = [field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)]
+        said = [
+            field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)
+        ]
         fields = {name: plain(getattr(item, name)) for name in said}
         return {name: part for name, part in fields.items() if part or name not in _NEWER}
     if isinstance(item, Mapping):
         if odd := [key for key in item if not isinstance(key, str)]:
-            raise ScheduleError(f"a table has the key {odd[0]!r}, and only strings can be saved as keys")
+            raise ScheduleError(
+                f"a table has the key {odd[0]!r}, and only strings can be saved as keys"
+            )
         return {key: plain(part) for key, part in item.items()}
     if isinstance(item, (tuple, frozenset)):
         return [plain(part) for part in (sorted(item) if isinstance(item, frozenset) else item)]

@@ -34,5 +34,7 @@ def amount(number: float, unit: str) -> str:
     """
     if math.isinf(number):
         return f"inf {unit}"
-    power = next((i for i in range(len(_PREFIXES)) if abs(number) < 999.5 * 1000**i), len(_PREFIXES) - 1)
+    power = next(
+        (i for i in range(len(_PREFIXES)) if abs(number) < 999.5 * 1000**i), len(_PREFIXES) - 1
+    )
     return f"{number / 1000**power:.3g} {_PREFIXES[power]}{unit}"

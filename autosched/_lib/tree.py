@@ -37,7 +37,9 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
     {'a': [2, 3], 'b': (4,)}
     """
     if isinstance(tree, (tuple, list)):
-        items = [transform(change, item) if isinstance(item, _TREES) else change(item) for item in tree]
+        items = [
+            transform(change, item) if isinstance(item, _TREES) else change(item) for item in tree
+        ]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, dict):
         changed = {key: transform(change, item) for key, item in tree.items()}
@@ -84,7 +86,11 @@ def match(shape: Any, tree: Any) -> Iterator[Any]:
             yield from match(part, item)
     elif isinstance(shape, dict):
         if not isinstance(tree, dict) or set(tree) != set(shape):
-            got = str(sorted(map(str, tree))) if isinstance(tree, dict) else f"one {type(tree).__name__}"
+            got = (
+                str(sorted(map(str, tree)))
+                if isinstance(tree, dict)
+                else f"one {type(tree).__name__}"
+            )
             raise ValueError(f"{got} where outputs= says a dict of {sorted(map(str, shape))}")
         for key, part in shape.items():
             yield from match(part, tree[key])

@@ -1,7 +1,8 @@
 """Lower bounds: seconds that no schedule of a graph on a machine can beat, whatever its policy.
 
-Each bound is a function in a module of its own over ``Tables``. Knows no placement and no program. Each task runs on
-one device; if it is done again, then there. Bounds hold up to the rounding of floating point sums.
+Each bound is a function in a module of its own over ``Tables``. Knows no placement and no program.
+Each task runs on one device; if it is done again, then there. Bounds hold up to the rounding of
+floating point sums.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ __all__ = ["bounds"]
 def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
 
-    * ``critical_path``: the longest chain of tasks and of copies that no choice of devices avoids, with what must run
-      on one device before or behind each task because it would come too late from elsewhere.
-    * ``work``: what compute streams need for all tasks, shared out as is best, if they are never idle.
+    * ``critical_path``: the longest chain of tasks and of copies that no choice of devices avoids,
+      with what must run on one device before or behind each task because it would come too late
+      from elsewhere.
+    * ``work``: what compute streams need for all tasks, shared out as is best, if they are never
+      idle.
     * ``interval``: the same for spans of time in which certain tasks must run.
     * ``copies``: what constraints force through copy streams; 0 without contention.
     * ``memory``: what must be done or fetched again where memory is short.
 
-    Where all costs are whole numbers, so are bounds. Raises ScheduleError for arguments of another kind.
+    Where all costs are whole numbers, so are bounds. Raises ScheduleError for arguments of another
+    kind.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
@@ -49,8 +53,11 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     _check(graph=(graph, Graph), machine=(machine, Machine), costs=(costs, Costs))
     tables = Tables.of(graph, machine, costs)
     tables = tables._replace(seconds=fitting(graph, machine, costs, tables.seconds))
-    head, tail = heads(tables), tails(tables)
-    path = float(np.min(through(head, tail, tables.seconds), axis=1, initial=math.inf).max(initial=0.0))
+    head = heads(tables)
+    tail = tails(tables)
+    path = float(
+        np.min(through(head, tail, tables.seconds), axis=1, initial=math.inf).max(initial=0.0)
+    )
     work = shared(gathered(tables.seconds, tables.group), tables.streams)
     found = {
         "critical_path": path,
@@ -59,7 +66,11 @@ def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
         "copies": copies(tables, machine),
         "memory": traffic(graph, machine, costs, tables),
     }
-    return {name: _next_whole(seconds) for name, seconds in found.items()} if _is_whole(tables, machine) else found
+    return (
+        {name: _next_whole(seconds) for name, seconds in found.items()}
+        if _is_whole(tables, machine)
+        else found
+    )
 
 
 def _check(**given: tuple[Any, type]) -> None:

@@ -1,6 +1,7 @@
 """Chains: how long passes until a task has ended on a device, and from its start there to the end of the graph.
 
-Knows edges and seconds, and no other load of a device than what one task waits for, or what waits for it.
+Knows edges and seconds, and no other load of a device than what one task waits for, or what waits
+for it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def through(head: Array, tail: Array, seconds: Array) -> Array:
     return head + tail - np.where(np.isinf(seconds), 0.0, seconds)
 
 
-def _longest(tables: Tables, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array) -> Array:
+def _longest(
+    tables: Tables, order: Any, edges: Edges, ready: Array, latency: Array, per_byte: Array
+) -> Array:
     tasks, devices = tables.seconds.shape
     first = np.zeros(tasks + 1, np.int64)
     np.cumsum(np.bincount(edges.task, minlength=tasks), out=first[1:])
@@ -63,8 +66,14 @@ def _longest(tables: Tables, order: Any, edges: Edges, ready: Array, latency: Ar
         tables.streams, kind, *(table.ravel() for table in rates),
     )  # fmt: skip
     run = mode(len(edges.task) * devices)
-    passed, kinds = run.numbers(tasks * devices), tasks * len(rates[0])
-    room = run.numbers(kinds), run.numbers(kinds), run.counts(kinds), *(run.numbers(_MOST) for _ in range(5))
+    passed = run.numbers(tasks * devices)
+    kinds = tasks * len(rates[0])
+    room = (
+        run.numbers(kinds),
+        run.numbers(kinds),
+        run.counts(kinds),
+        *(run.numbers(_MOST) for _ in range(5)),
+    )
     run(_fill)(run.of(walk), passed, *room)
     return np.asarray(passed, float).reshape(tasks, devices)
 
@@ -97,36 +106,59 @@ def _kinds(latency: Array, per_byte: Array) -> tuple[Any, Array]:
 
 @kernel
 def _fill(
-    w: Any, passed: Any, first: Any, second: Any, where: Any, far: Any, end: Any, work: Any, starts: Any, works: Any
+    w: Any,
+    passed: Any,
+    first: Any,
+    second: Any,
+    where: Any,
+    far: Any,
+    end: Any,
+    work: Any,
+    starts: Any,
+    works: Any,
 ) -> None:
     """Fill ``passed``, by task and device; the rest is room, ``first`` to ``where`` by [task, kind], others ``_MOST``.
 
     ``first`` and ``second`` are the earliest ends on devices of a kind, ``where`` is the device of the first.
     """
-    devices, kinds = len(w.streams), len(first) // max(1, len(w.group))
+    devices = len(w.streams)
+    kinds = len(first) // max(1, len(w.group))
     for task in w.order:
         for p in range(devices):
-            begin, count = w.ready[task * devices + p], 0
+            begin = w.ready[task * devices + p]
+            count = 0
             for e in range(w.first[task], w.first[task + 1]):
                 u = w.other[e]
                 here = passed[u * devices + p]
-                away = math.inf if w.group[u] == w.group[task] else _arrival(w, first, second, where, e, p, kinds)
+                away = (
+                    math.inf
+                    if w.group[u] == w.group[task]
+                    else _arrival(w, first, second, where, e, p, kinds)
+                )
                 begin = max(begin, min(here, away))
-                # Kept are those that come latest from elsewhere, in order; where they are too many, the earliest goes.
+                # Kept are those that come latest from elsewhere, in order; where they are too many,
+                # the earliest goes.
                 if away <= here or (count == _MOST and far[count - 1] >= away):
                     continue
                 i = min(count, _MOST - 1)
                 while i > 0 and far[i - 1] < away:
-                    far[i], end[i], work[i] = far[i - 1], end[i - 1], work[i - 1]
+                    far[i] = far[i - 1]
+                    end[i] = end[i - 1]
+                    work[i] = work[i - 1]
                     i -= 1
-                far[i], end[i], work[i] = away, here, w.seconds[u * devices + p]
+                far[i] = away
+                end[i] = here
+                work[i] = w.seconds[u * devices + p]
                 count = min(count + 1, _MOST)
             begin = max(begin, _settled(count, far, end, work, starts, works, w.streams[p]))
             passed[task * devices + p] = begin + w.seconds[task * devices + p]
         for i in range(task * kinds, task * kinds + kinds):
-            first[i], second[i], where[i] = math.inf, math.inf, -1
+            first[i] = math.inf
+            second[i] = math.inf
+            where[i] = -1
         for p in range(devices):
-            i, since = task * kinds + w.kind[p], passed[task * devices + p]
+            i = task * kinds + w.kind[p]
+            since = passed[task * devices + p]
             if since < first[i]:
                 first[i], second[i], where[i] = since, first[i], p
             elif since < second[i]:
@@ -138,7 +170,8 @@ def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds:
     """Return when what an edge brings can have come to a device from any other."""
     earliest = math.inf
     for k in range(kinds):
-        i, link = w.other[e] * kinds + k, k * kinds + w.kind[p]
+        i = w.other[e] * kinds + k
+        link = k * kinds + w.kind[p]
         since = first[i] if where[i] != p else second[i]
         if w.nbytes[e] >= 0:
             since += w.latency[link] + w.nbytes[e] * w.per_byte[link]
@@ -147,12 +180,14 @@ def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds:
 
 
 @kernel
-def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any, streams: float) -> float:
+def _settled(
+    count: int, far: Any, end: Any, work: Any, starts: Any, works: Any, streams: float
+) -> float:
     """Return when tasks can all have ended on a device, or their data have come to it from elsewhere.
 
-    What would come later than at t must run here, on so many streams, and end by t: the least t at which that is
-    possible. ``far`` falls; the tasks can have ended here at ``end``, after ``work`` seconds. Source: Al-Mouhamed, IEEE
-    TSE 16(12), 1990, there for one stream and equal devices.
+    What would come later than at t must run here, on so many streams, and end by t: the least t at
+    which that is possible. ``far`` falls; the tasks can have ended here at ``end``, after ``work``
+    seconds. Source: Al-Mouhamed, IEEE TSE 16(12), 1990, there for one stream and equal devices.
     """
     best: float = math.inf
     done = 0.0  # when the streams can be, with the first so many here
@@ -163,10 +198,13 @@ def _settled(count: int, far: Any, end: Any, work: Any, starts: Any, works: Any,
             break
         k = i
         while k > 0 and starts[k - 1] < end[i] - work[i]:
-            starts[k], works[k] = starts[k - 1], works[k - 1]
+            starts[k] = starts[k - 1]
+            works[k] = works[k - 1]
             k -= 1
-        starts[k], works[k] = end[i] - work[i], work[i]
-        done, load = max(done, end[i]), 0.0
+        starts[k] = end[i] - work[i]
+        works[k] = work[i]
+        done = max(done, end[i])
+        load = 0.0
         for j in range(i + 1):
             load += works[j]
             done = max(done, starts[j] + load / streams)

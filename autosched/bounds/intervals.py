@@ -34,11 +34,12 @@ class _Case(NamedTuple):
 def interval(tables: Tables, head: Array, tail: Array, least: float) -> float:
     """Raise a bound: the time before which no window [a, b] need hold more work than streams can do in it.
 
-    If the graph ended by T, a task on a device would start between what passes before it and T less what passes after
-    it, and tasks would not be where there is no time between the two; what of each task so lies in a window, on the
-    device where that is cheapest at prices that sum to 1 over streams, is at most the window's length. If it is more,
-    T grows by the difference. Up to 300 tasks all windows count that begin or end where some task may; beyond,
-    only some. Source: Fernandez, Bussell, IEEE Trans. Computers C-22(8), 1973, there for equal devices.
+    If the graph ended by T, a task on a device would start between what passes before it and T less
+    what passes after it, and tasks would not be where there is no time between the two; what of
+    each task so lies in a window, on the device where that is cheapest at prices that sum to 1 over
+    streams, is at most the window's length. If it is more, T grows by the difference. Up to 300
+    tasks all windows count that begin or end where some task may; beyond, only some. Source:
+    Fernandez, Bussell, IEEE Trans. Computers C-22(8), 1973, there for equal devices.
     """
     rounds = _ROUNDS if len(head) ** 2 <= _MOST else max(1, _ROUNDS * 100 // len(head))
     for _ in range(rounds if 0 < least < math.inf else 0):

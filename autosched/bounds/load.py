@@ -41,9 +41,10 @@ def shared(pieces: Array, streams: Array) -> float:
 def prices(pieces: Array, streams: Array) -> Array:
     """Return what a second of one stream of each device shall cost for pieces to cost the most; all at once cost 1.
 
-    In T seconds all streams can be paid T at the most, so no schedule is shorter than what pieces cost where each is
-    cheapest, at any prices. These are the dual of the linear relaxation, exact up to rounding; of very many pieces, of
-    a sample. Devices that are equal for all pieces count as one.
+    In T seconds all streams can be paid T at the most, so no schedule is shorter than what pieces
+    cost where each is cheapest, at any prices. These are the dual of the linear relaxation, exact
+    up to rounding; of very many pieces, of a sample. Devices that are equal for all pieces count as
+    one.
     """
     every = max(1, len(pieces) // _SAMPLE)
     columns = np.ascontiguousarray(pieces[::every].T)
@@ -60,22 +61,28 @@ def prices(pieces: Array, streams: Array) -> Array:
 def _simplex(seconds: Array, streams: Array) -> Array:
     """Mix loads of devices so that the fullest has the least; a round adds the cheapest load at the prices so far.
 
-    The linear program is: most sum of x where loads @ x <= 1. Source: Dantzig, Wolfe, Operations Research 8(1), 1960.
+    The linear program is: most sum of x where loads @ x <= 1. Source: Dantzig, Wolfe, Operations
+    Research 8(1), 1960.
     """
     devices = len(streams)
     best = price = np.full(devices, 1 / streams.sum())
     most = scale = float(np.min(seconds * price[:, None], axis=0, initial=math.inf).sum())
     if devices == 1 or not 0 < scale < math.inf:
         return best
-    inverse, mix, worth = np.eye(devices), np.ones(devices), np.zeros(devices)  # of the basis: all idle
+    inverse = np.eye(devices)  # of the basis: all idle
+    mix = np.ones(devices)
+    worth = np.zeros(devices)
     pieces = np.arange(seconds.shape[1])
     for _ in range(_ROUNDS * devices):
         cost = seconds * price[:, None]
         where = cost.argmin(axis=0)
         total = float(cost[where, pieces].sum())
         if total > most:
-            most, best = total, price
-        load = np.bincount(where, weights=seconds[where, pieces], minlength=devices) / (streams * scale)
+            most = total
+            best = price
+        load = np.bincount(where, weights=seconds[where, pieces], minlength=devices) / (
+            streams * scale
+        )
         column = inverse @ load
         if 1.0 - worth @ column <= _ENOUGH:
             break
@@ -83,10 +90,13 @@ def _simplex(seconds: Array, streams: Array) -> Array:
         leaves = int(ratio.argmin())
         if math.isinf(ratio[leaves]):
             break
-        pivot, share = inverse[leaves] / column[leaves], ratio[leaves]
+        pivot = inverse[leaves] / column[leaves]
+        share = ratio[leaves]
         inverse = inverse - np.outer(column, pivot)
         mix = mix - column * share
-        inverse[leaves], mix[leaves], worth[leaves] = pivot, share, 1.0
+        inverse[leaves] = pivot
+        mix[leaves] = share
+        worth[leaves] = 1.0
         duals = np.maximum(worth @ inverse, 0.0)
         price = np.maximum(duals / (duals.sum() * streams), _NOTHING)
     return best

@@ -1,7 +1,8 @@
 """Memory: what follows from devices that cannot hold everything at once.
 
-A value is held where it was made, and where it was copied to, until its last use there; what lives on a device from
-the beginning, always. Views, and values that nothing uses, take none. Knows no order but that of edges.
+A value is held where it was made, and where it was copied to, until its last use there; what lives
+on a device from the beginning, always. Views, and values that nothing uses, take none. Knows no
+order but that of edges.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Arr
         return seconds
     limits = np.array([device.nbytes for device in machine.devices], float)
     held = _living(graph, machine, costs)
-    homes = {value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources}
+    homes = {
+        value.index: machine.names.index(home(graph, machine, value)) for value in graph.sources
+    }
     seconds = seconds.copy()
     for task in graph.tasks:
         needed = held.copy()
@@ -79,13 +82,14 @@ class _Kept(NamedTuple):
 def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> float:
     """Return what it takes that memory is short while a task runs on the one device that it can run on.
 
-    What was made before it there and is read behind it there, too, must be in memory meanwhile. What is too much must
-    be fetched back over the copy stream, or made again on compute streams, whatever is best; that fetching occupies
-    nothing without contention.
+    What was made before it there and is read behind it there, too, must be in memory meanwhile.
+    What is too much must be fetched back over the copy stream, or made again on compute streams,
+    whatever is best; that fetching occupies nothing without contention.
     """
     if not _short(graph, machine, costs):
         return 0.0
-    possible, living = places(tables), _living(graph, machine, costs)
+    possible = places(tables)
+    living = _living(graph, machine, costs)
     before, behind = _neighbours(tables)
     found = 0.0
     for p, device in enumerate(machine.devices):
@@ -95,13 +99,18 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
         seconds = tables.seconds[:, p] / device.streams
         work = float(seconds[list(bound)].sum())
         for task in _moments(bound, kept):
-            above, below = _reached(task, before), _reached(task, behind)
+            above = _reached(task, before)
+            below = _reached(task, behind)
             working = _working(graph, costs, graph.tasks[task])
-            needed = sum(nbytes for root, nbytes in working.items() if not _lives_on(graph, machine, root, p))
+            needed = sum(
+                nbytes for root, nbytes in working.items() if not _lives_on(graph, machine, root, p)
+            )
             through = [
                 kept[root]
                 for root in kept
-                if root not in working and kept[root].maker in above and not below.isdisjoint(kept[root].readers)
+                if root not in working
+                and kept[root].maker in above
+                and not below.isdisjoint(kept[root].readers)
             ]
             excess = needed + sum(item.nbytes for item in through) - room
             if excess > 0 and through:
@@ -109,7 +118,9 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
     return found
 
 
-def _spent(work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float) -> float:
+def _spent(
+    work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float
+) -> float:
     """Return the seconds of the busier of two, compute streams and copy stream, if the excess is shared out well."""
     nbytes = np.array([item.nbytes for item in through], float)
     again = np.array([seconds[item.maker] for item in through], float) / nbytes
@@ -119,7 +130,11 @@ def _spent(work: float, excess: float, through: Sequence[_Kept], seconds: Array,
     order = each.argsort(axis=1)
     until = np.minimum(nbytes[order].cumsum(axis=1), excess)
     taken = np.diff(until, axis=1, prepend=0.0)
-    return float(np.max(_WEIGHTS[:, 0] * work + (taken * np.take_along_axis(each, order, axis=1)).sum(axis=1)))
+    return float(
+        np.max(
+            _WEIGHTS[:, 0] * work + (taken * np.take_along_axis(each, order, axis=1)).sum(axis=1)
+        )
+    )
 
 
 def _fetching(machine: Machine, p: int) -> float:
@@ -158,7 +173,8 @@ def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
     for item in kept.values():
         change[item.maker + 1] = change.get(item.maker + 1, 0.0) + item.nbytes
         change[item.readers[-1]] = change.get(item.readers[-1], 0.0) - item.nbytes
-    held, course = 0.0, {}
+    held = 0.0
+    course = {}
     steps = sorted(change)
     for task in bound:
         while steps and steps[0] <= task:
@@ -177,7 +193,8 @@ def _neighbours(tables: Tables) -> tuple[dict[int, list[int]], dict[int, list[in
 
 
 def _reached(task: int, neighbours: Mapping[int, Sequence[int]]) -> set[int]:
-    found, pending = set[int](), [task]
+    found = set[int]()
+    pending = [task]
     while pending:
         for other in neighbours.get(pending.pop(), ()):
             if other not in found:

@@ -75,8 +75,8 @@ class Tables(NamedTuple):
 def ways(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
     """Return the latency and the seconds per byte from each device, or its pageable memory, to each.
 
-    By way of other devices where that is less, the two apart: no route beats both. Where no route is, the latency is
-    infinite, and the seconds per byte are 0.
+    By way of other devices where that is less, the two apart: no route beats both. Where no route
+    is, the latency is infinite, and the seconds per byte are 0.
     """
     latency, per_byte = links(machine)
     for via in range(len(latency)):  # Floyd, CACM 5(6), 1962
@@ -85,7 +85,9 @@ def ways(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
     if pageable:
         _, first = links(machine, pageable=True)
         np.fill_diagonal(first, math.inf)
-        per_byte = np.min(first[:, :, None] + per_byte, axis=1)  # wherever it goes, it first leaves pageable memory
+        per_byte = np.min(
+            first[:, :, None] + per_byte, axis=1
+        )  # wherever it goes, it first leaves pageable memory
         np.fill_diagonal(per_byte, 0.0)
     return latency, np.where(np.isinf(per_byte), 0.0, per_byte)
 
@@ -100,14 +102,18 @@ def links(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
             if link is not None:
                 slow = pageable and source.kind == "cpu" != destination.kind
                 rate = link.pageable_bytes_per_second if slow else None
-                latency[q, p], per_byte[q, p] = link.latency, 1 / (rate or link.bytes_per_second)
+                latency[q, p] = link.latency
+                per_byte[q, p] = 1 / (rate or link.bytes_per_second)
     for table in (latency, per_byte):
         np.fill_diagonal(table, 0.0)
     return latency, per_byte
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs, allowed: Choices) -> Array:
-    rows = np.array([[costs.task_seconds(task, device) for device in machine.devices] for task in graph.tasks], float)
+    rows = np.array(
+        [[costs.task_seconds(task, device) for device in machine.devices] for task in graph.tasks],
+        float,
+    )
     rows = rows.reshape(len(graph), len(machine.devices))
     number = {name: p for p, name in enumerate(machine.names)}
     for task, names in enumerate(allowed.devices):
@@ -128,12 +134,19 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> list[Datum]:
         value = graph.values[index]
         where = number[home(graph, machine, value)] if maker is None else -1
         pageable = maker is None and value.name in costs.pageable
-        made = Datum(costs.value_nbytes(value), -1 if maker is None else maker, where, pageable, {}, back)
+        made = Datum(
+            costs.value_nbytes(value), -1 if maker is None else maker, where, pageable, {}, back
+        )
         return found.setdefault((index, version), made)
 
     for value in graph.sources:
         if last := graph.last_version(value.index):
-            datum(value.index, last, graph.maker(Use(value.index, last)), number[home(graph, machine, value)])
+            datum(
+                value.index,
+                last,
+                graph.maker(Use(value.index, last)),
+                number[home(graph, machine, value)],
+            )
     for task in graph.tasks:
         for use in graph.needs(task):
             key = use.value, use.version
@@ -141,13 +154,18 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> list[Datum]:
     return list(found.values())
 
 
-def _ends(count: int, machine: Machine, data: Sequence[Datum], latency: Array, per_byte: Array) -> tuple[Array, Array]:
+def _ends(
+    count: int, machine: Machine, data: Sequence[Datum], latency: Array, per_byte: Array
+) -> tuple[Array, Array]:
     """Return when what lives elsewhere from the beginning can be where tasks run, and what goes back in the end."""
     ready, after = np.zeros((2, count, len(machine.devices)))
     slow = ways(machine, pageable=True)[1] if any(datum.pageable for datum in data) else per_byte
     for datum in data:
         if datum.maker < 0:
-            arrival = latency[datum.home] + datum.nbytes * (slow if datum.pageable else per_byte)[datum.home]
+            arrival = (
+                latency[datum.home]
+                + datum.nbytes * (slow if datum.pageable else per_byte)[datum.home]
+            )
             for task in datum.ends:
                 np.maximum(ready[task], arrival, out=ready[task])
         elif datum.back >= 0:
@@ -158,7 +176,12 @@ def _ends(count: int, machine: Machine, data: Sequence[Datum], latency: Array, p
 
 def _edges(graph: Graph, data: Sequence[Datum]) -> Edges:
     """Return who waits for whom. An in-place write need not wait for readers of copies elsewhere, so no anti edges."""
-    nbytes = {(task.index, d.task): _NO_DATA for task in graph.tasks for d in task.dependencies if d.kind != "anti"}
+    nbytes = {
+        (task.index, d.task): _NO_DATA
+        for task in graph.tasks
+        for d in task.dependencies
+        if d.kind != "anti"
+    }
     for task, maker, travels in _travels(data):
         nbytes[task, maker] = max(nbytes.get((task, maker), _NO_DATA), travels)
     ends = np.array(list(nbytes), np.int64).reshape(len(nbytes), 2)

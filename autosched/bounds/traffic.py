@@ -31,19 +31,26 @@ class _Copy(NamedTuple):
 def copies(tables: Tables, machine: Machine) -> float:
     """Return the seconds that copy streams need for copies that constraints force; 0 without contention.
 
-    A datum is copied if none of the devices where it may be made, or where it lives, may run a reader; it comes from
-    where it was made, or from the host if memory is short and it may have been put away there. What leaves devices and
-    what comes to them are two loads, each shared out as is best. Between a CPU and an accelerator a copy holds the
-    accelerator's stream alone. What no link brings comes by way of others, and counts nothing.
+    A datum is copied if none of the devices where it may be made, or where it lives, may run a
+    reader; it comes from where it was made, or from the host if memory is short and it may have
+    been put away there. What leaves devices and what comes to them are two loads, each shared out
+    as is best. Between a CPU and an accelerator a copy holds the accelerator's stream alone. What
+    no link brings comes by way of others, and counts nothing.
     """
     if not machine.contention:
         return 0.0
-    short = any(math.isfinite(device.nbytes) for device in machine.devices if device.name != machine.host)
+    short = any(
+        math.isfinite(device.nbytes) for device in machine.devices if device.name != machine.host
+    )
     host = 1 << machine.names.index(machine.host) if short else 0
-    possible, group = places(tables), tables.group.tolist()
+    possible = places(tables)
+    group = tables.group.tolist()
     forced = [found for datum in tables.data if (found := list(_forced(datum, possible, group)))]
-    coming = [copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum]
-    # Where memory is short, a datum may leave once, for the host, and come back from there as often as need be.
+    coming = [
+        copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum
+    ]
+    # Where memory is short, a datum may leave once, for the host, and come back from there as often
+    # as need be.
     leaving = [copy for of_datum in forced for copy in (of_datum[:1] if short else of_datum)]
     leaving = [copy._replace(destinations=copy.destinations | host) for copy in leaving]
     return max(_load(machine, coming, into=True), _load(machine, leaving, into=False))
@@ -51,7 +58,9 @@ def copies(tables: Tables, machine: Machine) -> float:
 
 def places(tables: Tables) -> list[int]:
     """Return by task the devices where its whole group can run, as bits."""
-    bits = np.isfinite(tables.seconds) @ np.array([1 << p for p in range(len(tables.streams))], object)
+    bits = np.isfinite(tables.seconds) @ np.array(
+        [1 << p for p in range(len(tables.streams))], object
+    )
     group = tables.group.tolist()
     found = dict.fromkeys(group, -1)
     for here, devices in zip(group, bits, strict=True):
@@ -62,7 +71,11 @@ def places(tables: Tables) -> list[int]:
 def _forced(datum: Datum, possible: Sequence[int], group: Sequence[int]) -> Iterator[_Copy]:
     """Yield copies of a datum that must all be made: no two of them can be the same."""
     sources = 1 << datum.home if datum.maker < 0 else possible[datum.maker]
-    ends = [possible[task] for task in datum.ends if datum.maker < 0 or group[task] != group[datum.maker]]
+    ends = [
+        possible[task]
+        for task in datum.ends
+        if datum.maker < 0 or group[task] != group[datum.maker]
+    ]
     ends += [1 << datum.back] if datum.back >= 0 else []
     taken = sources
     for destinations in sorted(dict.fromkeys(ends), key=int.bit_count):

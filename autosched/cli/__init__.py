@@ -1,8 +1,9 @@
 """The command line, ``autosched COMMAND``. Prints, and writes files where it is told to; decides nothing.
 
-Each command is a module with ``add(commands)``, which enters it in the parser and says what does it: a function from
-the parsed arguments to an exit code. To add one, write such a module and name it in ``COMMANDS``. torch is imported
-where a command needs it, so help and questions about saved schedules come at once.
+Each command is a module with ``add(commands)``, which enters it in the parser and says what does
+it: a function from the parsed arguments to an exit code. To add one, write such a module and name
+it in ``COMMANDS``. torch is imported where a command needs it, so help and questions about saved
+schedules come at once.
 
 ==========  ===================================================
 module      what it holds
@@ -78,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"autosched {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands"
+    )
     for name in COMMANDS:
         import_module(f"autosched.cli.{name}").add(commands)
     return parser

@@ -27,19 +27,38 @@ def add(commands: Any) -> None:
         epilog="example: autosched compare autosched.demo:averaged_example --gpus 2 4 --links pcie4 nvlink4 -o a.svg",
     )
     add_thing(parser)
-    parser.add_argument("--gpus", type=gpus, nargs="+", metavar="N", help="numbers of GPUs (default: 1 2 4 8)")
-    parser.add_argument("--links", choices=tuple(LINKS), nargs="+", metavar="LINK", help=f"of {', '.join(LINKS)}")
-    parser.add_argument("--machines", type=Path, nargs="+", metavar="FILE", help="machines as JSON, beside or instead")
+    parser.add_argument(
+        "--gpus", type=gpus, nargs="+", metavar="N", help="numbers of GPUs (default: 1 2 4 8)"
+    )
+    parser.add_argument(
+        "--links", choices=tuple(LINKS), nargs="+", metavar="LINK", help=f"of {', '.join(LINKS)}"
+    )
+    parser.add_argument(
+        "--machines",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="machines as JSON, beside or instead",
+    )
     parser.add_argument(
         "--policies", choices=NAMES, nargs="+", metavar="POLICY", default=USUAL,
         help=f"of {', '.join(NAMES)} (default: {', '.join(USUAL)})",
     )  # fmt: skip
     parser.add_argument(
-        "--noise", type=_share, metavar="SHARE", help="as 20%%: also tell what is left of it if all takes more or less"
+        "--noise",
+        type=_share,
+        metavar="SHARE",
+        help="as 20%%: also tell what is left of it if all takes more or less",
     )
-    parser.add_argument("--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text")
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="as --format json")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout")
+    parser.add_argument(
+        "--format", choices=("text", "json", "svg"), help="default: as FILE is named, or text"
+    )
+    parser.add_argument(
+        "--json", action="store_const", const="json", dest="format", help="as --format json"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout"
+    )
     add_search(parser)
     add_costs(parser)
     parser.set_defaults(do=_compare)
@@ -78,9 +97,13 @@ def _share(text: str) -> float:
 
 
 def _form(output: Path | None) -> str:
-    form = {".txt": "text", ".json": "json", ".svg": "svg"}.get(output.suffix.lower() if output else ".txt")
+    form = {".txt": "text", ".json": "json", ".svg": "svg"}.get(
+        output.suffix.lower() if output else ".txt"
+    )
     if form is None:
-        raise UsageError(f"{output}: no format has this suffix; known are .txt, .json and .svg, or --format")
+        raise UsageError(
+            f"{output}: no format has this suffix; known are .txt, .json and .svg, or --format"
+        )
     return form
 
 

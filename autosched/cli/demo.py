@@ -19,8 +19,12 @@ def add(commands: Any) -> None:
         description="Train a two-layer MLP on handwritten digits, compare with the serial run, and draw the schedule.",
         epilog="example: autosched demo --epochs 2 --folder pictures",
     )
-    parser.add_argument("--epochs", type=count, default=12, metavar="N", help="times through the data (default: 12)")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to write the pictures (default: here)")
+    parser.add_argument(
+        "--epochs", type=count, default=12, metavar="N", help="times through the data (default: 12)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where to write the pictures (default: here)"
+    )
     parser.set_defaults(do=_demo)
 
 

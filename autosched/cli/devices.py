@@ -22,16 +22,26 @@ def add(commands: Any) -> None:
         description="Show what torch sees here, and the machine that schedules are made for with --local.",
         epilog="example: autosched devices --write machine.json && autosched show plan.json --machine machine.json",
     )
-    parser.add_argument("--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them")
-    parser.add_argument("--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine")
+    parser.add_argument(
+        "--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them"
+    )
+    parser.add_argument(
+        "--machine", type=Path, metavar="FILE", help="show this machine instead, measured perhaps"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write it as JSON, to be edited, for --machine"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(do=_devices)
 
 
 def _devices(arguments: argparse.Namespace) -> int:
     here = _here()
-    machine = read(arguments.machine, Machine.from_json) if arguments.machine else Machine.local(arguments.gpus)
+    machine = (
+        read(arguments.machine, Machine.from_json)
+        if arguments.machine
+        else Machine.local(arguments.gpus)
+    )
     if arguments.write is not None:
         deliver(machine.to_json() + "\n", arguments.write)
     if arguments.json:
@@ -40,7 +50,9 @@ def _devices(arguments: argparse.Namespace) -> int:
             del device["imagined"]  # the machine says it
         print(json_text({"here": here, "machine": shown}))
         return 0
-    print(f"torch {here['torch']}: {here['threads']} CPU threads, {len(here['accelerators'])} accelerators")
+    print(
+        f"torch {here['torch']}: {here['threads']} CPU threads, {len(here['accelerators'])} accelerators"
+    )
     for device in here["accelerators"]:
         print(f"  {device['device']}: {device['name']}, {device['nbytes'] / 2**30:.0f} GiB")
     print(f"\n{arguments.machine or 'Machine.local()'}:")
@@ -55,8 +67,13 @@ def _here() -> dict[str, Any]:
 
     kind = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else ""
     module = getattr(torch, kind) if kind else None
-    found = [module.get_device_properties(i) for i in range(torch.accelerator.device_count())] if module else []
+    found = (
+        [module.get_device_properties(i) for i in range(torch.accelerator.device_count())]
+        if module
+        else []
+    )
     devices = [
-        {"device": f"{kind}:{i}", "name": item.name, "nbytes": item.total_memory} for i, item in enumerate(found)
+        {"device": f"{kind}:{i}", "name": item.name, "nbytes": item.total_memory}
+        for i, item in enumerate(found)
     ]
     return {"torch": torch.__version__, "threads": torch.get_num_threads(), "accelerators": devices}

@@ -24,8 +24,16 @@ def add(commands: Any) -> None:
     )
     add_thing(parser)
     parser.add_argument("--task", metavar="NAME", help="explain this task")
-    parser.add_argument("--profile", action="store_true", help="run it, and explain what was measured")
-    parser.add_argument("--repeat", type=count, default=9, metavar="N", help="take the median of N runs (default: 9)")
+    parser.add_argument(
+        "--profile", action="store_true", help="run it, and explain what was measured"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=count,
+        default=9,
+        metavar="N",
+        help="take the median of N runs (default: 9)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_planning(parser)
     parser.set_defaults(do=_explain)

@@ -15,7 +15,10 @@ from autosched.errors import AutoschedError
 
 __all__ = ["Outcome", "TheirError", "say", "told"]
 
-CHECK_FAILED, WRONG_INPUT, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+CHECK_FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 _FRAMES = 5  # of a trace that are shown
 
@@ -44,14 +47,20 @@ def told() -> Iterator[Outcome]:
         outcome.code = WRONG_INPUT
         _show_theirs(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at its end
         outcome.code = PIPE_CLOSED
     except AutoschedError as error:
         outcome.code = WRONG_INPUT
         say(str(error))
     except OSError as error:
         outcome.code = WRONG_INPUT
-        say(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        say(
+            f"{error.filename}: {error.strerror}"
+            if error.filename and error.strerror
+            else str(error)
+        )
     except KeyboardInterrupt:
         outcome.code = INTERRUPTED
         say("interrupted")

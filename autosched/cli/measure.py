@@ -26,13 +26,35 @@ def add(commands: Any) -> None:
         epilog="example: autosched measure autosched.demo:mlp_example -o costs.json --links machine.json",
     )
     add_thing(parser)
-    parser.add_argument("--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them")
-    parser.add_argument("--repeat", type=count, default=5, metavar="N", help="take the median of N runs (default: 5)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the costs there instead of to stdout")
-    parser.add_argument("--links", type=Path, metavar="FILE", help="measure links too, and write the machine there")
-    parser.add_argument("--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them")
     parser.add_argument(
-        "--cache", nargs="?", const=True, metavar="FOLDER", help="keep readings there (default: in ~/.cache/autosched)"
+        "--gpus", type=gpus, metavar="N", help="use N of the GPUs; more than there are share them"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=count,
+        default=5,
+        metavar="N",
+        help="take the median of N runs (default: 5)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the costs there instead of to stdout",
+    )
+    parser.add_argument(
+        "--links", type=Path, metavar="FILE", help="measure links too, and write the machine there"
+    )
+    parser.add_argument(
+        "--replay", action="store_true", help="what kernels take alone, as CUDA graphs replay them"
+    )
+    parser.add_argument(
+        "--cache",
+        nargs="?",
+        const=True,
+        metavar="FOLDER",
+        help="keep readings there (default: in ~/.cache/autosched)",
     )
     parser.set_defaults(do=_measure)
 

@@ -43,14 +43,31 @@ NAMES = ("auto", *TIMED, *POLICIES)
 def add_planning(parser: argparse.ArgumentParser) -> None:
     """Add the options for which ``planned`` plans: those of the machine, the policy and the costs."""
     group = parser.add_argument_group(
-        "machine and policy", "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs."
+        "machine and policy",
+        "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs.",
     )
-    group.add_argument("--gpus", type=gpus, metavar="N", help="an emulated machine of one CPU and N GPUs")
+    group.add_argument(
+        "--gpus", type=gpus, metavar="N", help="an emulated machine of one CPU and N GPUs"
+    )
     group.add_argument("--link", choices=tuple(LINKS), metavar="LINK", help=_LINKS)
-    group.add_argument("--machine", type=Path, metavar="FILE", help="a machine as JSON, as `autosched devices` writes")
-    group.add_argument("--local", action="store_true", help="this machine; with --gpus, so many of its GPUs")
-    group.add_argument("--slower", type=factor, metavar="F", help="that machine, F times slower, to be played by a CPU")
-    group.add_argument("--policy", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (default: auto)")
+    group.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE",
+        help="a machine as JSON, as `autosched devices` writes",
+    )
+    group.add_argument(
+        "--local", action="store_true", help="this machine; with --gpus, so many of its GPUs"
+    )
+    group.add_argument(
+        "--slower",
+        type=factor,
+        metavar="F",
+        help="that machine, F times slower, to be played by a CPU",
+    )
+    group.add_argument(
+        "--policy", choices=NAMES, metavar="NAME", help=f"{', '.join(NAMES)} (default: auto)"
+    )
     add_search(group)
     add_costs(group)
 
@@ -58,13 +75,19 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 def add_search(group: Any) -> None:
     """Add the options of policies that look for better plans."""
     timed = f"auto, {', '.join(TIMED)}"
-    group.add_argument("--seconds", type=factor, metavar="S", help=f"look so long for better plans: {timed}")
-    group.add_argument("--seed", type=seed, default=0, metavar="N", help="of what is random (default: 0)")
+    group.add_argument(
+        "--seconds", type=factor, metavar="S", help=f"look so long for better plans: {timed}"
+    )
+    group.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="of what is random (default: 0)"
+    )
 
 
 def add_costs(group: Any) -> None:
     """Add the option that ``costs_of`` reads."""
-    group.add_argument("--costs", type=Path, metavar="FILE", help="costs as JSON, as `autosched measure` writes")
+    group.add_argument(
+        "--costs", type=Path, metavar="FILE", help="costs as JSON, as `autosched measure` writes"
+    )
 
 
 def planned(arguments: argparse.Namespace, found: Subject) -> Schedule:
@@ -94,7 +117,9 @@ def examples_of(found: Subject, costs: Costs | None) -> Mapping[str, Any] | None
     if found.inputs is None and not found.graph.input_names:
         return {}
     if found.inputs is None and all(task.seconds is None for task in found.graph.tasks):
-        say("note: nothing tells what tasks cost, so each is taken to cost 10 us; return inputs too, or give --costs")
+        say(
+            "note: nothing tells what tasks cost, so each is taken to cost 10 us; return inputs too, or give --costs"
+        )
     return found.inputs
 
 

@@ -43,7 +43,9 @@ def width() -> int:
 
 def coloured() -> bool:
     """Whether stdout is a terminal that shows colours, for a user who wants them (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:

@@ -84,11 +84,21 @@ def summary(made: Schedule) -> str:
     hidden = f"{overlap.copies_hidden:.0%}" if overlap.copy_seconds else "-"
     notes = [
         ("makespan", duration(made.makespan), "predicted"),
-        ("lower bound", duration(made.lower_bound), f"no schedule can be faster; the gap is {made.gap:.0%}"),
+        (
+            "lower bound",
+            duration(made.lower_bound),
+            f"no schedule can be faster; the gap is {made.gap:.0%}",
+        ),
         ("serial", duration(made.serial_seconds), "the same tasks and copies, one at a time"),
-        ("copies hidden", hidden, "of their time, behind compute" if overlap.copy_seconds else "there are none"),
+        (
+            "copies hidden",
+            hidden,
+            "of their time, behind compute" if overlap.copy_seconds else "there are none",
+        ),
     ]
-    lines = [f"{made.graph.name}: {count(len(made.graph), 'task')}, {count(len(made.program), 'instruction')}"]
+    lines = [
+        f"{made.graph.name}: {count(len(made.graph), 'task')}, {count(len(made.program), 'instruction')}"
+    ]
     lines += [f"  {label:<14}{value:>10}  {note}" for label, value, note in notes]
     rows = [
         (
@@ -119,7 +129,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         say(f"{arguments.thing} is not proved: {fault}")
         return CHECK_FAILED
     if arguments.json:
-        print(json_text({"proved": True, "instructions": len(made.program), "streams": len(made.program.streams)}))
+        print(
+            json_text(
+                {
+                    "proved": True,
+                    "instructions": len(made.program),
+                    "streams": len(made.program.streams),
+                }
+            )
+        )
     else:
         streams = count(len(made.program.streams), "stream")
         print(f"proved: {count(len(made.program), 'instruction')} on {streams} cannot race")

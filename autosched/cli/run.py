@@ -35,10 +35,17 @@ def add(commands: Any) -> None:
         epilog="example: autosched run autosched.demo:mlp_example --slower 200 --profile",
     )
     add_thing(parser)
-    parser.add_argument("--profile", action="store_true", help="measure too, and show it beside what is predicted")
-    parser.add_argument("--repeat", type=count, default=9, metavar="N", help="take the median of N (default: 9)")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="write the profile there: .json for Perfetto, .html, .svg"
+        "--profile", action="store_true", help="measure too, and show it beside what is predicted"
+    )
+    parser.add_argument(
+        "--repeat", type=count, default=9, metavar="N", help="take the median of N (default: 9)"
+    )
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the profile there: .json for Perfetto, .html, .svg",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_planning(parser)
@@ -59,13 +66,20 @@ def _run(arguments: argparse.Namespace) -> int:
             raise
         except Exception as error:
             raise TheirError(f"{arguments.thing} cannot be run serially") from error
-        facts = {"equal": unequal is None, "outputs": {name: _shapes(item) for name, item in outputs.items()}}
+        facts = {
+            "equal": unequal is None,
+            "outputs": {name: _shapes(item) for name, item in outputs.items()},
+        }
         wanted = arguments.profile or arguments.save is not None
         measured = profiled(made, inputs, arguments.repeat) if wanted else None
         if measured is not None and arguments.save is not None:
             deliver(_SAVED[arguments.save.suffix](made, measured), arguments.save)
         if arguments.json:
-            times = {} if measured is None else {"predicted": _times(made), "measured": _times(made, measured)}
+            times = (
+                {}
+                if measured is None
+                else {"predicted": _times(made), "measured": _times(made, measured)}
+            )
             print(json_text({**facts, **times}))
         else:
             _tell(made, facts, measured)
@@ -79,11 +93,15 @@ def inputs_of(found: Subject, thing: str) -> Mapping[str, Any]:
     if found.schedule is not None and any(task.fn is None for task in found.graph.tasks):
         raise UsageError(f"{thing} holds no functions; give them with --graph module:function")
     if found.inputs is None and found.graph.input_names:
-        raise UsageError(f"{thing} gives no inputs; let its function return (graph, {{name: tensor}})")
+        raise UsageError(
+            f"{thing} gives no inputs; let its function return (graph, {{name: tensor}})"
+        )
     return found.inputs or {}
 
 
-def _compared(made: Schedule, inputs: Mapping[str, Any], seed: int) -> tuple[str | None, dict[str, Any]]:
+def _compared(
+    made: Schedule, inputs: Mapping[str, Any], seed: int
+) -> tuple[str | None, dict[str, Any]]:
     """Run serially and by schedule; return how outputs or changed inputs differ, None if they do not, and outputs."""
     import torch
 
@@ -120,18 +138,26 @@ def profiled(made: Schedule, inputs: Mapping[str, Any], repeat: int) -> Timeline
 
 
 def _trace(made: Schedule, measured: Timeline) -> str:
-    return perfetto_json(made.simulate(), measured=measured, graph=made.graph, title=made.graph.name)
+    return perfetto_json(
+        made.simulate(), measured=measured, graph=made.graph, title=made.graph.name
+    )
 
 
 def _gantt(made: Schedule, measured: Timeline) -> str:
-    return gantt_svg(made.simulate(), measured=measured, title=made.graph.name, phases=phases(made.graph))
+    return gantt_svg(
+        made.simulate(), measured=measured, title=made.graph.name, phases=phases(made.graph)
+    )
 
 
 def _page(made: Schedule, measured: Timeline) -> str:
     return made.page(measured)
 
 
-_SAVED = {".json": _trace, ".html": _page, ".svg": _gantt}  # what is written of a profile, beside the prediction
+_SAVED = {
+    ".json": _trace,
+    ".html": _page,
+    ".svg": _gantt,
+}  # what is written of a profile, beside the prediction
 
 
 # ---- what is told
@@ -160,10 +186,15 @@ def _times(made: Schedule, measured: Timeline | None = None) -> dict[str, Any]:
 
 def _tell(made: Schedule, facts: Mapping[str, Any], measured: Timeline | None) -> None:
     kind = "emulated machine" if made.machine.imagined else "this machine"
-    equal = "equal to the serial run, bit for bit" if facts["equal"] else "NOT equal to the serial run"
+    equal = (
+        "equal to the serial run, bit for bit" if facts["equal"] else "NOT equal to the serial run"
+    )
     print(f"ran {made.graph.name} on {', '.join(made.machine.names)} ({kind}): {equal}")
     for name, leaves in facts["outputs"].items():
-        print(f"  {name}: " + ", ".join(leaf.get("value") or f"{leaf['dtype']} {leaf['shape']}" for leaf in leaves))
+        print(
+            f"  {name}: "
+            + ", ".join(leaf.get("value") or f"{leaf['dtype']} {leaf['shape']}" for leaf in leaves)
+        )
     if measured is not None:
         print("\n" + "\n".join(_beside(_times(made), _times(made, measured))))
 

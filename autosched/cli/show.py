@@ -37,13 +37,19 @@ def _text(schedule: Schedule, colour: bool = False) -> str:
 
 
 def _memory(schedule: Schedule) -> str:
-    limits = {device.name: device.nbytes for device in schedule.machine.devices if device.nbytes < math.inf}
+    limits = {
+        device.name: device.nbytes
+        for device in schedule.machine.devices
+        if device.nbytes < math.inf
+    }
     return memory_svg(schedule.memory(), title=schedule.graph.name, limits=limits)
 
 
 def _trace(schedule: Schedule) -> str:
     memory = schedule.memory()
-    return perfetto_json(schedule.simulate(), graph=schedule.graph, memory=memory, title=schedule.graph.name)
+    return perfetto_json(
+        schedule.simulate(), graph=schedule.graph, memory=memory, title=schedule.graph.name
+    )
 
 
 def _gantt(schedule: Schedule) -> str:
@@ -67,7 +73,9 @@ _PICTURES: Mapping[str, Callable[[Schedule], str]] = {
 }
 
 
-def _drawn(draw: Callable[[Schedule], str], kind: Literal["png", "pdf"], schedule: Schedule) -> bytes:
+def _drawn(
+    draw: Callable[[Schedule], str], kind: Literal["png", "pdf"], schedule: Schedule
+) -> bytes:
     return picture(draw(schedule), kind)
 
 
@@ -78,8 +86,14 @@ _SHOWN: Mapping[str, Mapping[str, Draw]] = {
     "png": {what: partial(_drawn, draw, "png") for what, draw in _PICTURES.items()},
     "pdf": {what: partial(_drawn, draw, "pdf") for what, draw in _PICTURES.items()},
     "html": {"page": lambda schedule: schedule.page()},
-    "dot": {"graph": lambda made: graph_dot(made.graph, made.placement.device, title=made.graph.name)},
-    "mermaid": {"graph": lambda made: graph_mermaid(made.graph, made.placement.device, title=made.graph.name)},
+    "dot": {
+        "graph": lambda made: graph_dot(made.graph, made.placement.device, title=made.graph.name)
+    },
+    "mermaid": {
+        "graph": lambda made: graph_mermaid(
+            made.graph, made.placement.device, title=made.graph.name
+        )
+    },
     "perfetto": {"trace": _trace},
     "code": {"code": lambda made: made.code},
 }
@@ -105,10 +119,16 @@ def add(commands: Any) -> None:
         epilog="example: autosched show autosched.demo:mlp_step --gpus 2 --format svg -o mlp.svg",
     )
     add_thing(parser)
-    parser.add_argument("--format", choices=tuple(_SHOWN), help="default: as FILE is named, or text")
+    parser.add_argument(
+        "--format", choices=tuple(_SHOWN), help="default: as FILE is named, or text"
+    )
     whats = dict.fromkeys(what for mine in _SHOWN.values() for what in mine)
-    parser.add_argument("--what", choices=tuple(whats), help="of what (default: gantt, where it can be)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout")
+    parser.add_argument(
+        "--what", choices=tuple(whats), help="of what (default: gantt, where it can be)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write it there instead of to stdout"
+    )
     add_planning(parser)
     parser.set_defaults(do=_show)
 
@@ -129,7 +149,9 @@ def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
     form = arguments.format or _SUFFIXES.get(suffix)
     if form is None:
         known = ", ".join(_SUFFIXES)
-        raise UsageError(f"{arguments.output}: no format has this suffix; known are {known}, or give --format")
+        raise UsageError(
+            f"{arguments.output}: no format has this suffix; known are {known}, or give --format"
+        )
     what = arguments.what or next(iter(_SHOWN[form]))
     if what not in _SHOWN[form]:
         able = [name for name, mine in _SHOWN.items() if what in mine]

@@ -34,9 +34,15 @@ class Subject:
 def add_thing(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names a subject, and the graph for a saved schedule."""
     parser.add_argument(
-        "thing", metavar="THING", help="a saved schedule (plan.json), or module:function or file.py:function"
+        "thing",
+        metavar="THING",
+        help="a saved schedule (plan.json), or module:function or file.py:function",
     )
-    parser.add_argument("--graph", metavar="FUNCTION", help="module:function that builds the graph of a saved schedule")
+    parser.add_argument(
+        "--graph",
+        metavar="FUNCTION",
+        help="module:function that builds the graph of a saved schedule",
+    )
 
 
 def subject(thing: str, graph: str | None = None) -> Subject:
@@ -53,13 +59,21 @@ def subject(thing: str, graph: str | None = None) -> Subject:
 def _built(text: str) -> Subject:
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name:
-        hint = f"name a function in it, {text}:function" if text.endswith(".py") else "no such file, and no function"
-        raise UsageError(f"{text}: {hint}; a THING is plan.json, package.module:function or file.py:function")
+        hint = (
+            f"name a function in it, {text}:function"
+            if text.endswith(".py")
+            else "no such file, and no function"
+        )
+        raise UsageError(
+            f"{text}: {hint}; a THING is plan.json, package.module:function or file.py:function"
+        )
     found = _found(_module(where), where, name)
     if not callable(found) or isinstance(found, Schedule):
         return _as_subject(text, found)
     if _wants_arguments(found):
-        raise UsageError(f"{text} is called without arguments, and it is {name}{inspect.signature(found)}")
+        raise UsageError(
+            f"{text} is called without arguments, and it is {name}{inspect.signature(found)}"
+        )
     try:
         returned = found()
     except Exception as error:
@@ -76,7 +90,9 @@ def _module(where: str) -> Any:
         return _run_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{where}.".startswith(f"{error.name}."):
-            raise UsageError(f"there is no module {error.name!r}, neither installed nor in this folder") from None
+            raise UsageError(
+                f"there is no module {error.name!r}, neither installed nor in this folder"
+            ) from None
         raise TheirError(f"{where} cannot be imported") from error
     except UsageError:
         raise
@@ -102,7 +118,9 @@ def _found(module: Any, where: str, name: str) -> Any:
         mine = [
             key
             for key, item in vars(module).items()
-            if inspect.isfunction(item) and item.__module__ == module.__name__ and not key.startswith("_")
+            if inspect.isfunction(item)
+            and item.__module__ == module.__name__
+            and not key.startswith("_")
         ]
         raise UsageError(f"{where} has no {name!r}; its functions are {listed(mine)}")
     return getattr(module, name)

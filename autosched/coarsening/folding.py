@@ -1,8 +1,9 @@
 """Folding: what of a graph may become part of a merged task, and which views such a task makes anew.
 
-A view costs nothing, and a task's results can share memory with one argument at most. So a merged task takes the value
-behind a view and makes the view itself, and so does each other that needs it. That says the same unless a write tells
-parts of that memory apart, or changes its shape: tasks and views of such memory stay as they are.
+A view costs nothing, and a task's results can share memory with one argument at most. So a merged
+task takes the value behind a view and makes the view itself, and so does each other that needs it.
+That says the same unless a write tells parts of that memory apart, or changes its shape: tasks and
+views of such memory stay as they are.
 
 Knows dependencies and memory, no cost and no module.
 """
@@ -30,13 +31,21 @@ class Folding:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.told_apart = self._told_apart()  # roots of memory whose views stay, and so do those who write to it
+        self.told_apart = (
+            self._told_apart()
+        )  # roots of memory whose views stay, and so do those who write to it
         while more := self._needed_and_written() - self.told_apart:
             self.told_apart |= more
         needed = self._views_needed()
-        self.kept = {task.index for task in graph.tasks if not self.foldable(task) or task.index in needed}
-        self.merged = {task.index for task in graph.tasks if not task.view and not self._is_fixed(task)}
-        self.devices = _devices(graph)  # by task, where it must run because it is said of it, or of what stays with it
+        self.kept = {
+            task.index for task in graph.tasks if not self.foldable(task) or task.index in needed
+        }
+        self.merged = {
+            task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
+        }
+        self.devices = _devices(
+            graph
+        )  # by task, where it must run because it is said of it, or of what stays with it
         self.before: dict[int, list[int]] = {}  # of kept tasks, those that they depend on
         self.behind: dict[int, list[int]] = {}  # of views that may be folded, the same
         self._follow()
@@ -56,7 +65,11 @@ class Folding:
         pending = [use.value for use in task.reads]
         while pending:
             producer = self.graph.values[pending.pop()].producer
-            if producer is not None and producer not in found and self.foldable(self.graph.tasks[producer]):
+            if (
+                producer is not None
+                and producer not in found
+                and self.foldable(self.graph.tasks[producer])
+            ):
                 found[producer] = None
                 pending += [use.value for use in self.graph.tasks[producer].reads]
         return list(found)
@@ -74,7 +87,9 @@ class Folding:
                 behind = (self.behind.get(other, [other]) for other in first)
                 self.behind[task.index] = list(dict.fromkeys(chain(*behind)))
             if task.index in self.kept:
-                self.before[task.index] = list(dict.fromkeys(chain(*(self.follows(task.index, i) for i in first))))
+                self.before[task.index] = list(
+                    dict.fromkeys(chain(*(self.follows(task.index, i) for i in first)))
+                )
 
     # ---- what stays as it is
 
@@ -86,7 +101,11 @@ class Folding:
         found = set()
         for task in self.graph.tasks:
             for use in task.writes:
-                part = task.part[1] if task.part and task.part[0] == use.value else self.graph.values[use.value].part
+                part = (
+                    task.part[1]
+                    if task.part and task.part[0] == use.value
+                    else self.graph.values[use.value].part
+                )
                 if part.bounds or _reshapes(task):
                     found.add(self._root(use.value))
         return found
@@ -94,9 +113,12 @@ class Folding:
     def _is_fixed(self, task: Task) -> bool:
         """Whether a task that is no view stays as it is: its result may be its argument, or it touches parts.
 
-        Who makes or writes memory that is told apart must share a device with its views, and so with no one else.
+        Who makes or writes memory that is told apart must share a device with its views, and so
+        with no one else.
         """
-        touched = any(self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs))
+        touched = any(
+            self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs)
+        )
         return touched or task.part is not None or self._may_alias(task)
 
     def _may_alias(self, task: Task) -> bool:
@@ -119,8 +141,14 @@ class Folding:
     def _needed_and_written(self) -> set[int]:
         """Return the roots of written memory that two values of a merged graph would share."""
         aliases = {task.index for task in self.graph.tasks if self._may_alias(task)}
-        outputs = (use for index in self._views_needed() | aliases for use in self.graph.tasks[index].outputs)
-        return {root for root in (self._root(use.value) for use in outputs) if self._is_written(root)}
+        outputs = (
+            use
+            for index in self._views_needed() | aliases
+            for use in self.graph.tasks[index].outputs
+        )
+        return {
+            root for root in (self._root(use.value) for use in outputs) if self._is_written(root)
+        }
 
     def _is_written(self, root: int) -> bool:
         return any(self.graph.last_version(member) for member in self.graph.members(root))
@@ -141,7 +169,9 @@ def _devices(graph: Graph) -> list[str | None]:
 
     first: list[int | None] = []  # by task, one of its bonds
     for task in graph.tasks:
-        roots = dict.fromkeys(graph.values[use.value].root for use in (*task.changes, *task.outputs))
+        roots = dict.fromkeys(
+            graph.values[use.value].root for use in (*task.changes, *task.outputs)
+        )
         own = [number for root in roots if not task.view for number in bonds.get(root, ())]
         for number in own:
             parent[find(number)] = find(own[0])
@@ -157,4 +187,6 @@ def _devices(graph: Graph) -> list[str | None]:
 
 
 def _reshapes(task: Task) -> bool:
-    return task.fn is not None and effects_of(task.fn, task.args, task.kwargs).name in RESHAPE | MOVE
+    return (
+        task.fn is not None and effects_of(task.fn, task.args, task.kwargs).name in RESHAPE | MOVE
+    )

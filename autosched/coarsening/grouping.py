@@ -1,10 +1,11 @@
 """Grouping: which tasks of a graph to merge into one, by what they cost or by where they come from.
 
-Each task costs a step of ours, and perhaps an event and a wait, beside its operators, which are launched one by one in
-any case. What merging can cost is waiting: who could begin behind a part of a merged task now waits for all of it. So a
-task is merged with the only one that follows it, or that it follows, where that is mutual, and nobody waits; or where
-all the waiting at a merged task is at most such a step. So are tasks that nothing follows, and that follow the same.
-None of this makes a circle, and no path gets longer by more than is saved.
+Each task costs a step of ours, and perhaps an event and a wait, beside its operators, which are
+launched one by one in any case. What merging can cost is waiting: who could begin behind a part of
+a merged task now waits for all of it. So a task is merged with the only one that follows it, or
+that it follows, where that is mutual, and nobody waits; or where all the waiting at a merged task
+is at most such a step. So are tasks that nothing follows, and that follow the same. None of this
+makes a circle, and no path gets longer by more than is saved.
 
 Returns names; merges at the very end, if asked to.
 """
@@ -42,9 +43,10 @@ def merge(
     """Return the graph with groups of tasks as one task each, which says the same.
 
     ``groups`` has for tasks, by name, the name of their group; or is ``"module"``, a task for each call of a module,
-    forward and backward, or ``"auto"``: chains, and what is tiny by its ``costs`` on ``device``, if no parallelism is
-    lost that pays. A group is split where it would have to wait for itself, and where its tasks are pinned to different
-    devices. Raises GraphError for tasks that are not there and for other words.
+    forward and backward, or ``"auto"``: chains, and what is tiny by its ``costs`` on ``device``, if
+    no parallelism is lost that pays. A group is split where it would have to wait for itself, and
+    where its tasks are pinned to different devices. Raises GraphError for tasks that are not there
+    and for other words.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -56,7 +58,11 @@ def merge(
         check_granularity(groups)
         if groups == "op":
             return graph
-        by = by_module(graph) if groups == "module" else by_cost(graph, costs or Costs(), device or _DEVICE)
+        by = (
+            by_module(graph)
+            if groups == "module"
+            else by_cost(graph, costs or Costs(), device or _DEVICE)
+        )
         return merged(graph, by)
     return merged(graph, groups)
 
@@ -110,7 +116,9 @@ def by_mark(graph: Graph) -> dict[str, str]:
         origin = task.origin
         if origin.whole and not task.view:
             phase = origin.phase if origin.phase != "forward" else ""
-            found.setdefault((".".join(filter(None, (origin.whole, phase))), origin.call), []).append(task)
+            found.setdefault(
+                (".".join(filter(None, (origin.whole, phase))), origin.call), []
+            ).append(task)
     return _named((label, tasks) for (label, _), tasks in found.items())
 
 
@@ -150,12 +158,18 @@ class _Cluster:
 def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
     """Return a cluster for each task that a merged graph keeps, and for each source that is elsewhere."""
     folding = Folding(graph)
-    sources = {v.index: _Cluster(None) for v in graph.sources if (v.home or "cpu").partition(":")[0] != device.kind}
+    sources = {
+        v.index: _Cluster(None)
+        for v in graph.sources
+        if (v.home or "cpu").partition(":")[0] != device.kind
+    }
     found: dict[int, _Cluster] = {}
     for index, before in folding.before.items():
         task = graph.tasks[index]
         free = index in folding.merged and not task.origin.whole
-        made = found[index] = _Cluster(("on", folding.devices[index]) if free else None, tasks=[index])
+        made = found[index] = _Cluster(
+            ("on", folding.devices[index]) if free else None, tasks=[index]
+        )
         made.work = costs.task_seconds(task, device)
         roots = (graph.values[use.value].root for use in task.reads)
         made.before = dict.fromkeys(sources[root] for root in roots if root in sources)
@@ -179,7 +193,8 @@ def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
 def _join_ends(clusters: list[_Cluster], most: float) -> int:
     """Merge clusters that nothing follows, and that follow the same; return how many."""
     before, behind = _reduced(clusters)
-    joined, first = 0, dict[tuple[object, ...], _Cluster]()
+    joined = 0
+    first = dict[tuple[object, ...], _Cluster]()
     for cluster in clusters:
         if not behind[cluster] and cluster.kind is not None:
             key = (cluster.kind, *(other for other in before[cluster] if other.tasks))
@@ -208,7 +223,9 @@ def _close_ranks(clusters: list[_Cluster]) -> None:
             found.before |= cluster.before
     clusters[:] = [cluster for cluster in clusters if cluster.gone_to is None]
     for cluster in clusters:
-        cluster.before = dict.fromkeys(found for b in cluster.before if (found := b.found()) is not cluster)
+        cluster.before = dict.fromkeys(
+            found for b in cluster.before if (found := b.found()) is not cluster
+        )
 
 
 def _reduced(
@@ -221,7 +238,8 @@ def _reduced(
     behind: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
     keeps = len(clusters) <= _REDUCED
     for cluster in clusters:
-        seen, nearest = 0, []
+        seen = 0
+        nearest = []
         for i in sorted((position[other] for other in cluster.before), reverse=True):
             if not seen >> i & 1:
                 nearest.append(clusters[i])

@@ -1,8 +1,9 @@
 """Merging: a graph whose tasks run several calls of another graph's, in an order that says the same.
 
-Groups are given; where one task of a group would make a circle, because something else must run between, the group is
-split. Tasks that are pinned to different devices, or some of them to none, are not merged, nor is what ``Folding``
-calls fixed. Knows no costs: which groups pay is for ``grouping`` to say.
+Groups are given; where one task of a group would make a circle, because something else must run
+between, the group is split. Tasks that are pinned to different devices, or some of them to none,
+are not merged, nor is what ``Folding`` calls fixed. Knows no costs: which groups pay is for
+``grouping`` to say.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ G = TypeVar("G", bound=Graph)
 def merged(graph: G, groups: Mapping[str, str]) -> G:
     """Return the graph with the tasks of each group as one; ``groups`` has the name of the group by that of a task.
 
-    Tasks make the views that they need themselves. Other values keep their names, inputs and outputs too. Raises
-    GraphError for tasks that are not there.
+    Tasks make the views that they need themselves. Other values keep their names, inputs and
+    outputs too. Raises GraphError for tasks that are not there.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -85,7 +86,10 @@ class _Merger:
         taken = [_taken(self.graph, tasks) for tasks in clusters]
         needed = set(chain(self.graph.outputs.values(), *taken))
         for tasks, takes in zip(clusters, taken, strict=True):
-            label = next((self.wanted[i] for i in tasks if i in self.wanted and i in self.folding.merged), None)
+            label = next(
+                (self.wanted[i] for i in tasks if i in self.wanted and i in self.folding.merged),
+                None,
+            )
             members = [self.graph.tasks[i] for i in tasks]
             if len(members) == 1 and label in (None, members[0].name):
                 writer.repeat(members[0])
@@ -109,7 +113,8 @@ class _Merger:
         tasks: dict[int, list[int]] = {}
         for task, cluster in self.cluster.items():
             tasks.setdefault(cluster, []).append(task)
-        waits, followers = dict.fromkeys(tasks, 0), {cluster: list[int]() for cluster in tasks}
+        waits = dict.fromkeys(tasks, 0)
+        followers = {cluster: list[int]() for cluster in tasks}
         for task, cluster in self.cluster.items():
             for other in (self.cluster[before] for before in self.folding.before[task]):
                 if other != cluster:
@@ -132,7 +137,9 @@ class _Writer:
     """Writes tasks of a graph into a new one of the same kind."""
 
     def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
-        self.old, self.folding, self.cluster = graph, folding, cluster
+        self.old = graph
+        self.folding = folding
+        self.cluster = cluster
         self.new = copy.copy(graph)  # what else a graph of a subclass holds
         Graph.__init__(self.new, graph.name, generators=graph._generators)
         self.new._looks = graph._looks
@@ -141,7 +148,11 @@ class _Writer:
         self.names: dict[int, str] = {}  # of new tasks, by cluster
         for value in graph.sources:
             twin = self.new._new_value(
-                value.name, home=value.home, tensor=value.tensor, part=value.part, nbytes=value.nbytes
+                value.name,
+                home=value.home,
+                tensor=value.tensor,
+                part=value.part,
+                nbytes=value.nbytes,
             )
             if value.tensor is not None:
                 self.new._constants[id(value.tensor)] = twin
@@ -157,12 +168,16 @@ class _Writer:
         )  # fmt: skip
         self._added(task, made, flatten(result))
 
-    def compose(self, tasks: Sequence[Task], takes: Sequence[int], needed: set[int], label: str | None) -> None:
+    def compose(
+        self, tasks: Sequence[Task], takes: Sequence[int], needed: set[int], label: str | None
+    ) -> None:
         """Add tasks as one, which returns what others need."""
         own = [task for task in tasks if task.index in self.cluster and not task.view]
         made = [self.old.values[u.value] for task in own for u in task.outputs if u.value in needed]
         composite = Composite(tasks, takes, [value.index for value in made])
-        roots = dict.fromkeys(self.old.values[use.value].root for task in own for use in task.writes)
+        roots = dict.fromkeys(
+            self.old.values[use.value].root for task in own for use in task.writes
+        )
         origin = common_origin(own)
         results = self.new._add(
             composite if all(task.fn for task in tasks) else None,
@@ -185,12 +200,15 @@ class _Writer:
             self._note(value, twin)
 
     def _note(self, value: Value, twin: Value) -> None:
-        twin.nbytes, self.values[value.index] = value.nbytes, twin
+        twin.nbytes = value.nbytes
+        self.values[value.index] = twin
 
     def _after(self, tasks: Sequence[Task]) -> list[str]:
         """Return the new tasks that are to come first though they leave nothing that these read."""
         here = self.cluster[tasks[0].index]
-        pairs = ((task.index, d.task) for task in tasks for d in task.dependencies if d.kind == "order")
+        pairs = (
+            (task.index, d.task) for task in tasks for d in task.dependencies if d.kind == "order"
+        )
         others = (self.cluster[before] for pair in pairs for before in self.folding.follows(*pair))
         return list(dict.fromkeys(self.names[cluster] for cluster in others if cluster != here))
 
@@ -207,22 +225,27 @@ class _Writer:
 def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
     """Take clusters that follow each other in a circle apart, into steps that do not.
 
-    A task is one step later than what it follows in another cluster of the circle; where it can, it goes with what
-    follows it in its own.
+    A task is one step later than what it follows in another cluster of the circle; where it can, it
+    goes with what follows it in its own.
     """
     circle = _circles(cluster, before)
-    step, users = dict[int, int](), {task: list[int]() for task in cluster}
+    step = dict[int, int]()
+    users = {task: list[int]() for task in cluster}
     for task, own in cluster.items():
         others = [other for other in before[task] if circle[cluster[other]] == circle[own]]
         step[task] = max((step[other] + (cluster[other] != own) for other in others), default=0)
         for other in others:
             users[other].append(task)
     for task, own in reversed(list(cluster.items())):
-        latest = min((step[user] - (cluster[user] != own) for user in users[task]), default=step[task])
+        latest = min(
+            (step[user] - (cluster[user] != own) for user in users[task]), default=step[task]
+        )
         if any(step[user] == latest and cluster[user] == own for user in users[task]):
             step[task] = latest
     numbers: dict[tuple[int, int], int] = {}
-    return {task: numbers.setdefault((own, step[task]), len(numbers)) for task, own in cluster.items()}
+    return {
+        task: numbers.setdefault((own, step[task]), len(numbers)) for task, own in cluster.items()
+    }
 
 
 def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -231,7 +254,9 @@ def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) ->
 
     follows: networkx.DiGraph[int] = networkx.DiGraph()
     follows.add_nodes_from(cluster.values())
-    follows.add_edges_from((cluster[other], cluster[task]) for task in cluster for other in before[task])
+    follows.add_edges_from(
+        (cluster[other], cluster[task]) for task in cluster for other in before[task]
+    )
     components = networkx.strongly_connected_components(follows)
     return {member: number for number, found in enumerate(components) for member in found}
 

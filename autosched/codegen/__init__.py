@@ -8,10 +8,10 @@
     step        a program as the body of a function
     preamble    devices, streams, events
 
-The text does what the backend ``accelerator`` does: one stream for each of the program's, events between them, copies
-that do not block, and names deleted where the program frees memory. One thread issues all of it, so a CPU task holds up
-what is issued behind it; results are the same. Knows no time; asks the modules that are loaded where functions come
-from, and runs nothing.
+The text does what the backend ``accelerator`` does: one stream for each of the program's, events
+between them, copies that do not block, and names deleted where the program frees memory. One thread
+issues all of it, so a CPU task holds up what is issued behind it; results are the same. Knows no
+time; asks the modules that are loaded where functions come from, and runs nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Code(str):
     """A source text; ``given`` is what no text can hold, by the keyword parameter of ``step`` that takes it.
 
     ``inputs`` has the parameters of the graph's inputs; ``means``, what names of the module stand for whose text was
-    taken over; ``calls``, by the lines of each call, its position in the program and the names of what it reads.
+    taken over; ``calls``, by the lines of each call, its position in the program and the names of
+    what it reads.
     """
 
     given: Mapping[str, Any]
@@ -54,7 +55,9 @@ class Code(str):
     calls: Mapping[int, tuple[int, tuple[str, ...]]]
 
 
-def generate(program: Program, graph: Graph, machine: Machine, seconds: float | None = None) -> Code:
+def generate(
+    program: Program, graph: Graph, machine: Machine, seconds: float | None = None
+) -> Code:
     r"""Write a program as a module whose function ``step`` takes the graph's inputs and returns its outputs, by name.
 
     ``seconds`` is what a run is predicted to take. Raises ScheduleError for tasks without functions, and
@@ -71,15 +74,23 @@ def generate(program: Program, graph: Graph, machine: Machine, seconds: float | 
     """
     for task in graph.tasks:
         if task.fn is None:
-            raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not written as code")
-    if not machine.contention and any(machine.device(stream.device).kind != "cpu" for stream in program.streams):
-        raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
+            raise ScheduleError(
+                f"task {task.name!r} has no function: it can be planned, not written as code"
+            )
+    if not machine.contention and any(
+        machine.device(stream.device).kind != "cpu" for stream in program.streams
+    ):
+        raise MachineError(
+            "a machine without contention is for planning: copies of real devices need copy streams"
+        )
     return _Writer(program, graph, machine).code(seconds)
 
 
 class _Writer:
     def __init__(self, program: Program, graph: Graph, machine: Machine):
-        self.program, self.graph, self.machine = program, graph, machine
+        self.program = program
+        self.graph = graph
+        self.machine = machine
         names = Names(module=HELPERS, both=_USED_IN_STEP)
         self.functions = Functions(names)
         caller = Caller(self.functions)
@@ -94,7 +105,9 @@ class _Writer:
             for value in graph.sources
             if value.tensor is not None
         }
-        self.body = Body(program, graph, machine, self.module, caller, names, self.inputs | constants)
+        self.body = Body(
+            program, graph, machine, self.module, caller, names, self.inputs | constants
+        )
 
     def code(self, seconds: float | None) -> Code:
         lines = list(self.body.lines())
@@ -111,7 +124,9 @@ class _Writer:
         code.calls = dict(self._calls(code.count("\n"), lines))
         return code
 
-    def _calls(self, last: int, lines: list[tuple[str, int]]) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
+    def _calls(
+        self, last: int, lines: list[tuple[str, int]]
+    ) -> Iterator[tuple[int, tuple[int, tuple[str, ...]]]]:
         """Yield the numbers of lines with calls; ``last`` is the number of the last line."""
         number = last - sum(text.count("\n") + 1 for text, _ in lines)
         for text, position in lines:
@@ -133,7 +148,11 @@ class _Writer:
         notes = [*([_FREED] if self.module.streams else []), *self._renamed(), *self._needed()]
         yield fill('"""' + _escaped(first) + ('"""' if not notes else ""), WIDTH)
         if notes:
-            yield from ("", *(fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes), '"""')
+            yield from (
+                "",
+                *(fill(_escaped(note), WIDTH, subsequent_indent="    ") for note in notes),
+                '"""',
+            )
 
     def _renamed(self) -> Iterator[str]:
         for index, name in self.inputs.items():
@@ -143,7 +162,11 @@ class _Writer:
     def _needed(self) -> Iterator[str]:
         for name, item in self.functions.given.items():
             user = self.functions.uses[name]
-            used = f", for task {user}, added at {PurePath(self.tasks[user].source).name}" if user else ""
+            used = (
+                f", for task {user}, added at {PurePath(self.tasks[user].source).name}"
+                if user
+                else ""
+            )
             yield f"Parameter {name} takes what no text can hold: {_described(item)}{used}."
 
     def _head(self) -> Iterator[str]:
@@ -151,7 +174,10 @@ class _Writer:
         if self.module.streams:
             yield "@behind_the_caller"
         given = [Piece("*"), *map(Piece, self.functions.given)] if self.functions.given else []
-        yield laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1) + ":"
+        yield (
+            laid_out(joined("def step", "()", [*map(Piece, self.inputs.values()), *given]), 0, 1)
+            + ":"
+        )
         yield '    """Run once; return the outputs by name."""'
 
 
@@ -175,7 +201,9 @@ def _spaced(parts: list[str]) -> str:
     """Join parts: two empty lines around what defines something, one between others."""
     text = parts[0]
     for before, part in pairwise(parts):
-        defines = any(other.lstrip("\n").startswith(("class ", "def ", "@")) for other in (before, part))
+        defines = any(
+            other.lstrip("\n").startswith(("class ", "def ", "@")) for other in (before, part)
+        )
         text += ("\n\n" if defines else "\n") + part.lstrip("\n")
     return text
 
@@ -184,11 +212,17 @@ def _described(item: Any) -> str:
     if hasattr(item, "dtype") and hasattr(item, "shape"):
         return f"a tensor, {str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     kind = type(item).__name__
-    return f"{kind} {item.__name__}" if isinstance(getattr(item, "__name__", None), str) else f"an object, {kind}"
+    return (
+        f"{kind} {item.__name__}"
+        if isinstance(getattr(item, "__name__", None), str)
+        else f"an object, {kind}"
+    )
 
 
 def _duration(seconds: float) -> str:
-    scale, unit = next((pair for pair in ((1.0, "s"), (1e3, "ms")) if seconds * pair[0] >= 1), (1e6, "us"))
+    scale, unit = next(
+        (pair for pair in ((1.0, "s"), (1e3, "ms")) if seconds * pair[0] >= 1), (1e6, "us")
+    )
     return f"{seconds * scale:.3g} {unit}"
 
 

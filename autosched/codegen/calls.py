@@ -20,7 +20,16 @@ from autosched.graph.value import Attribute, InPlace, Method, On, Value
 __all__ = ["Call", "Caller", "literal"]
 
 _INFIX = {
-    **{"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"},
+    **{
+        "add": "+",
+        "sub": "-",
+        "mul": "*",
+        "matmul": "@",
+        "truediv": "/",
+        "floordiv": "//",
+        "mod": "%",
+        "pow": "**",
+    },
     **{"and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"},
     **{"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="},
 }
@@ -44,7 +53,8 @@ class Caller:
     def call(self, task: Task, name: Callable[[int], str], device: str = "_") -> Call:
         """Return the text of a task's call, with ``name`` for each value (an index), on a device, by its own name."""
         fn: Any = task.fn
-        args, kwargs = task.args, task.kwargs
+        args = task.args
+        kwargs = task.kwargs
         while isinstance(fn, functools.partial):
             fn, args, kwargs = fn.func, (*fn.args, *args), {**fn.keywords, **kwargs}
         writer = _Writer(self.functions, task, name, device)
@@ -63,7 +73,9 @@ class _Writer:
     def plain(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
         """Write ``fn(*args, **kwargs)``; a method of tensors behind its tensor."""
         if isinstance(fn, Method) or (_tensor_method(fn) and args and isinstance(args[0], Value)):
-            return joined(f"{self.item(args[0])}.{fn.__name__}", "()", self.arguments(args[1:], kwargs))
+            return joined(
+                f"{self.item(args[0])}.{fn.__name__}", "()", self.arguments(args[1:], kwargs)
+            )
         called = self.functions.reference(fn, f"{self.task.name}_fn", self.task.name)
         return joined(called, "()", self.arguments(args, kwargs))
 
@@ -71,7 +83,11 @@ class _Writer:
         """Write what stands between the brackets of a call."""
         named = {key: self.item(item, key) for key, item in kwargs.items()}
         plain = [piece.behind(f"{key}=") for key, piece in named.items() if identifier(key) == key]
-        rest = [piece.behind(f"{quoted(key)}: ") for key, piece in named.items() if identifier(key) != key]
+        rest = [
+            piece.behind(f"{quoted(key)}: ")
+            for key, piece in named.items()
+            if identifier(key) != key
+        ]
         return [*map(self.item, args), *plain, *([joined("**", "{}", rest)] if rest else [])]
 
     def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
@@ -85,7 +101,9 @@ class _Writer:
             case _ if kwargs:
                 return None
             case "getitem", 2:
-                return Call(Piece(f"{self.operand(args[0])}[{self.subscript(args[1])}]"), "operator")
+                return Call(
+                    Piece(f"{self.operand(args[0])}[{self.subscript(args[1])}]"), "operator"
+                )
             case "setitem", 3 if not self.task.outputs:
                 target = f"{self.operand(args[0])}[{self.subscript(args[1])}] = "
                 return Call(self.item(args[2]).behind(target), "statement")
@@ -110,7 +128,8 @@ class _Writer:
             return ", ".join(map(self.subscript, key)) + ("," if len(key) == 1 else "")
         if type(key) is slice:
             first, last, step = (
-                "" if part is None else str(self.item(part)) for part in (key.start, key.stop, key.step)
+                "" if part is None else str(self.item(part))
+                for part in (key.start, key.stop, key.step)
             )
             return f"{first}:{last}" + (f":{step}" if step else "")
         return str(self.item(key))
@@ -127,7 +146,9 @@ class _Writer:
         if isinstance(item, (tuple, list)):
             return self._sequence(item, hint)
         if type(item) is slice:
-            return joined("slice", "()", [self.item(part) for part in (item.start, item.stop, item.step)])
+            return joined(
+                "slice", "()", [self.item(part) for part in (item.start, item.stop, item.step)]
+            )
         text = literal(item)
         if text is None:
             hint = hint or f"{self.task.name}_arg"
@@ -140,7 +161,9 @@ class _Writer:
         if type(items) in (tuple, list):
             return joined("", "()" if type(items) is tuple else "[]", pieces)
         kind = self.functions.reference(type(items), type(items).__name__, self.task.name)
-        return joined(kind, "()", pieces if hasattr(items, "_fields") else [joined("", "[]", pieces)])
+        return joined(
+            kind, "()", pieces if hasattr(items, "_fields") else [joined("", "[]", pieces)]
+        )
 
 
 def literal(item: Any) -> str | None:
@@ -163,7 +186,11 @@ def literal(item: Any) -> str | None:
         return "..."
     if kind.__module__ == "torch" and kind.__name__ == "device":
         return f'torch.device("{item}")'
-    return repr(item) if kind.__module__ == "torch" and kind.__name__ in ("dtype", "layout", "memory_format") else None
+    return (
+        repr(item)
+        if kind.__module__ == "torch" and kind.__name__ in ("dtype", "layout", "memory_format")
+        else None
+    )
 
 
 def _bare(text: str) -> Piece:

@@ -1,7 +1,7 @@
 """Functions: how a source text names each function that it calls, and what it must say first so that it may.
 
-By its name in torch; or imported; or its text is taken over, with what that needs in turn; or it is *given*: a keyword
-parameter of ``step``, as is everything else that cannot be written as text.
+By its name in torch; or imported; or its text is taken over, with what that needs in turn; or it is
+*given*: a keyword parameter of ``step``, as is everything else that cannot be written as text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from autosched.codegen.pieces import quoted
 
 __all__ = ["Functions"]
 
-_OURS = frozenset("complex copy float functools range slice torch".split())  # which texts of ours use
+_OURS = frozenset(
+    "complex copy float functools range slice torch".split()
+)  # which texts of ours use
 
 
 class Functions:
@@ -44,7 +46,8 @@ class Functions:
         """Return the parameter that stands for something that cannot be written as text."""
         if id(item) not in self._known:
             name = self._known[id(item)] = self.names.variable(hint)
-            self.given[name], self.uses[name] = item, user
+            self.given[name] = item
+            self.uses[name] = user
         return self._known[id(item)]
 
     def _imported(self, item: Any) -> str | None:
@@ -64,7 +67,11 @@ class Functions:
         if source is None:
             return None
         needed: dict[str, tuple[Any, str]] = {}
-        if not all(self._can_have(name, item, needed) for name, item in source.needs.items() if item is not fn):
+        if not all(
+            self._can_have(name, item, needed)
+            for name, item in source.needs.items()
+            if item is not fn
+        ):
             return None
         if fn.__name__ in source.needs and not self.names.is_free(fn.__name__, in_step=True):
             return None  # it calls itself by a name that it cannot have

@@ -68,7 +68,9 @@ def identifier(name: str) -> str:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    number, found = 0, name
+    number = 0
+    found = name
     while found in taken:
-        found, number = f"{name}_{number}", number + 1
+        found = f"{name}_{number}"
+        number = number + 1
     return found

@@ -1,7 +1,7 @@
 """Where a function comes from: its name in torch, the module to import it from, or its source text.
 
-Asks the modules that are loaded, and imports none. A name counts only if it leads to the very same object, a source
-text only if it compiles to the very same code.
+Asks the modules that are loaded, and imports none. A name counts only if it leads to the very same
+object, a source text only if it compiles to the very same code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def torch_path(item: Any) -> str | None:
         path = f"ops.{item}"
         return f"torch.{path}" if _reach("torch", path) is item else None
     name = getattr(item, "__name__", None)
-    home = getattr(item, "__module__", None) or getattr(getattr(item, "__objclass__", None), "__module__", None)
+    home = getattr(item, "__module__", None) or getattr(
+        getattr(item, "__objclass__", None), "__module__", None
+    )
     if not isinstance(name, str) or str(home).partition(".")[0] != "torch":
         return None
     for space in _NAMESPACES:
@@ -56,7 +58,8 @@ def importable(item: Any) -> tuple[str, str] | None:
     >>> importable(statistics.mean), importable(lambda: None), importable(importable)
     (('statistics', 'mean'), None, None)
     """
-    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", None)
+    module = getattr(item, "__module__", None)
+    name = getattr(item, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
         return None
     module = "operator" if module == "_operator" else module
@@ -68,7 +71,8 @@ def importable(item: Any) -> tuple[str, str] | None:
 def source_of(fn: Any) -> Source | None:
     """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give.
 
-    What a decorator took and left as it was is such a function: the text goes without the decorator.
+    What a decorator took and left as it was is such a function: the text goes without the
+    decorator.
     """
     if not isinstance(fn, FunctionType) or fn.__dict__:
         return None
@@ -109,23 +113,35 @@ def _reach(module: str, path: str) -> Any:
 def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
     """Yield the global names that a module of one function needs, its own definition aside."""
     defined = {
-        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() and not symbol.is_referenced()
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() and not symbol.is_referenced()
     }
     pending = [table]
     while pending:
         part = pending.pop()
         pending += reversed(part.get_children())
-        names = [s.get_name() for s in part.get_symbols() if s.is_referenced() and (s.is_global() or part is table)]
+        names = [
+            s.get_name()
+            for s in part.get_symbols()
+            if s.is_referenced() and (s.is_global() or part is table)
+        ]
         yield from (name for name in sorted(names) if part is not table or name not in defined)
 
 
 def _is_code_of(fn: FunctionType, text: str, needs: Mapping[str, Any]) -> bool:
     """Whether the text still is what the function was made from: a file may have changed since."""
-    foreign = [name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__]
-    imports = "".join(f"import {name}\n" for name in foreign)  # Python calls what is imported in another way
+    foreign = [
+        name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__
+    ]
+    imports = "".join(
+        f"import {name}\n" for name in foreign
+    )  # Python calls what is imported in another way
     for source in (text, imports + text):
         module = compile(source, "<source>", "exec", dont_inherit=True)
-        if any(_equal(code, fn.__code__) for code in module.co_consts if isinstance(code, CodeType)):
+        if any(
+            _equal(code, fn.__code__) for code in module.co_consts if isinstance(code, CodeType)
+        ):
             return True
     return False
 
@@ -135,7 +151,8 @@ def _equal(a: CodeType, b: CodeType) -> bool:
         return False
     pairs = list(zip(a.co_consts, b.co_consts, strict=False))
     return len(a.co_consts) == len(b.co_consts) and all(
-        _equal(x, y) if isinstance(x, CodeType) and isinstance(y, CodeType) else repr(x) == repr(y) for x, y in pairs
+        _equal(x, y) if isinstance(x, CodeType) and isinstance(y, CodeType) else repr(x) == repr(y)
+        for x, y in pairs
     )
 
 
@@ -150,4 +167,6 @@ def _has_defaults(fn: FunctionType, arguments: ast.arguments) -> bool:
         }
     except ValueError:
         return False
-    return repr(tuple(written)) == repr(fn.__defaults__ or ()) and repr(keywords) == repr(fn.__kwdefaults__ or {})
+    return repr(tuple(written)) == repr(fn.__defaults__ or ()) and repr(keywords) == repr(
+        fn.__kwdefaults__ or {}
+    )

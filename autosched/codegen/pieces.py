@@ -1,7 +1,7 @@
 """Pieces of source text that know where they may be broken, and lines no longer than 120 columns made of them.
 
-Knows brackets and commas, no meaning. Breaks lines as ruff and black do: all that is in brackets on a line of its own,
-or else each item on one.
+Knows brackets and commas, no meaning. Breaks lines as ruff and black do: all that is in brackets on
+a line of its own, or else each item on one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
     if not piece.items or indent + len(flat) + tail <= WIDTH:
         return flat
     inner = indent + _STEP
-    opening, closing = (piece.before, piece.after.lstrip(",")) if piece.after else (piece.before + "(", ")")
+    opening, closing = (
+        (piece.before, piece.after.lstrip(",")) if piece.after else (piece.before + "(", ")")
+    )
     comma = "," if piece.after or len(piece.items) > 1 else ""
     lines = [", ".join(map(str, piece.items)) + "," * piece.after.startswith(",")]
     if inner + len(lines[0]) > WIDTH:

@@ -120,7 +120,12 @@ def _idle(machine: Machine, module: Globals) -> str:
     names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
     if len(names) == 1:
         return f'{names[0]}.type == "cpu"'
-    return laid_out(joined('all(device.type == "cpu" for device in ', "()", list(map(Piece, names))), 3, 2) + ")"
+    return (
+        laid_out(
+            joined('all(device.type == "cpu" for device in ', "()", list(map(Piece, names))), 3, 2
+        )
+        + ")"
+    )
 
 
 def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
@@ -134,21 +139,32 @@ def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[st
         yield from _events(device, events)
     yield laid_out(joined("streams = ", "[]", list(map(Piece, module.streams.values()))), 0)
     host = _host_streams(program, machine, module)
-    yield laid_out(joined("host_streams = ", "[]", list(map(Piece, host))), 0) + "  # copy from or to host memory"
+    yield (
+        laid_out(joined("host_streams = ", "[]", list(map(Piece, host))), 0)
+        + "  # copy from or to host memory"
+    )
 
 
 def _events(device: str, names: Sequence[str]) -> Iterator[str]:
     """Yield lines that make events, as many in each as go into it."""
-    count = max(1, (WIDTH - len(f" = (Event({device}) for _ in range(99))")) // (max(map(len, names)) + 2))
+    count = max(
+        1, (WIDTH - len(f" = (Event({device}) for _ in range(99))")) // (max(map(len, names)) + 2)
+    )
     for start in range(0, len(names), count):
         some = names[start : start + count]
-        made = f"(Event({device}) for _ in range({len(some)}))" if len(some) > 1 else f"Event({device})"
+        made = (
+            f"(Event({device}) for _ in range({len(some)}))"
+            if len(some) > 1
+            else f"Event({device})"
+        )
         yield f"{', '.join(some)} = {made}"
 
 
 def _host_streams(program: Program, machine: Machine, module: Globals) -> list[str]:
     copies = [i for i in program if isinstance(i, Copy)]
-    found = {i.stream for i in copies if _is_cpu(machine, i.source) or _is_cpu(machine, i.destination)}
+    found = {
+        i.stream for i in copies if _is_cpu(machine, i.source) or _is_cpu(machine, i.destination)
+    }
     return [name for stream, name in module.streams.items() if stream in found]
 
 

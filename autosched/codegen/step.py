@@ -1,7 +1,7 @@
 """The body of ``step``: a program's instructions as lines, in issue order, in a section for each stretch of one stream.
 
-Keeps the name under which each version of each value is found on each device. One thread issues everything, so what a
-CPU stream does is done when the next line begins: its events need no line.
+Keeps the name under which each version of each value is found on each device. One thread issues
+everything, so what a CPU stream does is done when the next line begins: its events need no line.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ class _Section:
 
     streams: tuple[Stream, ...]
     launches: bool = False
-    pieces: list[tuple[Piece, int]] = field(default_factory=list)  # with the position of the call that it is, or -1
+    pieces: list[tuple[Piece, int]] = field(
+        default_factory=list
+    )  # with the position of the call that it is, or -1
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
         """Whether an instruction can stand in this section."""
-        return self.streams[0] == streams[0] and (not (self.launches and launches) or self.streams == streams)
+        return self.streams[0] == streams[0] and (
+            not (self.launches and launches) or self.streams == streams
+        )
 
 
 class Body:
@@ -58,9 +62,16 @@ class Body:
         names: Names,
         sources: Mapping[int, str],
     ):
-        self.program, self.graph, self.machine = program, graph, machine
-        self.module, self.caller, self.names, self.sources = module, caller, names, sources
-        self.reads: dict[int, tuple[str, ...]] = {}  # of the call at a position, the names of what it reads
+        self.program = program
+        self.graph = graph
+        self.machine = machine
+        self.module = module
+        self.caller = caller
+        self.names = names
+        self.sources = sources
+        self.reads: dict[
+            int, tuple[str, ...]
+        ] = {}  # of the call at a position, the names of what it reads
         self.there: Standing[int, str] = Standing()
         self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
         homes = dict(program.inputs)
@@ -71,7 +82,11 @@ class Body:
         """Yield the lines, indented, each with the position of the call that it is, or -1."""
         for section in self._sections():
             yield f"    # stream {' and '.join(map(str, section.streams))}", -1
-            streams = [self.module.streams[stream] for stream in section.streams if stream in self.module.streams]
+            streams = [
+                self.module.streams[stream]
+                for stream in section.streams
+                if stream in self.module.streams
+            ]
             indent = 8 if streams and section.launches else 4
             if indent == 8:
                 yield f"    with {', '.join(streams)}:", -1
@@ -85,28 +100,41 @@ class Body:
             pieces = list(self._pieces(i, instruction))
             if not pieces:
                 continue
-            streams, launches = occupied(instruction), isinstance(instruction, (Run, Copy))
+            streams = occupied(instruction)
+            launches = isinstance(instruction, (Run, Copy))
             if not sections or not sections[-1].takes(streams, launches):
                 sections.append(_Section(streams))
             section = sections[-1]
             if launches:
-                section.streams, section.launches = streams, True
-            if isinstance(instruction, Free) and section.pieces and section.pieces[-1][0].before == "del ":
+                section.streams = streams
+                section.launches = True
+            if (
+                isinstance(instruction, Free)
+                and section.pieces
+                and section.pieces[-1][0].before == "del "
+            ):
                 pieces = [Piece("del ", section.pieces.pop()[0].items + pieces[0].items)]
-            section.pieces += [(piece, i if i in self.reads and piece.before != "del " else -1) for piece in pieces]
+            section.pieces += [
+                (piece, i if i in self.reads and piece.before != "del " else -1) for piece in pieces
+            ]
         return sections
 
     def _returned(self) -> Piece:
         found = []
         for label, device in self.program.outputs:
             index = self.graph.outputs[label]
-            found.append(Piece(f"{quoted(label)}: {self._name(index, self.graph.last_version(index), device)}"))
+            found.append(
+                Piece(
+                    f"{quoted(label)}: {self._name(index, self.graph.last_version(index), device)}"
+                )
+            )
         return joined("", "{}", found)
 
     # ---- instructions
 
     def _pieces(self, i: int, instruction: Any) -> Iterator[Piece]:
-        streams, events = self.module.streams, self.module.events
+        streams = self.module.streams
+        events = self.module.events
         match instruction:
             case Run(stream, name):
                 yield from self._run(i, self.graph.task(name), stream.device)
@@ -119,14 +147,18 @@ class Body:
             case Wait(_, event) if event in events:
                 yield Piece(f"{events[event]}.synchronize()")
             case Free(stream, name, version):
-                yield self._dropped(self.sharing[self._name(self.graph.value(name).index, version, stream.device)])
+                yield self._dropped(
+                    self.sharing[self._name(self.graph.value(name).index, version, stream.device)]
+                )
 
     def _copy(self, copy: Copy) -> Iterator[Piece]:
         value = self.graph.value(copy.value)
         source = self._name(value.index, copy.version, copy.source)
         one, other = (self._real(end) for end in (copy.source, copy.destination))
         ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
-        meet = one == other and len(ends) == 2 and all(ends)  # torch does so only between two devices
+        meet = (
+            one == other and len(ends) == 2 and all(ends)
+        )  # torch does so only between two devices
         if meet:
             yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
         if copy.overwrite:
@@ -157,12 +189,19 @@ class Body:
             self.there.change(*use, device)
         used = [use for use in task.outputs if self.graph.is_used(use.value)]
         made: dict[int, str] = {}
-        yield from self._called(task, found, made, {use.value for use in used}, self._spelled(device))
+        yield from self._called(
+            task, found, made, {use.value for use in used}, self._spelled(device)
+        )
         for use in used:
             self._put(*use, device, made[use.value], self._base(use.value, found))
 
     def _called(
-        self, task: Task, given: Mapping[int, str], made: dict[int, str], used: Container[int], device: str
+        self,
+        task: Task,
+        given: Mapping[int, str],
+        made: dict[int, str],
+        used: Container[int],
+        device: str,
     ) -> Iterator[Piece]:
         """Write a call, or those of a merged task, and note in ``made`` the names of the results that are used."""
         if task.composite is not None:
@@ -189,7 +228,9 @@ class Body:
         device: str,
     ) -> Iterator[Piece]:
         """Write the calls of a merged task; what they make between them is dropped where nothing needs it any more."""
-        names = {inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)}
+        names = {
+            inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
+        }
         for part, dead in zip(whole.tasks, whole.dead, strict=True):
             own = {use.value for use in part.outputs}
             yield from self._called(part, names, names, own.difference(dead), device)
@@ -212,7 +253,9 @@ class Body:
 
     # ---- names
 
-    def _put(self, value: int, version: int, device: str, name: str, base: str | None = None) -> None:
+    def _put(
+        self, value: int, version: int, device: str, name: str, base: str | None = None
+    ) -> None:
         self.there.put(value, version, device, name)
         group = self.sharing.setdefault(name, []) if base is None else self.sharing[base]
         if name not in group:
@@ -231,13 +274,17 @@ class Body:
         """Assign what a call returns to names, in the shape that it has."""
         dicts: list[tuple[str, dict[Any, Any]]] = []
         target = self._target(shape, made, dicts)
-        yield piece.behind(f"{target[1:-1] if target.endswith(')') and len(shape) > 1 else target} = ")
+        yield piece.behind(
+            f"{target[1:-1] if target.endswith(')') and len(shape) > 1 else target} = "
+        )
         for name, items in dicts:
             for key, item in items.items():
                 yield from self._unpacked(item, Piece(f"{name}[{literal(key) or repr(key)}]"), made)
             yield self._dropped([name])
 
-    def _target(self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]) -> str:
+    def _target(
+        self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]
+    ) -> str:
         """Return what stands left of the equals sign; dicts, which cannot, get a name there, and are noted."""
         if isinstance(shape, Value):
             return made[shape.index]

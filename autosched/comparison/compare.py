@@ -1,7 +1,7 @@
 """What if: one graph planned for several machines by several policies, as a table and as a picture.
 
-Nothing runs, so no machine need be there. Plans as ``schedule`` does and decides nothing itself; a machine that a graph
-cannot run on is part of the answer.
+Nothing runs, so no machine need be there. Plans as ``schedule`` does and decides nothing itself; a
+machine that a graph cannot run on is part of the answer.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def compare(
 ) -> Comparison:
     """Plan a graph for each machine by each policy; nothing runs.
 
-    With ``noise``, such as 0.2, rows also tell what becomes of each schedule, as it is, if tasks and copies take up to
-    20% more or less than predicted: the median of 100 makespans, and the longest of the best 95, with the same luck for
-    all. Machines and policies are named in mappings, or by what tells them apart. ``seconds`` are for each plan of a
-    policy that takes some; all else is as for ``schedule``, and examples are estimated once. ``track`` is given all
-    pairs to go through, as ``tqdm.tqdm`` is, and may show how far it is. What a machine or a policy refuses becomes a
+    With ``noise``, such as 0.2, rows also tell what becomes of each schedule, as it is, if tasks
+    and copies take up to 20% more or less than predicted: the median of 100 makespans, and the
+    longest of the best 95, with the same luck for all. Machines and policies are named in mappings,
+    or by what tells them apart. ``seconds`` are for each plan of a policy that takes some; all else
+    is as for ``schedule``, and examples are estimated once. ``track`` is given all pairs to go
+    through, as ``tqdm.tqdm`` is, and may show how far it is. What a machine or a policy refuses
+    becomes a
     ``Refusal``. Raises ScheduleError and MachineError for other arguments.
 
     >>> import autosched as asc
@@ -61,7 +63,8 @@ def compare(
     >>> [round(row.speedup, 2) for row in found.rows]
     [1.0, 1.0, 1.0, 2.0]
     """
-    inputs, outputs = device_name(inputs), device_name(outputs)
+    inputs = device_name(inputs)
+    outputs = device_name(outputs)
     check_kinds(graph, costs, examples, inputs, outputs, place=place)
     if noise is not None:
         checked_noise(noise)
@@ -72,14 +75,20 @@ def compare(
         priced = {name: paged(known, graph, machine, examples) for name, machine in named.items()}
     else:
         priced = dict.fromkeys(named, costs)
-    plan = partial(schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host", seed=seed)
+    plan = partial(
+        schedule, graph, inputs=inputs, outputs=outputs, place=place, backend="host", seed=seed
+    )
     singles: dict[str, float | None] = {}
     found: list[Row | Refusal] = []
     for name, way in track([*product(named, ways)]):
         if name not in singles:
-            singles[name] = _seconds(partial(plan, named[name], costs=priced[name], policy="single"))
+            singles[name] = _seconds(
+                partial(plan, named[name], costs=priced[name], policy="single")
+            )
         try:
-            made = plan(named[name], costs=priced[name], policy=ways[way], seconds=_of(seconds, ways[way]))
+            made = plan(
+                named[name], costs=priced[name], policy=ways[way], seconds=_of(seconds, ways[way])
+            )
             found.append(_row(name, way, made, singles[name], noise))
         except AutoschedError as error:
             found.append(Refusal(name, way, str(error).partition("\n")[0]))
@@ -92,7 +101,8 @@ def compare(
 
 
 def _row(name: str, policy: str, made: Schedule, single: float | None, noise: float | None) -> Row:
-    timeline, machine = made.simulate(), made.machine
+    timeline = made.simulate()
+    machine = made.machine
     parts = made.program, made.graph, machine, made.costs
     median, worst = (None, None) if noise is None else noisy_makespans(*parts, noise)
     overlap = timeline.overlap()
@@ -125,7 +135,9 @@ def _of(seconds: float | None, policy: str | Policy) -> float | None:
     return seconds if policy in ("auto", *TIMED) else None
 
 
-def _policies(given: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy]) -> dict[str, str | Policy]:
+def _policies(
+    given: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy],
+) -> dict[str, str | Policy]:
     """Return policies by name, functions by their own unless a mapping names them."""
     items = [given] if isinstance(given, str) or callable(given) else given
     if not isinstance(items, Iterable):
@@ -134,7 +146,9 @@ def _policies(given: str | Policy | Iterable[str | Policy] | Mapping[str, str | 
         named = dict(given)
     else:
         given = list(items)
-        once = [item for i, item in enumerate(given) if item not in given[:i]]  # they may have no hash
+        once = [
+            item for i, item in enumerate(given) if item not in given[:i]
+        ]  # they may have no hash
         named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
     for item in named.values():
         if item != "auto":
@@ -152,12 +166,15 @@ def _name(policy: Any) -> str:
 def _machines(given: Any) -> dict[str, Machine]:
     """Return machines by name, equal ones once."""
     if isinstance(given, Mapping):
-        names, items = [str(name) for name in given], list(given.values())
+        names = [str(name) for name in given]
+        items = list(given.values())
     else:
         items = list(given) if isinstance(given, Iterable) else [given]
         names = []
     if odd := [item for item in items if not isinstance(item, Machine)]:
-        raise MachineError(f"machines must be Machine, a list of them or a mapping by name, got {shown(odd[0])}")
+        raise MachineError(
+            f"machines must be Machine, a list of them or a mapping by name, got {shown(odd[0])}"
+        )
     if not items:
         raise MachineError("machines must be one at least, got none")
     items = items if names else list(dict.fromkeys(items))
@@ -169,7 +186,10 @@ def _names(machines: Sequence[Machine]) -> list[str]:
     facts = [_facts(machine) for machine in machines]
     differ = [len(dict.fromkeys(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
     told = [True, True, *differ[2:]]
-    names = [", ".join(fact for fact, tell in zip(mine, told, strict=True) if fact and tell) for mine in facts]
+    names = [
+        ", ".join(fact for fact, tell in zip(mine, told, strict=True) if fact and tell)
+        for mine in facts
+    ]
     return _numbered(names)
 
 
@@ -180,8 +200,13 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 def _facts(machine: Machine) -> tuple[str, ...]:
     gpus = len(machine.accelerators)
-    cpus, streams = len(machine.devices) - gpus, machine.device(machine.host).streams
-    devices = [f"{count} {kind}{'s' * (count > 1)}" for count, kind in ((cpus, "CPU"), (gpus, "GPU")) if count]
+    cpus = len(machine.devices) - gpus
+    streams = machine.device(machine.host).streams
+    devices = [
+        f"{count} {kind}{'s' * (count > 1)}"
+        for count, kind in ((cpus, "CPU"), (gpus, "GPU"))
+        if count
+    ]
     return (
         " and ".join(devices if cpus > 1 else devices[-1:]),
         _link(machine),
@@ -198,4 +223,7 @@ def _link(machine: Machine) -> str:
     if link is None:
         return ""
     rates = link.bytes_per_second, link.latency
-    return next((name for name, known in LINKS.items() if known == rates), amount(link.bytes_per_second, "B/s"))
+    return next(
+        (name for name, known in LINKS.items() if known == rates),
+        amount(link.bytes_per_second, "B/s"),
+    )

@@ -20,7 +20,8 @@ class Row:
     """What is predicted for a machine and a policy; times in seconds.
 
     ``speedup`` is over the policy ``"single"``, all on one device, if that is possible there; ``busiest`` is the share
-    of the makespan in which the device that computes most does, ``peak_bytes`` what the fullest device holds at most.
+    of the makespan in which the device that computes most does, ``peak_bytes`` what the fullest
+    device holds at most.
     ``copies_hidden`` is None where nothing is copied. Under noise ``median`` is of many makespans, and ``worst`` the
     longest of the best 95%.
     """
@@ -53,8 +54,8 @@ class Refusal:
 class Comparison:
     """Rows by machine and policy; ``print`` it, or see ``svg()``. The best row of each machine has a star.
 
-    With ``noise``, a share, rows tell what becomes of them if tasks and copies take so much more or less; the best is
-    then that with the least ``worst``.
+    With ``noise``, a share, rows tell what becomes of them if tasks and copies take so much more or
+    less; the best is then that with the least ``worst``.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -73,11 +74,18 @@ class Comparison:
         """The first of the shortest rows of each machine; under noise, of those that stay shortest."""
         names = dict.fromkeys(row.machine for row in self.rows)
         mine = ([row for row in self.rows if row.machine == name] for name in names)
-        return tuple(min(rows, key=lambda row: row.makespan if row.worst is None else row.worst) for rows in mine)
+        return tuple(
+            min(rows, key=lambda row: row.makespan if row.worst is None else row.worst)
+            for rows in mine
+        )
 
     def __str__(self) -> str:
         lines = table(self._heads, self._cells(), left=3) if self.rows else []
-        how = "" if self.noise is None else f"; median, and 95% of runs, with {self.noise:.0%} of noise"
+        how = (
+            ""
+            if self.noise is None
+            else f"; median, and 95% of runs, with {self.noise:.0%} of noise"
+        )
         return "\n".join([f"{self.name}: predicted{how}", *lines, *self._refused()])
 
     def to_json(self) -> str:
@@ -94,7 +102,9 @@ class Comparison:
         """Draw makespans: over numbers of GPUs, a line for each policy and link, or else as bars."""
         title = f"{self.name}: predicted"
         places = [(row.gpus, row.link, row.policy) for row in self.rows]
-        if len(dict.fromkeys(row.gpus for row in self.rows)) > 1 and len(dict.fromkeys(places)) == len(places):
+        if len(dict.fromkeys(row.gpus for row in self.rows)) > 1 and len(
+            dict.fromkeys(places)
+        ) == len(places):
             return lines_svg(self._lines(), title=title, x="GPUs", y="makespan", y_unit="s")
         bars = [Bar(row.machine, row.makespan, series=row.policy) for row in self.rows]
         return bars_svg(bars, title=title, x="makespan", unit="s")
@@ -104,11 +114,18 @@ class Comparison:
         links = dict.fromkeys(row.link for row in linked)
         there = {(row.gpus, row.link) for row in self.rows}
         for policy, link in product(dict.fromkeys(row.policy for row in self.rows), links):
-            # With one GPU, or none, no link joins GPUs: such a point is on every line that has no other there.
+            # With one GPU, or none, no link joins GPUs: such a point is on every line that has no
+            # other there.
             mine = [row for row in self.rows if row.policy == policy]
-            rows = [row for row in mine if row.link == link or (row.gpus < 2 and (row.gpus, link) not in there)]
+            rows = [
+                row
+                for row in mine
+                if row.link == link or (row.gpus < 2 and (row.gpus, link) not in there)
+            ]
             name = f"{policy}, {link}" if len(links) > 1 else policy
-            yield Line(name, [(row.gpus, row.makespan) for row in sorted(rows, key=lambda row: row.gpus)])
+            yield Line(
+                name, [(row.gpus, row.makespan) for row in sorted(rows, key=lambda row: row.gpus)]
+            )
 
     @property
     def _heads(self) -> tuple[str, ...]:
@@ -118,11 +135,24 @@ class Comparison:
         return [_cells(row, row in self.best) for row in self.rows]
 
     def _refused(self) -> Iterator[str]:
-        for (machine, reason), same in groupby(self.refusals, key=lambda found: (found.machine, found.reason)):
+        for (machine, reason), same in groupby(
+            self.refusals, key=lambda found: (found.machine, found.reason)
+        ):
             yield f"{machine}: refused ({', '.join(refusal.policy for refusal in same)}): {reason}"
 
 
-_HEADS = ("", "machine", "policy", "makespan", "speed-up", "bound", "gap", "copies hidden", "busiest", "peak")
+_HEADS = (
+    "",
+    "machine",
+    "policy",
+    "makespan",
+    "speed-up",
+    "bound",
+    "gap",
+    "copies hidden",
+    "busiest",
+    "peak",
+)
 
 
 def _cells(row: Row, best: bool) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Costs: how many seconds a task takes on a device, how many bytes a value has.
 
-Pure data, given by a table, estimated from work and rates (the roofline model), measured, or learnt from a profile.
-Where a copy goes and how long the link takes is the machine's part. Knows no torch.
+Pure data, given by a table, estimated from work and rates (the roofline model), measured, or learnt
+from a profile. Where a copy goes and how long the link takes is the machine's part. Knows no torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ class Work:
 class Costs:
     """Seconds per task and device, bytes per value. What comes first here wins.
 
-    1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the task;
-    3. views cost nothing; 4. merged tasks what their parts cost, by name; 5. the roofline of ``work``;
+    1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the
+       task;
+    3. views cost nothing; 4. merged tasks what their parts cost, by name; 5. the roofline of
+       ``work``;
     6. ``default_seconds`` and ``default_nbytes``.
 
-    Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError for any other.
+    Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError
+    for any other.
     ``pageable`` names inputs and constants in host memory that is not page-locked: see ``Link``.
 
     >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
@@ -85,15 +88,25 @@ class Costs:
             _check_finite(number, f"nbytes of {name!r}")
         for name, work in self.work.items():
             if not isinstance(work, Work):
-                raise ScheduleError(f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}")
+                raise ScheduleError(
+                    f"work of {name!r} must be Work(flops, nbytes), got {shown(work)}"
+                )
         if not is_number(self.default_seconds, infinite=True):
-            raise ScheduleError(f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}")
+            raise ScheduleError(
+                f"default_seconds must be a number, 0 or more, got {shown(self.default_seconds)}"
+            )
         _check_finite(self.default_nbytes, "default_nbytes")
-        if not isinstance(self.pageable, frozenset) or not all(isinstance(name, str) for name in self.pageable):
-            raise ScheduleError(f"pageable must be a frozenset of names of inputs, got {shown(self.pageable)}")
+        if not isinstance(self.pageable, frozenset) or not all(
+            isinstance(name, str) for name in self.pageable
+        ):
+            raise ScheduleError(
+                f"pageable must be a frozenset of names of inputs, got {shown(self.pageable)}"
+            )
 
     @classmethod
-    def table(cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None) -> Costs:
+    def table(
+        cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None
+    ) -> Costs:
         """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name."""
         return cls().override(seconds, nbytes)
 
@@ -101,7 +114,8 @@ class Costs:
     def estimate(cls, graph: Graph, examples: Mapping[str, Any]) -> Costs:
         """Return the work of a graph's tasks and the bytes of its values, for inputs like these: nothing is computed.
 
-        What cannot be estimated keeps its default. Raises GraphError for missing and unknown examples.
+        What cannot be estimated keeps its default. Raises GraphError for missing and unknown
+        examples.
 
         >>> import torch
         >>> graph = Graph()
@@ -126,7 +140,9 @@ class Costs:
         True
         """
         try:
-            costs: Costs = json_reader.parse(text, json_reader.record(Costs, _COSTS, optional=_COSTS))
+            costs: Costs = json_reader.parse(
+                text, json_reader.record(Costs, _COSTS, optional=_COSTS)
+            )
         except ScheduleError as error:
             raise ScheduleError(f"not the JSON of costs: {error}") from error
         return costs
@@ -145,7 +161,9 @@ class Costs:
         _check_table(seconds or {}, "seconds")
         _check_table(nbytes or {}, "nbytes")
         tables = {**self.seconds, **(seconds or {})}, {**self.nbytes, **(nbytes or {})}
-        return replace(self, seconds=tables[0], nbytes=tables[1], pageable=self.pageable.union(pageable))
+        return replace(
+            self, seconds=tables[0], nbytes=tables[1], pageable=self.pageable.union(pageable)
+        )
 
     def task_seconds(self, task: Task, device: Device) -> float:
         """Return the seconds of a task on a device; infinity where a table per device leaves the device out."""
@@ -177,13 +195,19 @@ class Costs:
             return
         called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
         tasks = {task.name for task in called}
-        values = {value.name for value in chain(graph.values, *(flatten(task.result) for task in called))}
+        values = {
+            value.name for value in chain(graph.values, *(flatten(task.result) for task in called))
+        }
         for kind, known in (("seconds", tasks), ("nbytes", values), ("work", tasks)):
             for name in getattr(self, kind):
                 if name not in known:
-                    raise ScheduleError(f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have")
+                    raise ScheduleError(
+                        f"costs give {kind} for {name!r}, which graph {graph.name!r} does not have"
+                    )
         for name in sorted(self.pageable.difference(value.name for value in graph.sources)):
-            raise ScheduleError(f"costs call {name!r} pageable, which is no input of graph {graph.name!r}")
+            raise ScheduleError(
+                f"costs call {name!r} pageable, which is no input of graph {graph.name!r}"
+            )
 
 
 def _with_parts(task: Task) -> Iterator[Task]:
@@ -225,7 +249,9 @@ def read_seconds(item: Any, place: str) -> Any:
 _COSTS = {
     "seconds": json_reader.table(read_seconds),
     "nbytes": json_reader.table(_finite),
-    "work": json_reader.table(json_reader.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})),
+    "work": json_reader.table(
+        json_reader.record(Work, {"flops": _finite, "nbytes": _finite, "launches": _finite})
+    ),
     "default_seconds": _amount,
     "default_nbytes": _finite,
     "pageable": _names,

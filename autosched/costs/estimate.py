@@ -1,20 +1,24 @@
 """Estimate the work of torch tasks, and the bytes of values, from example inputs: nothing is computed.
 
-The tasks run once, in the order they were added, on fake tensors: shapes without memory, all on one fake CPU, so that
-constraints and the devices of examples do not matter. Each op that they reach is counted, as follows.
+The tasks run once, in the order they were added, on fake tensors: shapes without memory, all on one
+fake CPU, so that constraints and the devices of examples do not matter. Each op that they reach is
+counted, as follows.
 
-* FLOPs: of products, convolutions and attention what torch's own formulas say; of any other op one per element that
-  it makes, or reads where that is more. Decompositions, such as an SVD, are therefore underestimated.
-* Bytes: what it reads and what it writes, each tensor once; a dimension of stride 0 counts once. Lookups read of their
-  table only what they return. Views, ``empty`` and questions about shapes cost nothing.
+* FLOPs: of products, convolutions and attention what torch's own formulas say; of any other op one
+  per element that it makes, or reads where that is more. Decompositions, such as an SVD, are
+  therefore underestimated.
+* Bytes: what it reads and what it writes, each tensor once; a dimension of stride 0 counts once.
+  Lookups read of their table only what they return. Views, ``empty`` and questions about shapes
+  cost nothing.
 
-A task is **unknown**, and keeps its default cost, where its function fails on fake tensors (``.item()``, numpy, shapes
-that depend on data), reads what an unknown task returned, writes or differentiates by a tensor that is not among its
-arguments, or sees no tensor at all: that one could do anything, so only torch's own functions (``torch.zeros``) run.
-What an unknown task writes in place stays known, because writing changes no shape.
+A task is **unknown**, and keeps its default cost, where its function fails on fake tensors
+(``.item()``, numpy, shapes that depend on data), reads what an unknown task returned, writes or
+differentiates by a tensor that is not among its arguments, or sees no tensor at all: that one could
+do anything, so only torch's own functions (``torch.zeros``) run. What an unknown task writes in
+place stays known, because writing changes no shape.
 
-Functions run as they do while torch.compile traces them: one that prints, prints; one that keeps its arguments, keeps
-fake tensors. Knows no device, no rate and no time.
+Functions run as they do while torch.compile traces them: one that prints, prints; one that keeps
+its arguments, keeps fake tensors. Knows no device, no rate and no time.
 """
 
 from __future__ import annotations
@@ -60,8 +64,9 @@ class Estimate:
 def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     """Return the work of each task and the bytes of each value, for inputs like ``examples``.
 
-    Examples may be on any device, also ``"meta"``, which holds no data; they are not changed, and no random number is
-    drawn. Raises GraphError for missing or unknown examples, and for those whose sizes do not fit.
+    Examples may be on any device, also ``"meta"``, which holds no data; they are not changed, and
+    no random number is drawn. Raises GraphError for missing or unknown examples, and for those
+    whose sizes do not fit.
 
     >>> import torch, autosched as asc
     >>> graph = asc.Graph()
@@ -81,11 +86,17 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
         for task in graph.tasks:
             _learn(task, data, work, unknown)
         known = {index: list(_tensors(item)) for index, item in data.items()}
-        nbytes = {graph.values[i].name: sum(t.nbytes for t in tensors) for i, tensors in known.items() if tensors}
+        nbytes = {
+            graph.values[i].name: sum(t.nbytes for t in tensors)
+            for i, tensors in known.items()
+            if tensors
+        }
     return Estimate(Costs(work=work, nbytes=nbytes), unknown)
 
 
-def _learn(task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]) -> None:
+def _learn(
+    task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]
+) -> None:
     """Run a task on fake tensors, or its parts; note results, by the index of their value, and work."""
     if task.composite is not None:
         given = zip(task.composite.takes, task.args, strict=False)
@@ -116,7 +127,9 @@ _SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
 
 def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
     """Return what to say of a task that cannot run on the examples."""
-    graph = next(leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value))
+    graph = next(
+        leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)
+    )
     sizes = [
         f"{graph.values[use.value].name!r} is {tuple(data[use.value].shape)}"
         for use in task.reads
@@ -142,12 +155,16 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     args, kwargs = called_with(task, data)
     if not any(True for _ in _tensors((args, kwargs))) and not _is_torch(task.fn):
         raise _UnknownError("has no tensor among its arguments")
-    if task.fn is aten._local_scalar_dense.default:  # any number that optimizers can divide by one less
+    if (
+        task.fn is aten._local_scalar_dense.default
+    ):  # any number that optimizers can divide by one less
         return dict(task.results(0.5 if args[0].is_floating_point() else 1)), Work(0, 0)
     with _Counter() as counter:
         returned = task.fn(*args, **kwargs)
     results = {index: transform(_as_fake, result) for index, result in task.results(returned)}
-    least = _PYTHON if getattr(task.fn, "__module__", "") in ("_operator", "builtins", "math") else 1
+    least = (
+        _PYTHON if getattr(task.fn, "__module__", "") in ("_operator", "builtins", "math") else 1
+    )
     return results, Work(counter.flops, counter.nbytes, max(counter.launches, least))
 
 
@@ -159,9 +176,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = self.nbytes = self.launches = 0
+        self.flops = 0
+        self.nbytes = 0
+        self.launches = 0
 
-    def __torch_dispatch__(self, op: Op, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, op: Op, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         _refuse_real(op, _named(op, args, kwargs or {}))
         args, kwargs = transform(_as_fake, (args, dict(kwargs or {})))
         if kwargs.get("device") is not None:
@@ -170,7 +191,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not (op.is_view or torch.Tag.inplace_view in op.tags or op.overloadpacket in _FREE):
             self.launches += op.namespace != "prim"  # which asks fake tensors for their device
             formula = _FORMULAS.get(op.overloadpacket)
-            self._count(op, _named(op, args, kwargs), result, formula and formula(*args, **kwargs, out_val=result))
+            self._count(
+                op,
+                _named(op, args, kwargs),
+                result,
+                formula and formula(*args, **kwargs, out_val=result),
+            )
         return result
 
     def _count(self, op: Op, given: Mapping[str, Any], result: Any, flops: int | None) -> None:
@@ -183,16 +209,36 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not made:  # a question about a shape
             return
         self.nbytes += sum(map(_memory, read)) + sum(map(_memory, made)) * (2 if is_lookup else 1)
-        elements = max(sum(tensor.numel() for tensor in made), *(tensor.numel() for tensor in read), 0)
+        elements = max(
+            sum(tensor.numel() for tensor in made), *(tensor.numel() for tensor in read), 0
+        )
         self.flops += elements if flops is None else flops
 
 
-_LOOKUPS = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select})  # the table is the first argument
+_LOOKUPS = frozenset(
+    {aten.embedding, aten.gather, aten.index, aten.index_select}
+)  # the table is the first argument
 _OVERWRITES = frozenset(  # what the first argument held before plays no part
-    {aten.bernoulli_, aten.copy_, aten.exponential_, aten.fill_, aten.normal_, aten.random_, aten.uniform_, aten.zero_}
+    {
+        aten.bernoulli_,
+        aten.copy_,
+        aten.exponential_,
+        aten.fill_,
+        aten.normal_,
+        aten.random_,
+        aten.uniform_,
+        aten.zero_,
+    }
 )
 _FREE = frozenset(  # these look at memory in another way without saying so, or get memory without filling it
-    {aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+    {
+        aten._unsafe_view,
+        aten.empty,
+        aten.empty_like,
+        aten.empty_strided,
+        aten.new_empty,
+        aten.new_empty_strided,
+    }
 )
 
 
@@ -200,7 +246,9 @@ def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> i
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+def _attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+) -> int:
     flops = sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
     return int(flops)
 
@@ -225,11 +273,18 @@ def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
 
 def _named(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return an op's arguments by the names that its schema gives them."""
-    return {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
+    return {
+        **dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)),
+        **kwargs,
+    }
 
 
 def _written(op: Op, given: Mapping[str, Any]) -> list[Any]:
-    return [given.get(a.name) for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [
+        given.get(a.name)
+        for a in op._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+    ]
 
 
 def _twin(leaf: Any) -> Any:
@@ -248,7 +303,10 @@ def _as_fake(leaf: Any) -> Any:
 
 def _is_torch(fn: Callable[..., Any]) -> bool:
     """Whether it makes tensors of numbers, as ``torch.zeros`` does, or numbers of numbers, as operators do."""
-    if isinstance(fn, (OpOverload, OpOverloadPacket)) or getattr(fn, "__module__", "") == "_operator":
+    if (
+        isinstance(fn, (OpOverload, OpOverloadPacket))
+        or getattr(fn, "__module__", "") == "_operator"
+    ):
         return True
     return getattr(torch._C._VariableFunctions, getattr(fn, "__name__", ""), None) is fn
 
@@ -263,7 +321,11 @@ def _once(tree: Any) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's memory: elements that a dimension of stride 0 repeats are there once."""
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    sizes = (
+        size
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if stride or not size
+    )
     return math.prod(sizes) * tensor.element_size()
 
 

@@ -1,7 +1,7 @@
 """Learning: costs from what was measured, on top of what was known before.
 
-Reads timelines, a graph, a machine and costs; runs nothing and plans nothing. Seconds of copies are no costs: those
-are rates of the machine's links.
+Reads timelines, a graph, a machine and costs; runs nothing and plans nothing. Seconds of copies are
+no costs: those are rates of the machine's links.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from autosched.timeline.timeline import Timeline
 __all__ = ["learn"]
 
 
-def learn(timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machine, costs: Costs) -> Costs:
+def learn(
+    timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machine, costs: Costs
+) -> Costs:
     """Return costs with the measured seconds of tasks, medians over runs, and the bytes of values that were copied.
 
-    Of several timelines, of other placements too, all readings count, so what was measured on one device is kept when
-    the next plan puts the task on another; ``costs`` are what was known before the first of them.
-    A task takes on a device like that where it ran what it took there. On any other it takes what was known, times how
-    much longer than known it took where it ran last, so that what was known of speeds stays; what was measured, where
-    nothing was known. Where it cannot run it still cannot, and views stay free. A reading that is no time, or 0, is not
-    believed. Raises GraphError and MachineError for a timeline of another graph or machine.
+    Of several timelines, of other placements too, all readings count, so what was measured on one
+    device is kept when the next plan puts the task on another; ``costs`` are what was known before
+    the first of them. A task takes on a device like that where it ran what it took there. On any
+    other it takes what was known, times how much longer than known it took where it ran last, so
+    that what was known of speeds stays; what was measured, where nothing was known. Where it cannot
+    run it still cannot, and views stay free. A reading that is no time, or 0, is not believed.
+    Raises GraphError and MachineError for a timeline of another graph or machine.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -38,19 +41,28 @@ def learn(timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machin
     """
     timelines = [timeline] if isinstance(timeline, Timeline) else timeline
     runs = [run for each in timelines for run in each.runs or (each,)]
-    seconds: dict[str, dict[str, list[float]]] = {}  # by task and device, those where it ran last at the end
+    seconds: dict[
+        str, dict[str, list[float]]
+    ] = {}  # by task and device, those where it ran last at the end
     nbytes: dict[str, float] = {}
     for span in (span for run in runs for span in run.spans):
         if span.kind == "run":
             table = seconds.setdefault(span.name, {})
             readings = table.pop(span.streams[0].device, [])
-            table[span.streams[0].device] = [*readings, *([span.seconds] if 0 < span.seconds < math.inf else [])]
+            table[span.streams[0].device] = [
+                *readings,
+                *([span.seconds] if 0 < span.seconds < math.inf else []),
+            ]
         elif 0 < span.nbytes < math.inf:
             nbytes[span.name] = max(nbytes.get(span.name, 0.0), float(span.nbytes))
     learnt: dict[str, float | dict[str, float]] = {}
     for name, table in seconds.items():
         task = graph.task(name)
-        measured = {machine.device(device): statistics.median(some) for device, some in table.items() if some}
+        measured = {
+            machine.device(device): statistics.median(some)
+            for device, some in table.items()
+            if some
+        }
         if measured and not task.view:
             learnt[name] = _everywhere(task, measured, machine, costs)
     return costs.override(learnt, nbytes)
@@ -80,7 +92,8 @@ def _by_device(
         elif alike:
             yield other.name, alike[-1]
         else:
-            # The quotient first: it may be out of a float's range, and then nothing is known of speeds.
+            # The quotient first: it may be out of a float's range, and then nothing is known of
+            # speeds.
             scaled = last * (there / known) if 0 < known < math.inf else 0.0
             yield other.name, scaled if 0 < scaled < math.inf else last
 

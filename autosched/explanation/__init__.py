@@ -1,7 +1,7 @@
 """Explaining: why a schedule takes as long as it does, and what would help.
 
-Facts are read off a timeline, predicted or measured. Advice is a change whose gain is simulated, one change at a time.
-Changes nothing, runs nothing.
+Facts are read off a timeline, predicted or measured. Advice is a change whose gain is simulated,
+one change at a time. Changes nothing, runs nothing.
 
 ==========  ==================================================================================
 case        a schedule, and what would be if something were otherwise
@@ -15,7 +15,8 @@ places      advice: other placements, more devices, fewer
 report      what ``explain`` returns for a whole schedule, and its words
 ==========  ==================================================================================
 
-To add a remedy, write a function that yields ``Remedy``, with the makespan that it predicts, and name it in
+To add a remedy, write a function that yields ``Remedy``, with the makespan that it predicts, and
+name it in
 ``report.explain``.
 """
 

@@ -48,7 +48,8 @@ class Advice:
 def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
     """Return what pays, what gains most first.
 
-    But what spreads otherwise what the user spread comes last, and so does what depends on a condition.
+    But what spreads otherwise what the user spread comes last, and so does what depends on a
+    condition.
 
     >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
     >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]

@@ -1,6 +1,7 @@
 """Case: a schedule as its explanation sees it, and what would be if something were otherwise.
 
-A what-if is a case with another part, and is predicted by the same ``simulate``. Knows no words and no advice.
+A what-if is a case with another part, and is predicted by the same ``simulate``. Knows no words and
+no advice.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class Case:
     @cached_property
     def _outputs(self) -> dict[str, str]:
         """Where outputs must be: where they were asked for, and where they go from elsewhere."""
-        sent = {label: device for label, device in self.program.outputs if device != self._made(label)}
+        sent = {
+            label: device for label, device in self.program.outputs if device != self._made(label)
+        }
         return {**sent, **self.wanted}
 
     def _made(self, label: str) -> str:
@@ -128,14 +131,17 @@ class Case:
     @cached_property
     def bound(self) -> tuple[Task, ...]:
         """The tasks that the user has bound to a worker."""
-        return tuple(task for task in self.graph.tasks if task.device != HOST and task.device in self.workers)
+        return tuple(
+            task for task in self.graph.tasks if task.device != HOST and task.device in self.workers
+        )
 
     @cached_property
     def freed(self) -> Case:
         """The case with tasks free to go to any worker, if they are bound to one; placed as it was."""
         workers = [self.machine.device(name) for name in self.workers]
         seconds = {
-            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers} for task in self.bound
+            task.name: {device.name: self.costs.task_seconds(task, device) for device in workers}
+            for task in self.bound
         }
         return dataclasses.replace(self.unbound(self.bound), costs=self.costs.override(seconds))
 
@@ -156,6 +162,9 @@ class Case:
         for task in self.graph.tasks:
             if task.device not in (None, HOST) and task.device not in self.workers:
                 here = self.costs.task_seconds(task, self.machine.device(str(task.device)))
-                there = min(self.costs.task_seconds(task, self.machine.device(name)) for name in self.workers)
+                there = min(
+                    self.costs.task_seconds(task, self.machine.device(name))
+                    for name in self.workers
+                )
                 found += [task] if there < here and there <= here / 2 else []
         return tuple(found)

@@ -1,7 +1,7 @@
 """Causes: what each task and each copy of a timeline began behind, and why there.
 
-A span begins when the last of those that it stands behind has ended: one whose result it needs, or one that was on its
-stream. Where both end at once, what it needs counts.
+A span begins when the last of those that it stands behind has ended: one whose result it needs, or
+one that was on its stream. Where both end at once, what it needs counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def all_before(case: Case, timeline: Timeline) -> list[list[Behind]]:
             if stream in last:
                 found[i][last[stream]] = None
             last[stream] = i
-    return [[Behind(other, _cause(case, timeline, i, other)) for other in before] for i, before in enumerate(found)]
+    return [
+        [Behind(other, _cause(case, timeline, i, other)) for other in before]
+        for i, before in enumerate(found)
+    ]
 
 
 def gates(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[Behind | None]:
@@ -61,16 +64,34 @@ def _cause(case: Case, timeline: Timeline, here: int, other: int) -> Cause:
     theirs = case.program.instructions[timeline.spans[other].instruction]
     shared = not set(timeline.spans[here].streams).isdisjoint(timeline.spans[other].streams)
     if isinstance(ours, Run) and isinstance(theirs, Run):
-        kind = next((d.kind for d in case.graph.task(ours.task).dependencies if d.task == _index(case, theirs)), None)
+        kind = next(
+            (
+                d.kind
+                for d in case.graph.task(ours.task).dependencies
+                if d.task == _index(case, theirs)
+            ),
+            None,
+        )
         return "data" if kind == "data" else "order" if kind or not shared else "device"
     if isinstance(ours, Run) and isinstance(theirs, Copy):
         value = case.graph.value(theirs.value).index
-        return "copy" if any(use.value == value for use in case.graph.task(ours.task).reads) else "order"
+        return (
+            "copy"
+            if any(use.value == value for use in case.graph.task(ours.task).reads)
+            else "order"
+        )
     if isinstance(ours, Copy) and isinstance(theirs, Run):
-        value, task = case.graph.value(ours.value).index, case.graph.task(theirs.task)
-        return "data" if any(use.value == value for use in (*task.outputs, *task.changes)) else "order"
+        value = case.graph.value(ours.value).index
+        task = case.graph.task(theirs.task)
+        return (
+            "data" if any(use.value == value for use in (*task.outputs, *task.changes)) else "order"
+        )
     if isinstance(ours, Copy) and isinstance(theirs, Copy):
-        relayed = (theirs.value, theirs.version, theirs.destination) == (ours.value, ours.version, ours.source)
+        relayed = (theirs.value, theirs.version, theirs.destination) == (
+            ours.value,
+            ours.version,
+            ours.source,
+        )
         if relayed or not shared:
             return "copy" if relayed else "order"
         return "batch" if case.readers(ours) & case.readers(theirs) else "link"

@@ -1,6 +1,7 @@
 """Why a task runs where it does, and when it does: TaskExplanation.
 
-Other devices are compared by moving the task there, with all that must go along, and predicting the whole again.
+Other devices are compared by moving the task there, with all that must go along, and predicting the
+whole again.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class Option:
 class TaskExplanation:
     """Why a task runs where and when it does. Times are seconds since the run began; ``print`` it to read it.
 
-    It could start at ``ready``, when all it needs was there: ``needed`` was last. Then the stream was busy with
+    It could start at ``ready``, when all it needs was there: ``needed`` was last. Then the stream
+    was busy with
     ``ahead``, if that is not empty. It could end ``slack`` seconds later, and the run would take no longer. To another
-    device ``together`` go along. ``options`` are its devices, its own first, or what they were if it were not
+    device ``together`` go along. ``options`` are its devices, its own first, or what they were if
+    it were not
     ``bound``: as predicted, also where the rest is measured.
     """
 
@@ -88,12 +91,19 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
     task = case.graph.task(name)
     timeline = case.predicted if measured is None else measured
     before = all_before(case, timeline)
-    at = next(i for i, span in enumerate(timeline.spans) if span.kind == "run" and span.name == name)
-    spans, span = timeline.spans, timeline.spans[at]
-    needed = max(_needed(case, name, timeline, before[at]), key=lambda i: spans[i].end, default=None)
+    at = next(
+        i for i, span in enumerate(timeline.spans) if span.kind == "run" and span.name == name
+    )
+    spans = timeline.spans
+    span = timeline.spans[at]
+    needed = max(
+        _needed(case, name, timeline, before[at]), key=lambda i: spans[i].end, default=None
+    )
     gate = gates(timeline, before)[at]
     group = choices(case.graph, case.machine).group
-    together = tuple(t.name for t in case.graph.tasks if group[t.index] == group[task.index] and t is not task)
+    together = tuple(
+        t.name for t in case.graph.tasks if group[t.index] == group[task.index] and t is not task
+    )
     return TaskExplanation(
         name=name,
         source=place(task),
@@ -119,10 +129,13 @@ def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind])
 
     What an earlier task of its stream waited for needs no wait of its own.
     """
-    task, here = case.graph.task(name), case.placement.device[name]
+    task = case.graph.task(name)
+    here = case.placement.device[name]
     makers = {dependency.task for dependency in task.dependencies if dependency.kind == "data"}
     made = {case.graph.tasks[maker].name for maker in makers}
-    brought = {(case.graph.values[value].name, version, here) for value, version in case.graph.needs(task)}
+    brought = {
+        (case.graph.values[value].name, version, here) for value, version in case.graph.needs(task)
+    }
     found = [behind.span for behind in before if behind.needed]
     for i, span in enumerate(timeline.spans):
         instruction = case.program.instructions[span.instruction]
@@ -147,29 +160,43 @@ def _called(case: Case, at: int | None, spans: Sequence[Span]) -> str:
 
 def _reason(case: Case, name: str) -> str:
     """Say who chose the device."""
-    task, device = case.graph.task(name), case.placement.device[name]
+    task = case.graph.task(name)
+    device = case.placement.device[name]
     if constraint(task, case.machine):
         return f"bound to {device}, where it was added or by place="
     allowed = choices(case.graph, case.machine)
-    possible, group = allowed.devices[task.index], allowed.group
+    possible = allowed.devices[task.index]
+    group = allowed.group
     if len(possible) > 1:
         return "chosen by the policy"
     for other in case.graph.tasks:
         if group[other.index] == group[task.index] and constraint(other, case.machine):
             return f"shares memory, or is kept together, with {other.name!r}, which is bound to {device}"
-    return f"shares memory with what lives on {device}" if len(case.machine.devices) > 1 else "there is no other"
+    return (
+        f"shares memory with what lives on {device}"
+        if len(case.machine.devices) > 1
+        else "there is no other"
+    )
 
 
 def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, ...]:
     """Return what would be on each device that is allowed, or would be if it were free, beginning with its own."""
-    here, task = case.placement.device[name], case.graph.task(name)
+    here = case.placement.device[name]
+    task = case.graph.task(name)
     if len(choices(case.graph, case.machine).devices[task.index]) == 1:
         case = case.freed
     allowed = choices(case.graph, case.machine).devices[task.index]
     moved = [task, *map(case.graph.task, together)]
-    able = [device for device in allowed if max(_seconds(case, one, device) for one in moved) < math.inf]
-    others = [device for device in able if device != here][: None if len(case.graph) <= SMALL else _FEW]
-    return (_ended(here, name, case.predicted), *(_moved(case, (name, *together), device) for device in others))
+    able = [
+        device for device in allowed if max(_seconds(case, one, device) for one in moved) < math.inf
+    ]
+    others = [device for device in able if device != here][
+        : None if len(case.graph) <= SMALL else _FEW
+    ]
+    return (
+        _ended(here, name, case.predicted),
+        *(_moved(case, (name, *together), device) for device in others),
+    )
 
 
 def _seconds(case: Case, task: Task, device: str) -> float:
@@ -178,7 +205,9 @@ def _seconds(case: Case, task: Task, device: str) -> float:
 
 def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
     """Return what would be if tasks, which share a device, were on another."""
-    placement = Placement({**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order)
+    placement = Placement(
+        {**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order
+    )
     try:
         return _ended(device, tasks[0], case.placed(placement).predicted)
     except ScheduleError as error:
@@ -194,7 +223,9 @@ def _ended(device: str, name: str, timeline: Timeline) -> Option:
 
 
 def _filled(text: str, first: str) -> list[str]:
-    return textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * 9, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, 100, initial_indent=first, subsequent_indent=" " * 9, break_on_hyphens=False
+    )
 
 
 def _compared(found: TaskExplanation) -> list[str]:
@@ -203,7 +234,10 @@ def _compared(found: TaskExplanation) -> list[str]:
         return []
     width = max(len(option.device) for option in found.options)
     lines = ["         if it were free:"] if found.bound else []
-    lines += [f"{'':9}{option.device:<{width}}  {_ends(option, found.options[0])}" for option in found.options]
+    lines += [
+        f"{'':9}{option.device:<{width}}  {_ends(option, found.options[0])}"
+        for option in found.options
+    ]
     if found.together:
         along = "goes" if len(found.together) == 1 else "go"
         lines += _filled(f"to another device {names(found.together)} {along} along", " " * 9)
@@ -226,7 +260,9 @@ def _later(there: float, here: float) -> str:
 
 
 def _when(found: TaskExplanation) -> str:
-    needed = f"all it needs is there at {duration(found.ready)}" + (f" ({found.needed})" if found.needed else "")
+    needed = f"all it needs is there at {duration(found.ready)}" + (
+        f" ({found.needed})" if found.needed else ""
+    )
     waited = found.start - found.ready
     if waited <= 1e-9 * found.end:
         return f"{needed}; it starts at once and takes {duration(found.seconds)}"

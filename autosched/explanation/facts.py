@@ -37,7 +37,8 @@ class Idle:
     """How long no task ran on a device, and for what: the causes sum up to it.
 
     ``copy``: what its next task needs was on its way; ``link``: that stood in line behind other copies; the name of a
-    device: it was being computed there; ``gap``: it was there already; ``end``: nothing was left to do.
+    device: it was being computed there; ``gap``: it was there already; ``end``: nothing was left to
+    do.
     """
 
     device: str
@@ -45,16 +46,24 @@ class Idle:
     causes: Mapping[str, float]
 
 
-def critical_path(program: Program, timeline: Timeline, gate: Sequence[Behind | None]) -> tuple[Step, ...]:
+def critical_path(
+    program: Program, timeline: Timeline, gate: Sequence[Behind | None]
+) -> tuple[Step, ...]:
     """Return the steps that hold each other up, from the beginning to the end of the span that ends last."""
-    spans, steps = timeline.spans, list[Step]()
+    spans = timeline.spans
+    steps = list[Step]()
     at = max(range(len(spans)), key=lambda i: spans[i].end, default=None)
     while at is not None:
-        span, behind = spans[at], gate[at]
+        span = spans[at]
+        behind = gate[at]
         before = spans[behind.span] if behind is not None else None
         where = _where(program.instructions[span.instruction], span)
         gap = max(0.0, span.start - (before.end if before is not None else 0.0))
-        cause, name = (behind.cause, before.name) if behind is not None and before is not None else ("start", "")
+        cause, name = (
+            (behind.cause, before.name)
+            if behind is not None and before is not None
+            else ("start", "")
+        )
         steps.append(Step(span.kind, span.name, where, span.start, span.end, cause, name, gap))
         at = behind.span if behind is not None else None
     return tuple(reversed(steps))
@@ -107,7 +116,9 @@ def slack(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[float]
     return [max(0.0, late - span.end) for late, span in zip(latest, timeline.spans, strict=True)]
 
 
-def _waits(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Iterator[tuple[int | None, str, float]]:
+def _waits(
+    device: str, timeline: Timeline, gate: Sequence[Behind | None]
+) -> Iterator[tuple[int | None, str, float]]:
     """Yield what a device was idle for, piece by piece: the span that it waited for, if any, why, and how long."""
     busy = 0.0
     for i, span in enumerate(timeline.spans):

@@ -1,7 +1,7 @@
 """Remedies for inputs: those that could stay on accelerators from run to run.
 
-What tasks write, and constants, are the same tensors in each run. Of other inputs only the user knows that: they may be
-weights or a new batch, so advice about them states the condition.
+What tasks write, and constants, are the same tensors in each run. Of other inputs only the user
+knows that: they may be weights or a new batch, so advice about them states the condition.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def keep(case: Case) -> Iterator[Remedy]:
     """Say which inputs and constants to leave on accelerators; each plan is made anew and simulated."""
     certain, possible = _staying(case)
     best = case.makespan
-    for kind, some in (("keep", certain), ("keep inputs", [*possible, *certain] if possible else [])):
+    for kind, some in (
+        ("keep", certain),
+        ("keep inputs", [*possible, *certain] if possible else []),
+    ):
         for remedy in sorted(_remedies(case, kind, some), key=lambda remedy: remedy.makespan)[:1]:
             if best - remedy.makespan > LEAST * case.makespan:
                 best = remedy.makespan
@@ -45,7 +48,8 @@ def _staying(case: Case) -> tuple[list[Value], list[Value]]:
 
     Not all of the latter are, or each run would compute the same: the smallest is left out.
     """
-    certain, possible = list[Value](), list[Value]()
+    certain = list[Value]()
+    possible = list[Value]()
     for value in case.graph.sources:
         if case.machine.device(home(case.graph, case.machine, value)).kind == "cpu":
             stays = case.graph.last_version(value.index) > 0 or value.tensor is not None
@@ -91,13 +95,17 @@ def _destinations(case: Case, called: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _remedy(case: Case, kind: str, called: Sequence[str], homes: _Homes, device: str | None) -> Remedy:
+def _remedy(
+    case: Case, kind: str, called: Sequence[str], homes: _Homes, device: str | None
+) -> Remedy:
     """Return what it gives to keep the first few of these inputs; ``device`` is where all tasks go, if planned anew."""
 
     def without(moved: Sequence[str]) -> float:
         there = {name: homes[name] for name in moved}
         try:
-            return (case.housed(there) if device is None else _gathered(case, there, device)).makespan
+            return (
+                case.housed(there) if device is None else _gathered(case, there, device)
+            ).makespan
         except AutoschedError:  # it does not fit there, or no link leads there
             return math.inf
 
@@ -113,7 +121,9 @@ def _gathered(case: Case, homes: _Homes, device: str) -> Case:
 
 def _words(case: Case, kind: str, kept: Sequence[str], homes: _Homes) -> str:
     where = list(dict.fromkeys(homes[name] for name in kept))
-    moved = [f"{names([name for name in kept if homes[name] == device])} on {device}" for device in where]
+    moved = [
+        f"{names([name for name in kept if homes[name] == device])} on {device}" for device in where
+    ]
     them = " and ".join(moved) if len(where) < _FEW else f"{names(kept)} where they are used"
     total = amount(sum(case.costs.value_nbytes(case.graph.value(name)) for name in kept), "B")
     shown = ", ".join(f"{name!r}: {homes[name]!r}" for name in kept[:_SHOWN])
@@ -122,6 +132,10 @@ def _words(case: Case, kind: str, kept: Sequence[str], homes: _Homes) -> str:
     if any(name in _destinations(case, kept) for name in kept):
         why = f"{'it travels' if one else 'they travel'} from the host in each run"
     else:
-        why = f"elsewhere than on the host {'it' if one else 'they'} would have to travel in each run"
+        why = (
+            f"elsewhere than on the host {'it' if one else 'they'} would have to travel in each run"
+        )
     same = f", if {'it is the same tensor' if one else 'they are the same tensors'} in each run, as weights are"
-    return f"keep {them} ({total}), by inputs={{{shown}{more}}}{same * (kind == 'keep inputs')}: {why}"
+    return (
+        f"keep {them} ({total}), by inputs={{{shown}{more}}}{same * (kind == 'keep inputs')}: {why}"
+    )

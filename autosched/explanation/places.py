@@ -73,14 +73,17 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
 def _split(case: Case) -> Case | None:
     """Return the best plan with the first tasks on the device that is used and the others on a second one, if any.
 
-    Policies look for what is fastest, so of plans with more devices than pay they may find poor ones alone. Inputs that
-    live on the first device, and that only the second reads, live on the second.
+    Policies look for what is fastest, so of plans with more devices than pay they may find poor
+    ones alone. Inputs that live on the first device, and that only the second reads, live on the
+    second.
     """
     others = [name for name in case.workers if name not in case.used]
     if len(case.used) != 1 or not others or len(case.graph) > SMALL:
         return None
     made = [_cut(case, others[0], at) for at in _cuts(case)]
-    return min((plan for plan in made if plan is not None), key=lambda plan: plan.makespan, default=None)
+    return min(
+        (plan for plan in made if plan is not None), key=lambda plan: plan.makespan, default=None
+    )
 
 
 def _cuts(case: Case) -> list[int]:
@@ -88,10 +91,16 @@ def _cuts(case: Case) -> list[int]:
 
     A device that only gets a small task says nothing of what it would cost to share the work out.
     """
-    ends = list(accumulate(case.costs.task_seconds(task, case.machine.device(case.used[0])) for task in _mobile(case)))
+    ends = list(
+        accumulate(
+            case.costs.task_seconds(task, case.machine.device(case.used[0]))
+            for task in _mobile(case)
+        )
+    )
     if not ends or not 0 < ends[-1] < math.inf:
         return []
-    least, most = ends[-1] * (1 / 3 - 1e-9), ends[-1] * (2 / 3 + 1e-9)
+    least = ends[-1] * (1 / 3 - 1e-9)
+    most = ends[-1] * (2 / 3 + 1e-9)
     sound = [number for number, end in enumerate(ends, 1) if least <= end <= most]
     step = max(1, -(-len(sound) // case.tries))
     return sound[::step] or [bisect.bisect_left(ends, ends[-1] / 2) or 1]
@@ -113,7 +122,9 @@ def _cut(case: Case, other: str, at: int) -> Case | None:
             device[task.name] = other
     homes = _followed(case, device, other)
     try:
-        plan = replace(case, graph=case.graph.pinned(homes)).placed(Placement(device, case.placement.order))
+        plan = replace(case, graph=case.graph.pinned(homes)).placed(
+            Placement(device, case.placement.order)
+        )
         return plan if other in plan.used else None
     except ScheduleError:
         return None
@@ -128,7 +139,8 @@ def _followed(case: Case, device: Mapping[str, str], other: str) -> dict[str, st
     return {
         value.name: other
         for value in case.graph.sources
-        if home(case.graph, case.machine, value) == case.used[0] and readers.get(value.index) == {other}
+        if home(case.graph, case.machine, value) == case.used[0]
+        and readers.get(value.index) == {other}
     }
 
 
@@ -153,7 +165,8 @@ def _moved(case: Case, plan: Case) -> list[Task]:
 
 def _off_host(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
     """Say what is bound to a CPU and slow there."""
-    host, called = case.placement.device[moved[0].name], [task.name for task in moved]
+    host = case.placement.device[moved[0].name]
+    called = [task.name for task in moved]
     taken = sum(case.costs.task_seconds(task, case.machine.device(host)) for task in moved)
     there = joined(list(dict.fromkeys(plan.placement.device[task.name] for task in moved)))
     are = "is" if len(called) == 1 else "are"
@@ -189,7 +202,9 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
     elif plan.placement.device == case.placement.device:
         words = f"tasks could be issued in a better order: {auto} finds one"
     else:
-        words = f"{f'{who}; ' if who else 'tasks could be placed better: '}{auto} finds a faster plan"
+        words = (
+            f"{f'{who}; ' if who else 'tasks could be placed better: '}{auto} finds a faster plan"
+        )
     return Remedy(kind, words, tuple(task.name for task in bound), (), plan.makespan)
 
 
@@ -218,14 +233,20 @@ def _longer(ratio: float) -> str:
 def _nothing(plan: Case, other: float) -> str:
     """Say that the devices of a plan give nothing, and why; copies are to blame if it wins when they take no time."""
     free = plan.timed(_without_copies(plan))
-    why = "copies take longer than the compute they save" if free < other else "there is too little to do at once"
+    why = (
+        "copies take longer than the compute they save"
+        if free < other
+        else "there is too little to do at once"
+    )
     one = len(plan.used) == 1
     gives = f"using {joined(plan.used)} gives" if one else f"{spelled(len(plan.used))} devices give"
     return f"{gives} nothing here: {why}"
 
 
 def _without_copies(case: Case) -> Sequence[float]:
-    return [0.0 if isinstance(i, Copy) else s for i, s in zip(case.program, case.seconds, strict=True)]
+    return [
+        0.0 if isinstance(i, Copy) else s for i, s in zip(case.program, case.seconds, strict=True)
+    ]
 
 
 def _alone(case: Case) -> str:

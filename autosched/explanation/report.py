@@ -54,8 +54,9 @@ class Explanation:
 
     ``bound`` is how many of the tasks must run on a certain accelerator, and ``efficiency`` takes that as given.
     ``path_seconds`` says what the makespan goes to (see ``facts.path_seconds``), ``idle`` has the accelerators, or all
-    devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or accelerators, twice as
-    fast would save. ``advice`` is as predicted, what gains most first; ``late`` is of a measured run.
+    devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or
+    accelerators, twice as fast would save. ``advice`` is as predicted, what gains most first;
+    ``late`` is of a measured run.
     """
 
     name: str
@@ -119,9 +120,16 @@ def explain(case: Case, measured: Timeline | None = None) -> Explanation:
         tasks=len(case.graph),
         bound=len(case.bound),
         copies=sum(isinstance(i, Copy) for i in case.program),
-        devices=tuple(name for name in case.machine.names if name in set(case.placement.device.values())),
+        devices=tuple(
+            name for name in case.machine.names if name in set(case.placement.device.values())
+        ),
         advice=worthwhile(_remedies(case, plans, planned, waited), case.makespan),
-        notes=(*note(case, plans), *host_note(case, waited), *pageable_note(case), *spill_note(case)),
+        notes=(
+            *note(case, plans),
+            *host_note(case, waited),
+            *pageable_note(case),
+            *spill_note(case),
+        ),
         efficiency=_efficiency(case, timeline.makespan),
         critical_path=path,
         path_seconds=path_seconds(path),
@@ -156,10 +164,16 @@ def _remedies(
 
 def _checked(case: Case, timeline: Timeline) -> Timeline:
     """Return a timeline of this program. Raises ScheduleError for any other."""
-    here = {i: what(instruction) for i, instruction in enumerate(case.program) if isinstance(instruction, (Run, Copy))}
+    here = {
+        i: what(instruction)
+        for i, instruction in enumerate(case.program)
+        if isinstance(instruction, (Run, Copy))
+    }
     there = {span.instruction: (span.kind, span.name) for span in timeline.spans}
     if here != there:
-        raise ScheduleError("measured= is a timeline of another program; schedule.profile(...) makes one of this")
+        raise ScheduleError(
+            "measured= is a timeline of another program; schedule.profile(...) makes one of this"
+        )
     return timeline
 
 
@@ -175,7 +189,10 @@ def _twice_as_fast(case: Case) -> dict[str, float]:
     copies = [isinstance(i, Copy) for i in case.program]
     halves = {
         "links": copies,
-        workers: [not copy and i.stream.device in case.workers for i, copy in zip(case.program, copies, strict=True)],
+        workers: [
+            not copy and i.stream.device in case.workers
+            for i, copy in zip(case.program, copies, strict=True)
+        ],
     }
     found = {}
     for name, half in halves.items():
@@ -193,6 +210,7 @@ def _late(case: Case, timeline: Timeline, path: Sequence[Step]) -> tuple[Late, .
     found.append(Late("pauses", "", 0.0, sum(end - start for start, end in timeline.pauses)))
     least = 0.01 * timeline.makespan
     worst = sorted(
-        (late for late in found if late.measured - late.predicted > least), key=lambda x: x.predicted - x.measured
+        (late for late in found if late.measured - late.predicted > least),
+        key=lambda x: x.predicted - x.measured,
     )
     return tuple(worst[:_MOST_LATE])

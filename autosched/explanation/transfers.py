@@ -30,18 +30,27 @@ def pin(case: Case) -> Iterator[Remedy]:
         if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, case.costs):
             value = case.graph.values[case.graph.value(copy.value).root]
             slow.setdefault(
-                value.name, (case.costs.value_nbytes(value), case.machine.link(copy.source, copy.destination))
+                value.name,
+                (case.costs.value_nbytes(value), case.machine.link(copy.source, copy.destination)),
             )
     if not slow:
         return
     largest = sorted(slow, key=lambda name: -slow[name][0])
 
     def without(pinned: Sequence[str]) -> float:
-        return case.priced(dataclasses.replace(case.costs, pageable=case.costs.pageable.difference(pinned))).makespan
+        return case.priced(
+            dataclasses.replace(case.costs, pageable=case.costs.pageable.difference(pinned))
+        ).makespan
 
     pinned, found = fewest(largest, case.makespan, without)
-    one, size, link = len(pinned) == 1, amount(sum(slow[name][0] for name in pinned), "B"), slow[pinned[0]][1]
-    lies = "it lies in pageable host memory and is" if one else "they lie in pageable host memory and are"
+    one = len(pinned) == 1
+    size = amount(sum(slow[name][0] for name in pinned), "B")
+    link = slow[pinned[0]][1]
+    lies = (
+        "it lies in pageable host memory and is"
+        if one
+        else "they lie in pageable host memory and are"
+    )
     words = f"pin {names(pinned)} ({size}), by .pin_memory(): {lies} copied {_rates(link)}"
     yield Remedy("pin", words, (), tuple(pinned), found)
 
@@ -79,11 +88,17 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
     Copies by one link share its rate, so a stream for each copy is never advised.
     """
     lines = _lines(case, before)
-    if not lines or not case.machine.contention or sum(isinstance(i, Copy) for i in case.program) > _MOST:
+    if (
+        not lines
+        or not case.machine.contention
+        or sum(isinstance(i, Copy) for i in case.program) > _MOST
+    ):
         return
     stream, waits = max(lines.items(), key=lambda item: sum(item[1].values()))
     values = tuple(sorted(waits, key=lambda name: -waits[name]))
-    free = Machine(case.machine.devices, case.machine.links, contention=False, imagined=case.machine.imagined)
+    free = Machine(
+        case.machine.devices, case.machine.links, contention=False, imagined=case.machine.imagined
+    )
     apart = case.placed(case.placement, free)
     stand = "stands" if len(values) == 1 else "stand"
     longest = duration(waits[values[0]])
@@ -103,11 +118,14 @@ def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[
     waits: dict[Stream, dict[str, float]] = {}
     for span, some in zip(spans, before, strict=True):
         if span.kind == "copy":
-            # An earlier copy may have waited for its maker already, so that no arrow leads to this one.
+            # An earlier copy may have waited for its maker already, so that no arrow leads to this
+            # one.
             made = ended.get(_maker(case, span.instruction), 0.0)
             ready = max([made, *(spans[b.span].end for b in some if b.needed)])
             others = [
-                b.span for b in some if b.cause == "link" or (b.cause == "batch" and not _one_link(case, span, b))
+                b.span
+                for b in some
+                if b.cause == "link" or (b.cause == "batch" and not _one_link(case, span, b))
             ]
             ahead = max(((spans[other].end, other) for other in others), default=(0.0, -1))
             if ahead[0] > ready:
@@ -135,7 +153,9 @@ def _maker(case: Case, instruction: int) -> str:
 def _by_link(program: Program) -> Program:
     """Return a program whose copies have a stream each with all copies of one source and destination on one."""
     streams = {
-        copy.stream: Stream(copy.source, f"copies to {copy.destination}") for copy in program if isinstance(copy, Copy)
+        copy.stream: Stream(copy.source, f"copies to {copy.destination}")
+        for copy in program
+        if isinstance(copy, Copy)
     }
     moved = [dataclasses.replace(i, stream=streams.get(i.stream, i.stream)) for i in program]
     return Program(tuple(moved), program.inputs, program.outputs)

@@ -17,7 +17,13 @@ from autosched.viz.paint import duration
 
 __all__ = ["host_note", "host_reads", "launches"]
 
-_READS = ("_local_scalar_dense", "item", "tolist", "numpy", "cpu")  # what .item(), float() and their kin call
+_READS = (
+    "_local_scalar_dense",
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+)  # what .item(), float() and their kin call
 
 
 def launches(case: Case) -> Iterator[Remedy]:
@@ -33,8 +39,10 @@ def launches(case: Case) -> Iterator[Remedy]:
         return
     makespan = case.timed([seconds - saved.get(i, 0.0) for i, seconds in enumerate(case.seconds)])
     tiny = [i for row in rows for i in row]
-    tasks, where = [_task(case, i).name for i in tiny], place(_task(case, tiny[0]))
-    launch, whole = sum(sum(row.values()) for row in rows), sum(case.seconds[i] for i in tiny)
+    tasks = [_task(case, i).name for i in tiny]
+    where = place(_task(case, tiny[0]))
+    launch = sum(sum(row.values()) for row in rows)
+    whole = sum(case.seconds[i] for i in tiny)
     words = (
         f"{count(len(tasks), 'task')} of about {duration(whole / len(tasks))} ({names(tasks)}, {where}) "
         f"{'costs' if len(tasks) == 1 else 'cost'} more to launch ({duration(launch)}) than to run "
@@ -60,7 +68,11 @@ def _rows(case: Case) -> list[dict[int, float]]:
             if instruction.stream not in open_rows:
                 rows.append(open_rows.setdefault(instruction.stream, {}))
             open_rows[instruction.stream][i] = launch
-    return [row for row in rows if len(row) > 1 or any(row[i] > _device(case, i).launch_seconds for i in row)]
+    return [
+        row
+        for row in rows
+        if len(row) > 1 or any(row[i] > _device(case, i).launch_seconds for i in row)
+    ]
 
 
 def _launch_seconds(case: Case, task: Task, device: Device) -> float:
@@ -83,7 +95,9 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
     blamed = _blamed(case, held_up)
     middle, last = _readers(case, blamed)
     if middle:
-        tasks, makespan = fewest(middle, case.makespan, lambda some: case.timed(_at_once(case, some)))
+        tasks, makespan = fewest(
+            middle, case.makespan, lambda some: case.timed(_at_once(case, some))
+        )
         cure = f"{_without(tasks)[0]} ({_without(tasks)[1]})"
         yield _remedy(case, tasks, blamed, cure, makespan)
     if sum(blamed[task.name] for task in last) > LEAST * case.makespan:
@@ -108,24 +122,34 @@ def _without(tasks: Sequence[Task]) -> tuple[str, str]:
     if all(name in _READS for name in called):
         return "keep it on the device", "no .item(), float() or .cpu()"
     them = "it" if len(tasks) == 1 else "them"
-    return f"do without {them}", "leave out what needs the result, or let it take that of an earlier run"
+    return (
+        f"do without {them}",
+        "leave out what needs the result, or let it take that of an earlier run",
+    )
 
 
 def _readers(case: Case, blamed: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
     """Return the host tasks to blame: those that accelerators need the results of, and others; the worst first."""
     allowed = choices(case.graph, case.machine).devices
     readers = sorted(
-        (t for t in case.graph.tasks if blamed.get(t.name) and len(allowed[t.index]) == 1 and _reads(case, t)),
+        (
+            t
+            for t in case.graph.tasks
+            if blamed.get(t.name) and len(allowed[t.index]) == 1 and _reads(case, t)
+        ),
         key=lambda t: -float(f"{blamed[t.name]:.3g}"),
     )
     back = _leading_back(case)
     return [t for t in readers if t.index in back], [t for t in readers if t.index not in back]
 
 
-def _remedy(case: Case, tasks: Sequence[Task], blamed: Mapping[str, float], cure: str, makespan: float) -> Remedy:
+def _remedy(
+    case: Case, tasks: Sequence[Task], blamed: Mapping[str, float], cure: str, makespan: float
+) -> Remedy:
     values = tuple(dict.fromkeys(name for task in tasks for name in _reads(case, task)))
     waited = duration(sum(blamed[task.name] for task in tasks))
-    called, devices = [task.name for task in tasks], joined(case.used)
+    called = [task.name for task in tasks]
+    devices = joined(case.used)
     where = f" ({place(tasks[0])})"
     reads = f"{'reads' if len(called) == 1 else 'read'} {names(values)} on the host, and {devices}"
     words = f"{names(called)}{where} {reads} {'waits' if len(case.used) == 1 else 'wait'} {waited} for that: {cure}"
@@ -137,7 +161,11 @@ def _reads(case: Case, task: Task) -> list[str]:
     if case.machine.device(case.placement.device[task.name]).kind != "cpu":
         return []
     made = ((use, case.graph.maker(use)) for use in case.graph.needs(task))
-    return [case.graph.values[use.value].name for use, maker in made if maker is not None and _accelerated(case, maker)]
+    return [
+        case.graph.values[use.value].name
+        for use, maker in made
+        if maker is not None and _accelerated(case, maker)
+    ]
 
 
 def _accelerated(case: Case, task: int) -> bool:
@@ -155,7 +183,10 @@ def _blamed(case: Case, held_up: Mapping[int, float]) -> dict[str, float]:
         instruction = case.program.instructions[case.predicted.spans[span].instruction]
         if isinstance(instruction, Run):
             blamed[instruction.task] = blamed.get(instruction.task, 0.0) + seconds
-        elif isinstance(instruction, Copy) and (instruction.value, instruction.destination) in readers:
+        elif (
+            isinstance(instruction, Copy)
+            and (instruction.value, instruction.destination) in readers
+        ):
             name = readers[instruction.value, instruction.destination]
             blamed[name] = blamed.get(name, 0.0) + seconds
     return blamed
@@ -163,7 +194,8 @@ def _blamed(case: Case, held_up: Mapping[int, float]) -> dict[str, float]:
 
 def _behind(case: Case, task: Task) -> set[int]:
     """Return all tasks that depend on a task, and itself."""
-    found, open_ends = {task.index}, [task.index]
+    found = {task.index}
+    open_ends = [task.index]
     while open_ends:
         new = [user for user in case.graph.users[open_ends.pop()] if user not in found]
         found.update(new)
@@ -185,7 +217,11 @@ def _at_once(case: Case, tasks: Sequence[Task]) -> list[float]:
     called = {task.name for task in tasks}
     host = {case.placement.device[task.name] for task in tasks}
     read = {case.graph.values[use.value].name for task in tasks for use in case.graph.needs(task)}
-    made = {case.graph.values[use.value].name for task in tasks for use in (*task.outputs, *task.changes)}
+    made = {
+        case.graph.values[use.value].name
+        for task in tasks
+        for use in (*task.outputs, *task.changes)
+    }
     seconds = list(case.seconds)
     for i, instruction in enumerate(case.program):
         if isinstance(instruction, Run):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["written"]
 
 _WIDTH = 100
-_MOST_STEPS, _MOST_CAUSES = 8, 4
+_MOST_STEPS = 8
+_MOST_CAUSES = 4
 
 _BOUNDS = {
     "critical_path": "the longest chain of tasks and copies takes that long",
@@ -36,7 +37,12 @@ _PATH = {
     "order": "waiting for memory or order",
     "gap": "nothing (gaps)",
 }
-_WAITS = {"copy": "for copies", "link": "for copies in line", "gap": "in gaps", "end": "with nothing left to do"}
+_WAITS = {
+    "copy": "for copies",
+    "link": "for copies in line",
+    "gap": "in gaps",
+    "end": "with nothing left to do",
+}
 
 
 def written(found: Explanation) -> str:
@@ -48,7 +54,9 @@ def written(found: Explanation) -> str:
         f"{', '.join(found.devices) or 'no device'}"
     )
     if not found.makespan:
-        return "\n".join([*_filled(head, "", ""), "", "It takes no time, so there is nothing to explain."])
+        return "\n".join(
+            [*_filled(head, "", ""), "", "It takes no time, so there is nothing to explain."]
+        )
     return "\n".join([*_filled(head, "", ""), "", *_advised(found), "", *_facts(found)])
 
 
@@ -62,7 +70,9 @@ def _advised(found: Explanation) -> Iterator[str]:
         head = f"{number:>3}. -{share(advice.share)}  "
         yield from _filled(f"{advice.words} -> {duration(advice.makespan)}", head, " " * len(head))
     for note in found.notes:
-        yield from _filled((note if ":" in note.split()[0] else note[0].upper() + note[1:]) + ".", "", "")
+        yield from _filled(
+            (note if ":" in note.split()[0] else note[0].upper() + note[1:]) + ".", "", ""
+        )
 
 
 def _facts(found: Explanation) -> Iterator[str]:
@@ -70,7 +80,11 @@ def _facts(found: Explanation) -> Iterator[str]:
     if found.efficiency.seconds:
         yield from _filled(_efficiency(found), f"{'Efficiency':<15}", " " * 15)
     if found.copies:
-        moved = f"{amount(found.copied_bytes, 'B')} in {found.copies:,}" if found.copied_bytes else f"{found.copies:,}"
+        moved = (
+            f"{amount(found.copied_bytes, 'B')} in {found.copies:,}"
+            if found.copied_bytes
+            else f"{found.copies:,}"
+        )
         yield f"{'Copies':<15}{moved}, {share(found.copies_hidden)} of their time hidden behind compute"
     for where in found.idle if found.makespan else ():
         yield from _idle(where, found.makespan)
@@ -83,7 +97,8 @@ def _facts(found: Explanation) -> Iterator[str]:
 
 
 def _efficiency(found: Explanation) -> str:
-    best, bound = found.efficiency, f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
+    best = found.efficiency
+    bound = f", {count(found.bound, 'task')} bound as they are," if found.bound > 1 else ""
     bound = ", 1 task bound as it is," if found.bound == 1 else bound
     return f"{share(best.share)}: no schedule{bound} takes less than {duration(best.seconds)}: {_BOUNDS[best.bound]}"
 
@@ -92,7 +107,10 @@ def _idle(found: Idle, makespan: float) -> Iterator[str]:
     """Yield for what a device was idle."""
     part = share(found.seconds / makespan)
     causes = sorted(found.causes.items(), key=lambda item: -item[1])
-    listed = [f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}" for cause, seconds in causes[:_MOST_CAUSES]]
+    listed = [
+        f"{duration(seconds)} {_WAITS.get(cause, f'for {cause}')}"
+        for cause, seconds in causes[:_MOST_CAUSES]
+    ]
     if rest := sum(seconds for _, seconds in causes[_MOST_CAUSES:]):
         listed.append(f"{duration(rest)} else")
     if found.causes.keys() == {"end"} and found.seconds >= makespan:
@@ -118,12 +136,20 @@ def _late(late: Late) -> str:
 
 def _path(found: Explanation) -> Iterator[str]:
     """Yield the longest steps of the critical path, in their order, and how many are between."""
-    parts = [f"{share(seconds / found.makespan)} {_PATH[cause]}" for cause, seconds in _sorted(found.path_seconds)]
+    parts = [
+        f"{share(seconds / found.makespan)} {_PATH[cause]}"
+        for cause, seconds in _sorted(found.path_seconds)
+    ]
     yield from _filled(", ".join(parts), f"{'Critical path':<15}", " " * 15)
     steps = list(_lasting(found.critical_path))
-    longest = sorted(range(len(steps)), key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}"))[:_MOST_STEPS]
-    kept, skipped = set(longest if len(steps) > _MOST_STEPS else range(len(steps))), list[Step]()
-    kept |= {i for i in range(len(steps)) if {i - 1, i + 1} <= kept | {-1, len(steps)}}  # as short as "... 1 step"
+    longest = sorted(
+        range(len(steps)), key=lambda i: -float(f"{steps[i].end - steps[i].start:.3g}")
+    )[:_MOST_STEPS]
+    kept = set(longest if len(steps) > _MOST_STEPS else range(len(steps)))
+    skipped = list[Step]()
+    kept |= {
+        i for i in range(len(steps)) if {i - 1, i + 1} <= kept | {-1, len(steps)}
+    }  # as short as "... 1 step"
     width = max((len(_step(steps[i])) for i in kept), default=0)
     for i, step in enumerate(steps):
         if i not in kept:
@@ -140,7 +166,11 @@ def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
     """Yield the steps that take time; behind one that takes none, such as a view, there is nothing to wait for."""
     for before, step in pairwise((None, *steps)):
         if step is not None and step.end > step.start:
-            yield replace(step, cause="data") if before is not None and before.end <= before.start else step
+            yield (
+                replace(step, cause="data")
+                if before is not None and before.end <= before.start
+                else step
+            )
 
 
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
@@ -155,8 +185,14 @@ def _step(step: Step) -> str:
 
 def _why(step: Step) -> str:
     """Say what a step was waiting for, where that is not what the step before it made."""
-    late = f"{duration(step.gap)} late" if step.gap > 0.05 * (step.end - step.start) and step.gap > 0 else ""
-    why = {"device": "device busy with", "link": "in line behind", "order": "after"}.get(step.cause, "")
+    late = (
+        f"{duration(step.gap)} late"
+        if step.gap > 0.05 * (step.end - step.start) and step.gap > 0
+        else ""
+    )
+    why = {"device": "device busy with", "link": "in line behind", "order": "after"}.get(
+        step.cause, ""
+    )
     return ", ".join(filter(None, (f"{why} {short(step.behind)!r}" if why else "", late)))
 
 
@@ -165,4 +201,6 @@ def _sorted(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _filled(text: str, first: str, other: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=other, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=other, break_on_hyphens=False
+    )

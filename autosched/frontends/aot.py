@@ -1,6 +1,7 @@
 """AOT: graphs that Dynamo traced and AOTAutograd split into forward and backward, as graphs of ours.
 
-What torch does not promise to keep, about these two, stands here and nowhere else. Knows no machine and no schedule.
+What torch does not promise to keep, about these two, stands here and nowhere else. Knows no machine
+and no schedule.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ from autosched.graph.graph import Graph, Value
 __all__ = ["Traced", "run_as_given", "split", "traced"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-Compile = Callable[[torch.fx.GraphModule, str, Sequence[str]], Boxed]  # of a module, its phase, the names of inputs
+Compile = Callable[
+    [torch.fx.GraphModule, str, Sequence[str]], Boxed
+]  # of a module, its phase, the names of inputs
 
 
-def split(module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
+def split(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
+) -> Callable[..., Any]:
     """Return as a function what Dynamo traced; ``compile`` is given the graphs that AOTAutograd makes of it.
 
-    The graphs are those of ``backend="aot_eager"``, so that results can be the same to the last bit.
+    The graphs are those of ``backend="aot_eager"``, so that results can be the same to the last
+    bit.
     """
     names = [called(node) for node in module.graph.nodes if node.op == "placeholder"]
 
@@ -75,7 +81,9 @@ class Traced(Graph):
         super().__init__(name)
         self.given: dict[str, int] = {}  # inputs, by the position of their argument
         self.homes: dict[str, str] = {}  # the devices of outputs
-        self.returned: list[tuple[str, Any]] = []  # an output's name, or nothing and what is no tensor
+        self.returned: list[
+            tuple[str, Any]
+        ] = []  # an output's name, or nothing and what is no tensor
 
     def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a run."""
@@ -87,7 +95,11 @@ class Traced(Graph):
 
 
 def traced(
-    module: torch.fx.GraphModule, arguments: Sequence[Any], phase: str, names: Sequence[str], host: str
+    module: torch.fx.GraphModule,
+    arguments: Sequence[Any],
+    phase: str,
+    names: Sequence[str],
+    host: str,
 ) -> Traced:
     """Return a graph that AOTAutograd made, for arguments of these shapes; numbers among them are baked in.
 
@@ -98,27 +110,37 @@ def traced(
     _Builder(graph, module, names, host).build(arguments)
     for name, position in graph.given.items():
         if arguments[position].is_inference() and graph.last_version(graph.value(name).index):
-            raise CaptureError(f"{name!r} is a tensor of inference mode and written, which no other thread may")
+            raise CaptureError(
+                f"{name!r} is a tensor of inference mode and written, which no other thread may"
+            )
     return graph
 
 
 class _Builder:
     """Makes nodes into inputs, tasks and outputs."""
 
-    def __init__(self, graph: Traced, module: torch.fx.GraphModule, names: Sequence[str], host: str):
-        self.graph, self.module, self.names, self.host = graph, module, names, host
+    def __init__(
+        self, graph: Traced, module: torch.fx.GraphModule, names: Sequence[str], host: str
+    ):
+        self.graph = graph
+        self.module = module
+        self.names = names
+        self.host = host
 
     def build(self, arguments: Sequence[Any]) -> None:
         nodes = _shaped(self.module, arguments)
         where = {node: origin_of(node, self.graph.name) for node in nodes}
         operators = Operators(self.graph, where, usual_device(filter(torch.is_tensor, arguments)))
-        together, positions = _returned_together(nodes[-1]), itertools.count()
+        together = _returned_together(nodes[-1])
+        positions = itertools.count()
         for node in nodes:
             if node.op == "placeholder":
                 operators.values[node] = self._input(node, next(positions))
             elif node.op == "get_attr":
                 held = operator.attrgetter(str(node.target))(self.module)
-                operators.values[node] = self.graph.constant(held) if isinstance(held, torch.Tensor) else held
+                operators.values[node] = (
+                    self.graph.constant(held) if isinstance(held, torch.Tensor) else held
+                )
             elif node.op == "call_function":
                 with _told(node), self._at(node, not together.isdisjoint(storages(node))):
                     _add(operators, node)
@@ -150,7 +172,9 @@ class _Builder:
 
     def _home(self, node: torch.fx.Node) -> str:
         """Return the device where torch has what a node returns."""
-        device = next(leaf.device for leaf in flatten(node.meta["val"]) if isinstance(leaf, torch.Tensor))
+        device = next(
+            leaf.device for leaf in flatten(node.meta["val"]) if isinstance(leaf, torch.Tensor)
+        )
         return self.host if device.type == "cpu" else str(device)
 
     def _at(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
@@ -160,7 +184,13 @@ class _Builder:
 
 # Operators of operators that leave their arguments as they are and make new memory.
 _FUNCTIONAL = frozenset(
-    ("auto_functionalized", "auto_functionalized_v2", "cond", "run_and_save_rng_state", "run_with_rng_state")
+    (
+        "auto_functionalized",
+        "auto_functionalized_v2",
+        "cond",
+        "run_and_save_rng_state",
+        "run_with_rng_state",
+    )
 )
 
 
@@ -184,7 +214,11 @@ def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
 
 def _returned_together(output: torch.fx.Node) -> set[int]:
     """Return the memory that several results share, of those that the user sees: copies would not share it."""
-    seen = [item for item, what in _results(output) if not type(what).__name__.startswith("SavedForBackwards")]
+    seen = [
+        item
+        for item, what in _results(output)
+        if not type(what).__name__.startswith("SavedForBackwards")
+    ]
     nodes = dict.fromkeys(item for item in seen if isinstance(item, torch.fx.Node))
     counts = Counter(storage for node in nodes for storage in storages(node))
     return {storage for storage, count in counts.items() if count > 1}
@@ -200,8 +234,14 @@ def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torc
     """
     shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
     shapes.extra_traceback = False
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in arguments]
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
+        twins = [
+            mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in arguments
+        ]
         shapes.run(*twins, enable_io_processing=False)
     return list(shapes.graph.nodes)
 

@@ -1,10 +1,10 @@
 """Attention: torch's fast paths of its transformer modules, taken in a capture where eager calls take them.
 
 ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd does not
-record. They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as one is in each
-capture. Its results differ from those of the other path in the last bits. ``nn.TransformerEncoder`` looks at the
-numbers in a padding mask to decide whether it goes on with nested tensors, whose padding is then zero: there its
-whole call is one node.
+record. They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as
+one is in each capture. Its results differ from those of the other path in the last bits.
+``nn.TransformerEncoder`` looks at the numbers in a padding mask to decide whether it goes on with
+nested tensors, whose padding is then zero: there its whole call is one node.
 
 Knows no graph of ours.
 """
@@ -19,7 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    track_tensor_tree,
+)
 from torch.nn.modules import activation
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,21 +32,26 @@ from autosched.errors import CaptureError
 
 __all__ = ["fast_paths"]
 
-_OF_CAPTURES = ("autosched.", "torch.fx.experimental.proxy_tensor")  # modules of the modes that captures enter
+_OF_CAPTURES = (
+    "autosched.",
+    "torch.fx.experimental.proxy_tensor",
+)  # modules of the modes that captures enter
 _PLAIN = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def fast_paths() -> Iterator[None]:
     """Let modules choose their path in captures as they do outside; other threads see no difference."""
-    encode, asks, traces = (
-        nn.TransformerEncoder.forward,
-        torch.overrides.has_torch_function,
-        activation._is_make_fx_tracing,
-    )
+    encode = nn.TransformerEncoder.forward
+    asks = torch.overrides.has_torch_function
+    traces = activation._is_make_fx_tracing
 
     def forward(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Tensor:
-        return _encoded(encode, self, *args, **kwargs) if _is_captured() else encode(self, *args, **kwargs)
+        return (
+            _encoded(encode, self, *args, **kwargs)
+            if _is_captured()
+            else encode(self, *args, **kwargs)
+        )
 
     def has_torch_function(arguments: Any) -> bool:
         return _is_overridden(arguments) if _is_captured() else asks(arguments)
@@ -88,7 +97,12 @@ def _encoded(
     nested = getattr(encoder, "use_nested_tensor", False)
     asks = torch.backends.mha.get_fastpath_enabled() and nested and not encoder.layers[0].training
     asks = asks and src.dim() == 3 and src_key_padding_mask is not None
-    if asks and mask is None and not torch.is_autocast_enabled() and not _is_recorded(encoder.layers[0], src):
+    if (
+        asks
+        and mask is None
+        and not torch.is_autocast_enabled()
+        and not _is_recorded(encoder.layers[0], src)
+    ):
         assert src_key_padding_mask is not None
         return _whole(encoder, src, src_key_padding_mask, is_causal)
     encoder.use_nested_tensor = nested and not asks  # whatever is in the mask, it does not use them
@@ -101,10 +115,14 @@ def _encoded(
 def _is_recorded(module: nn.Module, src: Tensor) -> bool:
     """Whether autograd records what a module does."""
     tensors = [src, *module.parameters()]
-    return _is_overridden(tensors) or (torch.is_grad_enabled() and any(item.requires_grad for item in tensors))
+    return _is_overridden(tensors) or (
+        torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    )
 
 
-def _whole(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None) -> Tensor:
+def _whole(
+    encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
+) -> Tensor:
     """Add a node that calls an encoder as it is."""
     if _is_recorded(encoder, src):
         raise CaptureError(
@@ -115,7 +133,9 @@ def _whole(encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_caus
     names = tuple(tensors)
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            blanks: dict[int, Any] = {id(item): nn.Parameter(torch.empty(0), False) for item in encoder.parameters()}
+            blanks: dict[int, Any] = {
+                id(item): nn.Parameter(torch.empty(0), False) for item in encoder.parameters()
+            }
             blanks |= {id(item): torch.empty(0) for item in encoder.buffers()}
             twin = copy.deepcopy(encoder, blanks)
     except Exception as error:

@@ -1,7 +1,8 @@
 """Caches: tensors of a capture that are still there afterwards, and tensors from before that a capture finds.
 
 ``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has no data, and give a
-capture what was computed before. They may be emptied: what they kept is computed again. Knows no graph.
+capture what was computed before. They may be emptied: what they kept is computed again. Knows no
+graph.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Made:
 
     def note(self, result: Any) -> None:
         """Note the fake tensors in a result of torch's."""
-        self._refs += [weakref.ref(leaf) for leaf in flatten(result) if isinstance(leaf, FakeTensor)]
+        self._refs += [
+            weakref.ref(leaf) for leaf in flatten(result) if isinstance(leaf, FakeTensor)
+        ]
 
     def removed(self, kept: Iterable[Any] = ()) -> list[str]:
         """Empty the caches that hold a tensor, take it out of other places, and return what these are.
@@ -76,12 +79,18 @@ def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
     for _ in range(_DEPTH):
         if not 0 < len(held) <= _MANY:
             return
-        found = {id(item): item for item in gc.get_referrers(*held) if id(item) not in own and id(item) not in seen}
+        found = {
+            id(item): item
+            for item in gc.get_referrers(*held)
+            if id(item) not in own and id(item) not in seen
+        }
         del held[:]
         for item in found.values():
             if isinstance(item, _LRU):
                 yield item.cache_clear
-            elif not isinstance(item, (FrameType, GeneratorType, ModuleType, type)) and not _is_module_dict(item):
+            elif not isinstance(
+                item, (FrameType, GeneratorType, ModuleType, type)
+            ) and not _is_module_dict(item):
                 yield from _properties(item, seen)
                 held.append(item)
         seen |= {id(item): item for item in held}
@@ -90,7 +99,9 @@ def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
 def _properties(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
     """Yield what deletes the cached properties whose values were seen, if an item is an object that has such."""
     for name, value in list(getattr(item, "__dict__", {}).items()):
-        if id(value) in seen and isinstance(getattr(type(item), name, None), functools.cached_property):
+        if id(value) in seen and isinstance(
+            getattr(type(item), name, None), functools.cached_property
+        ):
             yield functools.partial(item.__dict__.pop, name, None)
 
 

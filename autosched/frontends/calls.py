@@ -1,7 +1,8 @@
 """Calls: what a step asks of the computer or tells people: the time, files, print. A graph does none of that.
 
-Such a call is made once, when the step is captured, and its user is warned. Knows the functions that people use, by
-the names of their modules: not those that write to what is open already, nor ``datetime``. Knows no graph.
+Such a call is made once, when the step is captured, and its user is warned. Knows the functions
+that people use, by the names of their modules: not those that write to what is open already, nor
+``datetime``. Knows no graph.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (io, "open"),
     *((time, name) for name in _TIMES.split()),
     *((os, name) for name in ("urandom", "write", "system")),
-    *((random, name) for name in ("_urandom",) if hasattr(random, name)),  # that of SystemRandom, and secrets
+    *(
+        (random, name) for name in ("_urandom",) if hasattr(random, name)
+    ),  # that of SystemRandom, and secrets
     (logging.Logger, "handle"),
 )
 _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each line once
@@ -63,7 +66,9 @@ def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_capturing() and (where := _user()) is not None:
             name = (
-                fn.__qualname__ if fn.__module__ in ("builtins", "_io", "io") else f"{fn.__module__}.{fn.__qualname__}"
+                fn.__qualname__
+                if fn.__module__ in ("builtins", "_io", "io")
+                else f"{fn.__module__}.{fn.__qualname__}"
             )
             found.append(Call(name, *where))
         return fn(*args, **kwargs)
@@ -74,7 +79,10 @@ def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
 def _user() -> tuple[str, int] | None:
     """Return the line that led to a call through Python's own library alone, if it is the user's."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
+    ):
         frame = frame.f_back
     library = is_installed(frame.f_globals.get("__name__"))
     return None if library else (frame.f_code.co_filename, frame.f_lineno)

@@ -1,10 +1,12 @@
 """Capture: a PyTorch function, a module or a whole training step becomes a graph, a task for each ATen operator.
 
-The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down what it does:
-forward, backward and optimizer. Tensors that it reaches in modules and optimizers become inputs, as its arguments do.
-What it leaves there that was not there before, such as the moments of a new optimizer, is put out.
+The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down
+what it does: forward, backward and optimizer. Tensors that it reaches in modules and optimizers
+become inputs, as its arguments do. What it leaves there that was not there before, such as the
+moments of a new optimizer, is put out.
 
-All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows no machine.
+All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows
+no machine.
 """
 
 from __future__ import annotations
@@ -69,10 +71,11 @@ class _Output:
 class Captured(Graph):
     """A graph that was captured, and how to run it on what it was captured from.
 
-    It, and its schedules, are called with the arguments of the function. What modules and optimizers hold at that time
-    is given to the run, and new state, such as gradients, is put back. A call that names all inputs, parameters too,
-    is given those and puts nothing back; ``feed`` and ``finish`` do the two steps by themselves. What is no tensor
-    stays as it was captured: learning rates, flags; ``compile`` captures again where it changes.
+    It, and its schedules, are called with the arguments of the function. What modules and
+    optimizers hold at that time is given to the run, and new state, such as gradients, is put back.
+    A call that names all inputs, parameters too, is given those and puts nothing back; ``feed`` and
+    ``finish`` do the two steps by themselves. What is no tensor stays as it was captured: learning
+    rates, flags; ``compile`` captures again where it changes.
     ``examples`` are the inputs with which it was captured.
 
     >>> import autosched as asc
@@ -85,13 +88,17 @@ class Captured(Graph):
 
     def __init__(self, fn: Callable[..., Any], state: State, examples: Mapping[str, Any]):
         super().__init__(re.sub(r"\W", "", getattr(fn, "__name__", type(fn).__name__)) or "step")
-        self.fn, self.state, self.examples = fn, state, examples
+        self.fn = fn
+        self.state = state
+        self.examples = examples
         self.held = frozenset(state.tensors())  # the inputs that modules and optimizers hold
         self.constants: dict[str, Any] = {}  # arguments that are no tensors, by their paths
         self.returned: Any = None
         self.made: dict[str, tuple[str, ...]] = {}  # outputs that are new state, and their places
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
-        self.switched: list[tuple[dict[str, Any], str, Any]] = []  # attributes, and what they are afterwards
+        self.switched: list[
+            tuple[dict[str, Any], str, Any]
+        ] = []  # attributes, and what they are afterwards
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now.
@@ -102,7 +109,11 @@ class Captured(Graph):
         for path, leaf in _named_leaves(self.fn, args, kwargs):
             if isinstance(leaf, torch.Tensor):
                 found[path] = leaf
-            elif is_plain(leaf) and path in self.constants and told_of(leaf) != told_of(self.constants[path]):
+            elif (
+                is_plain(leaf)
+                and path in self.constants
+                and told_of(leaf) != told_of(self.constants[path])
+            ):
                 raise GraphError(
                     f"{path!r} is {leaf!r}, and was {self.constants[path]!r} when {self.name!r} was captured, where it "
                     f"stays as it was; capture it again, or use autosched.compile, which does so by itself"
@@ -124,9 +135,13 @@ class Captured(Graph):
             found = {**self.state.tensors(), **inputs}
         for name in sorted(found.keys() ^ set(self.input_names)):
             if name in self.held:
-                raise GraphError(f"{name!r}, which was there when {self.name!r} was captured, is gone{_AGAIN}")
+                raise GraphError(
+                    f"{name!r}, which was there when {self.name!r} was captured, is gone{_AGAIN}"
+                )
             if name in found and name not in inputs:
-                raise GraphError(f"{name!r} was not there yet when {self.name!r} was captured{_AGAIN}")
+                raise GraphError(
+                    f"{name!r} was not there yet when {self.name!r} was captured{_AGAIN}"
+                )
         return found, self.finish
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
@@ -137,18 +152,23 @@ class Captured(Graph):
             self.state.put(place, None)
         for attributes, name, item in self.switched:
             attributes[name] = item
-        return transform(lambda leaf: outputs[leaf.name] if isinstance(leaf, _Output) else leaf, self.returned)
+        return transform(
+            lambda leaf: outputs[leaf.name] if isinstance(leaf, _Output) else leaf, self.returned
+        )
 
 
-def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any) -> Captured:
+def capture(
+    fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any
+) -> Captured:
     """Return as a graph what ``fn(*args, **kwargs)`` does, without doing it.
 
     ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and ``optimizer.step()``;
-    modules and optimizers are found among its arguments and in its closure. Inputs have the names of parameters and
-    buffers (``fc1.weight``), of arguments as in the signature, ``fc1.weight.grad`` and
+    modules and optimizers are found among its arguments and in its closure. Inputs have the names
+    of parameters and buffers (``fc1.weight``), of arguments as in the signature,
+    ``fc1.weight.grad`` and
     ``optimizer.fc1.weight.exp_avg``. A task is an operator; by ``granularity="module"`` a call of a module, forward or
-    backward, and by ``"auto"`` chains and what is tiny. Raises CaptureError, with the user's line, for
-    what no graph can say.
+    backward, and by ``"auto"`` chains and what is tiny. Raises CaptureError, with the user's line,
+    for what no graph can say.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> graph = capture(model, torch.ones(4, 3))
@@ -160,7 +180,9 @@ def capture(fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "o
     check_granularity(granularity)
     if "granularity" in _parameters(fn):
         name = getattr(fn, "__qualname__", type(fn).__name__)
-        raise CaptureError(f"{name!r} has a parameter 'granularity', a word that capture takes; wrap it in a lambda")
+        raise CaptureError(
+            f"{name!r} has a parameter 'granularity', a word that capture takes; wrap it in a lambda"
+        )
     graph = captured(fn, args, kwargs)
     return coarse(graph, granularity, graph.examples)
 
@@ -174,11 +196,16 @@ def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 def _captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
     state = State.of(fn, [*args, *kwargs.values()])
-    given, held = arguments_of(fn, args, kwargs), state.tensors()
+    given = arguments_of(fn, args, kwargs)
+    held = state.tensors()
     for name in given.keys() & held.keys():
-        raise CaptureError(f"two inputs would be called {name!r}: an argument, and what a module or optimizer holds")
+        raise CaptureError(
+            f"two inputs would be called {name!r}: an argument, and what a module or optimizer holds"
+        )
     graph = Captured(fn, state, {**held, **given})
-    graph.constants = {path: leaf for path, leaf in _named_leaves(fn, args, kwargs) if is_plain(leaf)}
+    graph.constants = {
+        path: leaf for path, leaf in _named_leaves(fn, args, kwargs) if is_plain(leaf)
+    }
     check_tensors(graph.examples)
     check_held(state)
     begun = time.perf_counter()
@@ -187,19 +214,31 @@ def _captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     return graph
 
 
-def arguments_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def arguments_of(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """Return the tensors among a call's arguments, by the names of the parameters."""
-    return {name: leaf for name, leaf in _named_leaves(fn, args, kwargs) if isinstance(leaf, torch.Tensor)}
+    return {
+        name: leaf
+        for name, leaf in _named_leaves(fn, args, kwargs)
+        if isinstance(leaf, torch.Tensor)
+    }
 
 
-def _named_leaves(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _named_leaves(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
     """Return the leaves of a call's arguments, by the names of the parameters."""
     try:
-        call = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).bind(*args, **kwargs)
+        call = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).bind(
+            *args, **kwargs
+        )
     except ValueError:  # a builtin, of which Python cannot tell
         named: dict[str, Any] = {**{f"arg{i}": item for i, item in enumerate(args)}, **kwargs}
     except TypeError as error:
-        raise CaptureError(f"{getattr(fn, '__qualname__', fn)!r} cannot be called like that: {error}") from None
+        raise CaptureError(
+            f"{getattr(fn, '__qualname__', fn)!r} cannot be called like that: {error}"
+        ) from None
     else:
         named = dict(call.arguments)
         for name, parameter in call.signature.parameters.items():
@@ -245,8 +284,11 @@ class _Builder:
     """Runs the function on fake tensors, and makes what was written down into tasks."""
 
     def __init__(self, graph: Captured):
-        self.graph, self.state = graph, graph.state
-        self.left: dict[str, tuple[str, ...]] = {}  # outputs: their places, none for what the function returns
+        self.graph = graph
+        self.state = graph.state
+        self.left: dict[
+            str, tuple[str, ...]
+        ] = {}  # outputs: their places, none for what the function returns
         self.following: list[str] = []  # outputs that require grad
         self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
@@ -258,7 +300,9 @@ class _Builder:
     def build(self, args: Any, kwargs: Any) -> None:
         traced = self._trace(args, kwargs)
         if torch.is_grad_enabled():
-            given = frozenset(name for name, tensor in self.graph.examples.items() if tensor.requires_grad)
+            given = frozenset(
+                name for name, tensor in self.graph.examples.items() if tensor.requires_grad
+            )
             self.graph.followed = Followed(given, frozenset(self.following), tuple(self.rewritten))
         random = settled(traced.graph)
         nodes = list(traced.graph.nodes)
@@ -266,7 +310,9 @@ class _Builder:
         updates = Updates(nodes, self._places(nodes))
         where = origins(nodes, defined(self.graph.fn), updates.owner)
         on_host = updates.on_host | random
-        operators = Operators(self.graph, where, usual_device(self.graph.examples.values()), on_host)
+        operators = Operators(
+            self.graph, where, usual_device(self.graph.examples.values()), on_host
+        )
         names = iter(self.graph.examples)
         for node in nodes:
             if node.op == "placeholder":
@@ -300,12 +346,16 @@ class _Builder:
             operators.add(node)
         except GraphError as error:
             where = "{}:{}".format(*operators.origins[node].where)
-            raise CaptureError(f"{str(error).partition(';')[0]}; write in place, with copy_\n    at {where}") from error
+            raise CaptureError(
+                f"{str(error).partition(';')[0]}; write in place, with copy_\n    at {where}"
+            ) from error
 
     def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, tuple[str, ...]]:
         """Return where what nodes stand for was held, or will be."""
         held = {name: place for name, (place, _) in self.state.places().items()}
-        given = zip([node for node in nodes if node.op == "placeholder"], self.graph.examples, strict=True)
+        given = zip(
+            [node for node in nodes if node.op == "placeholder"], self.graph.examples, strict=True
+        )
         found = {node: held[name] for node, name in given if name in held}
         left = zip(nodes[-1].args[0], self.left.values(), strict=True)  # type: ignore[arg-type]
         return found | {node: place for node, place in left if place}
@@ -324,10 +374,15 @@ class _Builder:
 
         def step(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             given = transform(
-                lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf, (list(args), dict(kwargs))
+                lambda leaf: fakes[number[id(leaf)]] if id(leaf) in number else leaf,
+                (list(args), dict(kwargs)),
             )
             before = dict(zip(examples, fakes, strict=True))
-            with self.state.acting_on(before) as acting, self._watching(before, given), as_eagerly():
+            with (
+                self.state.acting_on(before) as acting,
+                self._watching(before, given),
+                as_eagerly(),
+            ):
                 result = self.graph.fn(*given[0], **given[1])
                 return self._left(result, before, acting)
 
@@ -337,12 +392,16 @@ class _Builder:
                 traced = self._tried(step, made)
         except BaseException as error:
             failed: BaseException | None = error
-            while failed is not None:  # frames hold tensors too, and shall not be taken for what the step left
+            while (
+                failed is not None
+            ):  # frames hold tensors too, and shall not be taken for what the step left
                 traceback.clear_frames(failed.__traceback__)
                 failed = failed.__cause__
             made.removed()
             raise
-        if places := made.removed(leaf for node in traced.graph.nodes for leaf in flatten(node.meta.get("val"))):
+        if places := made.removed(
+            leaf for node in traced.graph.nodes for leaf in flatten(node.meta.get("val"))
+        ):
             left = CaptureError(
                 f"a tensor of the step is left in {places[0]}, which a graph would not do; keep it in a buffer of a "
                 f"module, return it, or put it there outside of the step"
@@ -353,7 +412,8 @@ class _Builder:
     def _tried(self, step: Callable[..., Any], made: Made) -> torch.fx.GraphModule:
         """Trace a step; again, if it found in a cache what was computed before, or cannot go its eager way."""
         examples = list(self.graph.examples.values())
-        asked, why = Asked(), ""
+        asked = Asked()
+        why = ""
         while True:
             self.met = None
             try:
@@ -367,7 +427,9 @@ class _Builder:
                     fast_paths(),
                 ):
                     fakes = Fakes()
-                    traced = make_fx(step, tracing_mode="fake")([fakes.from_tensor(x) for x in examples])
+                    traced = make_fx(step, tracing_mode="fake")(
+                        [fakes.from_tensor(x) for x in examples]
+                    )
             except Exception as error:
                 if self.met is not None and emptied_caches_of(self.met):
                     continue
@@ -384,7 +446,8 @@ class _Builder:
         """See to it that nothing changes that no graph can change."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         histories = {name: tensor.grad_fn for name, tensor in before.items()}
-        looks, drawn = looks_of(before), Drawn(around.found)
+        looks = looks_of(before)
+        drawn = Drawn(around.found)
         found = [torch.default_generator, *around.found]
         self.generators = {_number(item) for item in found if isinstance(item, torch.Generator)}
         try:
@@ -402,7 +465,9 @@ class _Builder:
                     f"or changes in it, a graph would do only once; do it outside, and pass what it gives as a tensor"
                 )
             self.graph.switched = around.switched()
-            self.rewritten = [name for name, tensor in before.items() if tensor.grad_fn is not histories[name]]
+            self.rewritten = [
+                name for name, tensor in before.items() if tensor.grad_fn is not histories[name]
+            ]
         finally:
             drawn.restore()
             self.around = None
@@ -416,9 +481,13 @@ class _Builder:
         name = self.around.name_of(tensor)
         if id(tensor) in self.state.names:
             known = self.state.names[id(tensor)]
-            raise CaptureError(f"{name or 'a tensor'} is parameter {known!r}; ask the module for it within the step")
+            raise CaptureError(
+                f"{name or 'a tensor'} is parameter {known!r}; ask the module for it within the step"
+            )
         if name is not None:
-            raise CaptureError(f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer")
+            raise CaptureError(
+                f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer"
+            )
 
     def _left(self, result: Any, before: Mapping[str, Any], acting: State) -> list[torch.Tensor]:
         """Return what the function returned and left; note what that is."""
@@ -439,14 +508,20 @@ class _Builder:
         self.graph.returned = transform(output, result)
         for name, item in acting.numbers().items():
             if item is not None and item != self.numbers.get(name):
-                raise CaptureError(f"{name!r} is {item!r} after the step, and only what is kept in tensors can change")
+                raise CaptureError(
+                    f"{name!r} is {item!r} after the step, and only what is kept in tensors can change"
+                )
         places = acting.places()
         for name, (place, tensor) in places.items():
             if tensor is not before.get(name):
                 self.left[name] = place
                 found.append(tensor)
         grads = {f"{name}.grad": ("grad", name) for name in self.state.parameters}
-        self.graph.gone = tuple(place for name, place in grads.items() if name in before and name not in places)
+        self.graph.gone = tuple(
+            place for name, place in grads.items() if name in before and name not in places
+        )
         tensors = zip(self.left, found, strict=True)
-        self.following = [name for name, item in tensors if isinstance(item, torch.Tensor) and item.requires_grad]
+        self.following = [
+            name for name, item in tensors if isinstance(item, torch.Tensor) and item.requires_grad
+        ]
         return found

@@ -32,7 +32,10 @@ def changes(before: Any, after: Any) -> list[tuple[str, str]]:
         found = [("what an optimizer keeps", f"{_short(before[3])} -> {_short(after[3])}")]
     if not found and before[4:] != after[4:]:
         pairs = list(_leaves(before[4:], after[4:]))
-        found = [("a setting of torch's, such as no_grad or autocast", f"{old} -> {new}") for old, new in pairs]
+        found = [
+            ("a setting of torch's, such as no_grad or autocast", f"{old} -> {new}")
+            for old, new in pairs
+        ]
     found = list(dict.fromkeys(found)) or [("what the function can read", "it is another object")]
     more = len(found) - _MOST
     return found[:_MOST] + ([("", f"and {more} more")] if more > 0 else [])
@@ -52,7 +55,9 @@ def remedy(names: Sequence[str], settings: frozenset[str]) -> str:
             f"a rate that is a tensor, lr=torch.tensor(...), may change without a capture; keep "
             f"{' and '.join(name for name in rates if name != 'lr')} as it is (cycle_momentum=False of a scheduler)"
         )
-    return "pass what changes as a tensor, or keep it as it is; maxsize= says how many kinds are kept"
+    return (
+        "pass what changes as a tensor, or keep it as it is; maxsize= says how many kinds are kept"
+    )
 
 
 def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
@@ -64,7 +69,12 @@ def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[s
             continue
         (first, old), (other, new) = olds[name], news[name]
         if first != other:
-            yield name, f"the same tensor as {other!r}" if other != name else f"no longer the same tensor as {first!r}"
+            yield (
+                name,
+                f"the same tensor as {other!r}"
+                if other != name
+                else f"no longer the same tensor as {first!r}",
+            )
         elif old != new:
             yield name, "; ".join(_of_looks(old, new))
 
@@ -98,12 +108,22 @@ def _name(item: Any) -> str | None:
     """Return a name, if this is one: ``Reach`` tells names as texts of a class of its own."""
     if isinstance(item, str):
         return item
-    named = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type) and issubclass(item[0], str)
+    named = (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], type)
+        and issubclass(item[0], str)
+    )
     return str(item[1]) if named and item[0] is not str else None
 
 
 def _is_number(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type) and not isinstance(item[1], tuple)
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and isinstance(item[0], type)
+        and not isinstance(item[1], tuple)
+    )
 
 
 def _value(item: Any) -> str:

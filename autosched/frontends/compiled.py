@@ -68,10 +68,12 @@ def compile(
     """Return a function that does what ``fn`` does, on a machine, by a schedule.
 
     ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
-    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an estimate;
+    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an
+    estimate;
     ``granularity`` is that of ``capture``, but that ``"auto"`` merges only where that is predicted to be no slower;
     ``options`` are those of ``schedule``. The third capture warns of what changed; the logger ``autosched`` tells of
-    each. Autograd does not follow it: gradients are taken inside, and one that would be lost is a GradientError.
+    each. Autograd does not follow it: gradients are taken inside, and one that would be lost is a
+    GradientError.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -83,7 +85,9 @@ def compile(
         raise ScheduleError(f"{fn!r} is compiled already; compile the function itself, {fn.fn!r}")
     if not callable(fn) or isinstance(fn, Graph | Schedule):
         hint = "; autosched.schedule(graph, machine) takes a graph" if isinstance(fn, Graph) else ""
-        raise ScheduleError(f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}")
+        raise ScheduleError(
+            f"compile takes a function of tensors, a module or a training step, got {shown(fn)}{hint}"
+        )
     if not isinstance(maxsize, int) or isinstance(maxsize, bool) or maxsize < 1:
         raise ScheduleError(f"maxsize must be 1 or more, got {maxsize!r}")
     check_granularity(granularity)
@@ -109,7 +113,10 @@ def _coarsened(
         return plain
     machine = Machine.local() if machine is None else machine
     device = machine.device((*machine.accelerators, machine.host)[0])
-    return [coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device), *plain]
+    return [
+        coarse(cast(Captured, graph.pinned(place=place)), granularity, examples, costs, device),
+        *plain,
+    ]
 
 
 class Compiled:
@@ -123,9 +130,14 @@ class Compiled:
         maxsize: int,
         coarsen: Callable[[Captured, Mapping[str, Any]], list[Captured]],
     ):
-        self.fn, self.make, self.costs, self.maxsize, self.coarsen = fn, make, costs, maxsize, coarsen
+        self.fn = fn
+        self.make = make
+        self.costs = costs
+        self.maxsize = maxsize
+        self.coarsen = coarsen
         self._kept: OrderedDict[Hashable, _Kind] = OrderedDict()  # that used last, last
-        self._hits = self._misses = 0
+        self._hits = 0
+        self._misses = 0
         self._guard = rlock()
         functools.update_wrapper(self, fn, updated=())
 
@@ -153,19 +165,26 @@ class Compiled:
                 return kind, inputs
         return self._anew(shape, args, kwargs)
 
-    def _anew(self, shape: Shape, args: Any, kwargs: Mapping[str, Any]) -> tuple[_Kind, dict[str, torch.Tensor]]:
+    def _anew(
+        self, shape: Shape, args: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[_Kind, dict[str, torch.Tensor]]:
         """Do as ``_of``, having looked at everything."""
         given = arguments_of(self.fn, args, kwargs)
-        state, reach = State.of(self.fn, [*args, *kwargs.values()]), Reach([self.fn, *shape.others])
-        key, guard = kind_of(state, reach, shape, given), Guard(state, reach, shape, given)
+        state = State.of(self.fn, [*args, *kwargs.values()])
+        reach = Reach([self.fn, *shape.others])
+        key = kind_of(state, reach, shape, given)
+        guard = Guard(state, reach, shape, given)
         known = self._kept.pop(key, None)
         if known is None:
             self._misses += 1
             self._tell(key, state)
             operators = captured(self.fn, args, kwargs)
-            examples, operators.examples = operators.examples, {}  # or this batch would live as long as the schedule
+            examples = operators.examples  # or this batch would live as long as the schedule
+            operators.examples = {}
             costs = {"costs": self.costs} if self.costs is not None else {"examples": examples}
-            made = [(graph, self.make(graph, **costs)) for graph in self.coarsen(operators, examples)]
+            made = [
+                (graph, self.make(graph, **costs)) for graph in self.coarsen(operators, examples)
+            ]
             known = _Kind(*min(made, key=lambda pair: pair[1].makespan), guard)
         else:
             self._hits += 1
@@ -179,7 +198,9 @@ class Compiled:
         if not self._kept:
             return
         found = changes(next(reversed(self._kept)), key)
-        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+        groups = [
+            group for optimizer in state.optimizers.values() for group in optimizer.param_groups
+        ]
         settings = frozenset(name for group in groups for name in group)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         why = f"{name!r} is captured for the {_ordinal(self._misses)} time: " + ", ".join(
@@ -205,7 +226,10 @@ class Compiled:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 

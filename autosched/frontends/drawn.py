@@ -22,7 +22,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["Drawn"]
 
-_GIVING = (torch.Generator, random.Random, queue.Queue, queue.SimpleQueue, io.IOBase, ContextVar, array)
+_GIVING = (
+    torch.Generator,
+    random.Random,
+    queue.Queue,
+    queue.SimpleQueue,
+    io.IOBase,
+    ContextVar,
+    array,
+)
 _DEPTH = 6  # of iterators over iterators
 _UNLIKELY = 0x5EED_0F_A_C0DE  # a seed that a step would not set: what sets the one that is there would go unseen
 
@@ -38,7 +46,9 @@ class Drawn:
 
     def __init__(self, items: Iterable[Any]):
         self._restore: list[Callable[[], Any]] = []
-        self._positions = [(item, _position(item)) for item in map(self._prepared, items) if _gives(item)]
+        self._positions = [
+            (item, _position(item)) for item in map(self._prepared, items) if _gives(item)
+        ]
 
     def moved(self) -> Any:
         """Return the first thing that is not where it was; None if none is."""
@@ -70,7 +80,9 @@ class Drawn:
 
 def _gives(item: Any) -> bool:
     """Whether a thing may give something else each time, in a way that only it knows."""
-    if isinstance(item, _GIVING) or _is_numpy(item, "Generator", "RandomState", "BitGenerator", "ndarray"):
+    if isinstance(item, _GIVING) or _is_numpy(
+        item, "Generator", "RandomState", "BitGenerator", "ndarray"
+    ):
         return not isinstance(item, random.SystemRandom)
     kind = type(item)
     return isinstance(item, GeneratorType) or (
@@ -82,7 +94,10 @@ def _position(item: Any, depth: int = 0) -> Hashable:
     """Return how far something is: equal for the same thing if nothing was taken from it."""
     match item:
         case torch.Generator():
-            with _disable_current_modes(), torch._C.DisableTorchFunction():  # its state is a tensor with data
+            with (
+                _disable_current_modes(),
+                torch._C.DisableTorchFunction(),
+            ):  # its state is a tensor with data
                 return bytes(item.get_state().numpy())
         case random.Random():
             return item.getstate()
@@ -113,7 +128,9 @@ def _of_generator(item: GeneratorType[Any, Any, Any], depth: int) -> Hashable:
     if frame is None or depth >= _DEPTH:
         return frame is None
     held = [*frame.f_locals.values(), item.gi_yieldfrom]
-    return frame.f_lasti, tuple(_told(part, depth + 1) if _is_told(part) else id(part) for part in held)
+    return frame.f_lasti, tuple(
+        _told(part, depth + 1) if _is_told(part) else id(part) for part in held
+    )
 
 
 def _reduced(item: Any) -> Any:
@@ -142,8 +159,14 @@ def _is_told(part: Any) -> bool:
 
 def _is_numpy(item: Any, *names: str) -> bool:
     """Whether an item is of one of these classes of NumPy's, which need not be there."""
-    homes = [module for name in ("numpy", "numpy.random") if (module := sys.modules.get(name)) is not None]
-    return isinstance(item, tuple(getattr(home, name) for home in homes for name in names if hasattr(home, name)))
+    homes = [
+        module
+        for name in ("numpy", "numpy.random")
+        if (module := sys.modules.get(name)) is not None
+    ]
+    return isinstance(
+        item, tuple(getattr(home, name) for home in homes for name in names if hasattr(home, name))
+    )
 
 
 def _bits(item: Any) -> Any:

@@ -3,7 +3,8 @@
 ``torch.compile(model, backend="autosched", options={"machine": machine})``, or ``backend=TorchBackend(machine)``: an
 object, which can be asked for its schedules. ``default`` can be, for all that used the name.
 
-Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with one warning.
+Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with
+one warning.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class TorchBackend:
     """What ``torch.compile`` takes as its backend; the options are those of ``autosched.scheduling.schedule``.
 
     ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a function that makes
-    one, since each serves one schedule. Raises ScheduleError or MachineError for options that fit nothing.
+    one, since each serves one schedule. Raises ScheduleError or MachineError for options that fit
+    nothing.
 
     >>> backend = TorchBackend(Machine.emulated(gpus=2), backend="virtual")
     >>> model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
@@ -61,19 +63,27 @@ class TorchBackend:
         backend: str | Callable[[], Any] | None = None,
         check: Any = False,
     ):
-        self._machine, self._costs, self._backend = machine, costs, backend
+        self._machine = machine
+        self._costs = costs
+        self._backend = backend
         self._options: dict[str, Any] = {"policy": policy, "check": check}
         self._runners: weakref.WeakValueDictionary[int, _Runner] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
         self._check(machine, policy, costs, backend, check)
 
     def __call__(
-        self, module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+        self,
+        module: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile what Dynamo traced; ``options`` are given instead of this backend's own."""
         chosen = self if not options else self._with(options)
 
-        def compile(part: torch.fx.GraphModule, phase: str, names: Sequence[str]) -> Callable[..., Any]:
+        def compile(
+            part: torch.fx.GraphModule, phase: str, names: Sequence[str]
+        ) -> Callable[..., Any]:
             def plan(arguments: Sequence[Any]) -> Planned:
                 graph = traced(part, arguments, phase, names, chosen.machine.host)
                 return graph, chosen._schedule(graph, graph.feed(arguments))
@@ -92,7 +102,8 @@ class TorchBackend:
     def schedules(self) -> tuple[Schedule, ...]:
         """Return the schedules that are in use, graph by graph, in the order in which torch compiled the graphs.
 
-        A graph has none before its first call, and one for each shape after; those of functions that are gone are gone.
+        A graph has none before its first call, and one for each shape after; those of functions
+        that are gone are gone.
         """
         runners = sorted(self._runners.items())
         return tuple(made for _, runner in runners for made in runner.schedules())
@@ -105,7 +116,9 @@ class TorchBackend:
     def _check(self, machine: Any, policy: Any, costs: Any, backend: Any, check: Any) -> None:
         """Raise now for what would else be a reason to run without schedules."""
         if not isinstance(backend, str) and backend is not None and not callable(backend):
-            raise ScheduleError(f"backend must be a name, or a function that makes one, got {shown(backend)}")
+            raise ScheduleError(
+                f"backend must be a name, or a function that makes one, got {shown(backend)}"
+            )
         schedule(
             Graph(),
             Machine.emulated(gpus=0) if machine is None else machine,
@@ -119,21 +132,33 @@ class TorchBackend:
         known = list(inspect.signature(TorchBackend).parameters)
         for name in options:
             if name not in known:
-                raise ScheduleError(f"unknown option {name!r}; options of backend 'autosched' are {listed(known)}")
+                raise ScheduleError(
+                    f"unknown option {name!r}; options of backend 'autosched' are {listed(known)}"
+                )
         return TorchBackend(**options)
 
     def _schedule(self, graph: Traced, examples: Mapping[str, Any]) -> Schedule:
         """Schedule a graph whose outputs are wanted where torch has them."""
-        costs = estimate(graph, examples).costs if self._costs is None else _restricted(self._costs, graph)
+        costs = (
+            estimate(graph, examples).costs
+            if self._costs is None
+            else _restricted(self._costs, graph)
+        )
         backend = self._backend() if callable(self._backend) else self._backend
-        return schedule(graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options)
+        return schedule(
+            graph, self.machine, costs=costs, outputs=graph.homes, backend=backend, **self._options
+        )
 
 
 class _Runner:
     """Calls one graph of AOTAutograd's, by a schedule for each shape of its arguments."""
 
-    def __init__(self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]):
-        self.module, self.phase, self.plan = module, phase, plan
+    def __init__(
+        self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
+    ):
+        self.module = module
+        self.phase = phase
+        self.plan = plan
         self._kept: OrderedDict[Hashable, Planned | None] = OrderedDict()
         self._told = False
         self._guard = rlock()
@@ -170,13 +195,20 @@ class _Runner:
         try:
             return self.plan(arguments)
         except Exception as error:
-            self._tell(f"{error}" if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}")
+            self._tell(
+                f"{error}"
+                if isinstance(error, AutoschedError)
+                else f"{type(error).__name__}: {error}"
+            )
             return None
 
     def _tell(self, why: str) -> None:
         """Warn, once, of a graph that runs as it is."""
         if not self._told:
-            warnings.warn(f"torch.compile's {self.phase} graph runs as it is, unscheduled: {why}", stacklevel=2)
+            warnings.warn(
+                f"torch.compile's {self.phase} graph runs as it is, unscheduled: {why}",
+                stacklevel=2,
+            )
         self._told = True
 
     def schedules(self) -> list[Schedule]:
@@ -195,7 +227,13 @@ class _Runner:
 def _look(argument: Any) -> Hashable:
     """Return what a trace depends on."""
     if isinstance(argument, torch.Tensor):
-        return argument.shape, argument.stride(), argument.dtype, argument.device, argument.is_inference()
+        return (
+            argument.shape,
+            argument.stride(),
+            argument.dtype,
+            argument.device,
+            argument.is_inference(),
+        )
     return type(argument), argument
 
 
@@ -205,7 +243,9 @@ def _restricted(costs: Costs, graph: Graph) -> Costs:
     def known(table: Mapping[str, Entry]) -> dict[str, Entry]:
         return {name: entry for name, entry in table.items() if name in graph.names}
 
-    return dataclasses.replace(costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work))
+    return dataclasses.replace(
+        costs, seconds=known(costs.seconds), nbytes=known(costs.nbytes), work=known(costs.work)
+    )
 
 
 default = TorchBackend()  # behind the name "autosched"

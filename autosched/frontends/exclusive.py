@@ -1,6 +1,7 @@
 """Exclusive: one capture at a time, in one thread.
 
-Tracing changes what all threads share: torch's functions, hooks of all modules, what modules hold. Knows no torch.
+Tracing changes what all threads share: torch's functions, hooks of all modules, what modules hold.
+Knows no torch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def is_capturing() -> bool:
 def check_not_capturing(what: str) -> None:
     """Raise CaptureError if ``what`` is called by a function that is being captured."""
     if is_capturing():
-        raise CaptureError(f"{what} is called in a function that is being captured; call the plain function there")
+        raise CaptureError(
+            f"{what} is called in a function that is being captured; call the plain function there"
+        )
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Faithful: what torch does otherwise while a step is traced than it does eagerly, done as it is eagerly.
 
-Some of torch's functions ask whether anything watches their operators, and then choose others, whose results have
-other last bits. Those that are known stand here: they are called so that they choose as they do eagerly, or, where
-they look at data to choose, are refused. ``tests/frontends/test_op_db.py`` finds them. Knows no graph.
+Some of torch's functions ask whether anything watches their operators, and then choose others,
+whose results have other last bits. Those that are known stand here: they are called so that they
+choose as they do eagerly, or, where they look at data to choose, are refused.
+``tests/frontends/test_op_db.py`` finds them. Knows no graph.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from autosched.graph.effects import function_name
 
 __all__ = ["as_eagerly"]
 
-# These need singular values or eigenvalues alone. Vectors, which their backward needs, are computed with them where
-# autograd records, and whenever somebody watches.
+# These need singular values or eigenvalues alone. Vectors, which their backward needs, are computed
+# with them where autograd records, and whenever somebody watches.
 _VALUES_ALONE = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
 _WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
 _COMPUTE_VECTORS = 2  # where both operators have that argument
@@ -31,8 +32,8 @@ _MATMUL = frozenset("matmul __matmul__".split())
 _REFLECTED = frozenset(("__rmatmul__",))
 _BATCHED = 3  # dimensions
 
-# Their backward looks at data: which elements are zero, or which a mask selects. By name, the argument whose gradient
-# does so; and from how many elements on.
+# Their backward looks at data: which elements are zero, or which a mask selects. By name, the
+# argument whose gradient does so; and from how many elements on.
 _LOOKING_BACKWARD = {"prod": 0, "cumprod": 0, "masked_fill": 2, "masked_fill_": 2}
 
 
@@ -70,7 +71,9 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _WITH_VECTORS and not (torch.is_grad_enabled() and args[0].requires_grad):
-            named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+            named = dict(
+                zip((argument.name for argument in func._schema.arguments), args, strict=False)
+            )
             named |= kwargs or {}
             named[func._schema.arguments[_COMPUTE_VECTORS].name] = False
             return func(**named)
@@ -79,9 +82,18 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_folded_if_watched(one: Any, other: Any) -> bool:
     """Whether these would become a single matrix product, where eagerly there is one for each item of a batch."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or other.requires_grad:
+    if (
+        not isinstance(one, torch.Tensor)
+        or not isinstance(other, torch.Tensor)
+        or other.requires_grad
+    ):
         return False
-    return one.dim() == other.dim() == _BATCHED and len(other) == 1 and len(one) > 1 and one.is_contiguous()
+    return (
+        one.dim() == other.dim() == _BATCHED
+        and len(other) == 1
+        and len(one) > 1
+        and one.is_contiguous()
+    )
 
 
 def _looked_at(name: str, args: Any, kwargs: Any) -> Any:

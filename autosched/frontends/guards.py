@@ -1,9 +1,10 @@
 """Guards: whether a call would be captured as an earlier one was.
 
-A capture bakes in all that is no tensor: numbers among the arguments, in closures and globals, attributes of modules
-and of objects, settings of optimizers. ``Reach`` walks over what a function can read of that. What it finds is a key,
-equal for calls of one kind; and the containers it saw, which a ``Guard`` then only looks over: where each holds the
-very same objects, nothing has changed. Knows no graph.
+A capture bakes in all that is no tensor: numbers among the arguments, in closures and globals,
+attributes of modules and of objects, settings of optimizers. ``Reach`` walks over what a function
+can read of that. What it finds is a key, equal for calls of one kind; and the containers it saw,
+which a ``Guard`` then only looks over: where each holds the very same objects, nothing has changed.
+Knows no graph.
 """
 
 from __future__ import annotations
@@ -53,12 +54,17 @@ class Guard:
     def __init__(self, state: State, reach: Reach, shape: Shape, given: Tensors):
         held = state.tensors()
         self._unchanged, self._settings = reach.unchanged(), _settings()
-        self._key, self._others = shape.key, shape.others
-        self._names = [name for tensor in shape.tensors for name, item in given.items() if item is tensor]
+        self._key = shape.key
+        self._others = shape.others
+        self._names = [
+            name for tensor in shape.tensors for name, item in given.items() if item is tensor
+        ]
         grads = {f"{name}.grad": parameter for name, parameter in state.parameters.items()}
         self._held = {name: tensor for name, tensor in held.items() if name not in grads}
         self._looks = list(map(_looks, self._held.values()))
-        self._grads = [(name, parameter, _looks(parameter.grad)) for name, parameter in grads.items()]
+        self._grads = [
+            (name, parameter, _looks(parameter.grad)) for name, parameter in grads.items()
+        ]
 
     def inputs(self, shape: Shape) -> Tensors | None:
         """Return the tensors of a call by name; None if it may be of another kind."""
@@ -85,7 +91,10 @@ def kind_of(state: State, reach: Reach, shape: Shape, given: Tensors) -> Hashabl
     """Return what a capture of a call depends on; ``given`` are the tensors among its arguments, by name."""
     first: dict[int, str] = {}
     tensors = {**state.tensors(), **given}
-    looks = [(name, first.setdefault(id(tensor), name), _looks(tensor)) for name, tensor in tensors.items()]
+    looks = [
+        (name, first.setdefault(id(tensor), name), _looks(tensor))
+        for name, tensor in tensors.items()
+    ]
     return tuple(looks), shape.key, tuple(reach.key), repr(state.numbers()), _settings()
 
 
@@ -116,7 +125,14 @@ def _looks(tensor: torch.Tensor | None) -> Hashable:
     if tensor is None:
         return None
     try:
-        own = type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        own = (
+            type(tensor),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+        )
     except (RuntimeError, ValueError):  # sparse, nested, lazy: capture says so
         return type(tensor), id(tensor)
     return own, tensor.requires_grad and hooks_of(tensor)

@@ -37,15 +37,22 @@ def _looks(tensor: torch.Tensor) -> _Looks:
     return _Looks(id(tensor), tensor.untyped_storage()._cdata, tensor.requires_grad, seen)
 
 
-def check_kept(before: Mapping[str, _Looks], after: Mapping[str, _Looks], own: Iterable[torch.Tensor]) -> None:
+def check_kept(
+    before: Mapping[str, _Looks], after: Mapping[str, _Looks], own: Iterable[torch.Tensor]
+) -> None:
     """Raise CaptureError if tensors are not what they were; of parameters, which are ``own``, gradients may change."""
     parameters = set(map(id, own))
     for name, then in before.items():
-        now, is_own = after[name], then.tensor in parameters
+        now = after[name]
+        is_own = then.tensor in parameters
         if now.memory != then.memory:
-            raise CaptureError(f"{name!r} has other memory after the step; write in place, with copy_")
+            raise CaptureError(
+                f"{name!r} has other memory after the step; write in place, with copy_"
+            )
         if is_own and now.requires_grad != then.requires_grad:
-            raise CaptureError(f"{name!r} is told to require a gradient or not; do that between calls")
+            raise CaptureError(
+                f"{name!r} is told to require a gradient or not; do that between calls"
+            )
         if not is_own and now.grad != then.grad:
             raise CaptureError(
                 f"a gradient is left at {name!r}, which is no parameter of a module or optimizer; "
@@ -55,4 +62,8 @@ def check_kept(before: Mapping[str, _Looks], after: Mapping[str, _Looks], own: I
 
 def is_constant(item: Any) -> bool:
     """Whether a thing is the same whenever it is looked at."""
-    return is_plain(item) or isinstance(item, _CONSTANTS) or (isinstance(item, tuple) and all(map(is_constant, item)))
+    return (
+        is_plain(item)
+        or isinstance(item, _CONSTANTS)
+        or (isinstance(item, tuple) and all(map(is_constant, item)))
+    )

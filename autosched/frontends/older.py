@@ -30,9 +30,13 @@ def backward_noted() -> Iterator[None]:
 
     def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        setup_stacktrace_preservation_hooks([leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None])
+        setup_stacktrace_preservation_hooks(
+            [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
+        )
         meta = get_current_meta()
-        before = meta.get(_BACKWARD, False)  # backward may run within backward, under a reentrant checkpoint
+        before = meta.get(
+            _BACKWARD, False
+        )  # backward may run within backward, under a reentrant checkpoint
         meta[_BACKWARD] = True
         try:
             return original(outputs, *args, **kwargs)
@@ -83,7 +87,11 @@ def generators_traced() -> Iterator[None]:
         return
 
     def attribute(tracer: Any, generator: torch.Generator) -> Any:
-        known = {id(item): name for name, item in vars(tracer.root).items() if isinstance(item, torch.Generator)}
+        known = {
+            id(item): name
+            for name, item in vars(tracer.root).items()
+            if isinstance(item, torch.Generator)
+        }
         if id(generator) not in known:
             known[id(generator)] = tracer.get_fresh_qualname("_generator")
             setattr(tracer.root, known[id(generator)], generator)

@@ -1,7 +1,7 @@
 """Operators: nodes of a traced ATen graph, as tasks.
 
-Operators write what their schemas say or ``effects`` knows; which results share memory, fake tensors' storages tell.
-Knows neither what was traced nor why.
+Operators write what their schemas say or ``effects`` knows; which results share memory, fake
+tensors' storages tell. Knows neither what was traced nor why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Operators:
         usual: torch.device | None,
         on_host: Set[torch.fx.Node] = frozenset(),
     ):
-        self.graph, self.origins, self.usual, self.on_host = graph, origins, usual, on_host
+        self.graph = graph
+        self.origins = origins
+        self.usual = usual
+        self.on_host = on_host
         self.values: dict[torch.fx.Node, Any] = {}
         self.impure: list[str] = []  # the last task that has effects beside tensors
 
@@ -52,7 +55,8 @@ class Operators:
         if node.target in _SAME:
             return source
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        args, kwargs = _needed(node.target, _plain(args)), _plain(kwargs)
+        args = _needed(node.target, _plain(args))
+        kwargs = _plain(kwargs)
         origin = self.origins[node]
         phase = origin.phase if origin.phase != "forward" else ""
         label = self.graph.fresh(".".join(filter(None, (origin.module, phase, _label(node)))))
@@ -70,7 +74,8 @@ class Operators:
             facts["outputs"] = _names(node.meta.get("val"), label)
             facts["aliases"] = self._shared(node)
         if node.is_impure() and not effects.writes and not effects.random and not random:
-            facts["after"], self.impure = tuple(self.impure), [label]
+            facts["after"] = tuple(self.impure)
+            self.impure = [label]
         if _label(node) in _ASK_FOR_GRAD_MODE:
             facts["by"] = _as_if_recording(node.target)
         elif node.target in SPELLED:
@@ -108,8 +113,9 @@ _SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
 
-# Backward of batch norms is given the running statistics, which it reads in evaluation only: (their places, where it
-# stands whether this is training). Else backward would have to come before the next batch's forward, which writes them.
+# Backward of batch norms is given the running statistics, which it reads in evaluation only: (their
+# places, where it stands whether this is training). Else backward would have to come before the
+# next batch's forward, which writes them.
 _STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
     "native_batch_norm_backward": ((3, 4), 7),
     "batch_norm_backward": ((3, 4), 7),
@@ -138,8 +144,10 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
 
 def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
     """Return an operator that refuses a tensor that does not lie in memory as the one did that was captured."""
-    fake, absolute = _fake(node.args[0]), _offset(node) is not None  # type: ignore[arg-type]
-    was, offset = tuple(fake.stride()), fake.storage_offset()
+    fake = _fake(node.args[0])  # type: ignore[arg-type]
+    absolute = _offset(node) is not None
+    was = tuple(fake.stride())
+    offset = fake.storage_offset()
     strides = _that_matter(fake)
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +177,10 @@ def _that_matter(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 def _offset(node: torch.fx.Node) -> Any:
     """Return the offset in memory that a node gives to ``as_strided``; None for that of its argument."""
-    given = {**dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)), **node.kwargs}  # type: ignore[union-attr]
+    given = {
+        **dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)),
+        **node.kwargs,
+    }  # type: ignore[union-attr]
     return given.get("storage_offset")
 
 
@@ -180,14 +191,22 @@ def _same(named: torch.device, usual: torch.device) -> bool:
 
 def _fake(node: torch.fx.Node) -> Any:
     """Return the fake tensor that a node stands for; a generator of random numbers stands for itself."""
-    return node.meta["val"] if "val" in node.meta else getattr(node.graph.owning_module, str(node.target))
+    return (
+        node.meta["val"]
+        if "val" in node.meta
+        else getattr(node.graph.owning_module, str(node.target))
+    )
 
 
 def _plain(tree: Any) -> Any:
     """Return a tree of arguments in Python's own lists and dicts; lists of numbers are tuples, which nobody changes."""
     if isinstance(tree, (tuple, list)):
         items = [_plain(item) for item in tree]
-        return items if isinstance(tree, list) and any(isinstance(item, Value) for item in items) else tuple(items)
+        return (
+            items
+            if isinstance(tree, list) and any(isinstance(item, Value) for item in items)
+            else tuple(items)
+        )
     return {key: _plain(item) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 

@@ -1,6 +1,7 @@
 """Origins: where the operators of a traced step come from: module, phase, and the user's line.
 
-Written down by torch while it traces, as far as hooks let it; read off the nodes afterwards. Knows no graph of ours.
+Written down by torch while it traces, as far as hooks let it; read off the nodes afterwards. Knows
+no graph of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from autosched._lib.tree import flatten
@@ -93,9 +97,12 @@ def written_down(
 
 
 @contextlib.contextmanager
-def _calling(around: Callable[[Any], contextlib.AbstractContextManager[None]] | None) -> Iterator[None]:
+def _calling(
+    around: Callable[[Any], contextlib.AbstractContextManager[None]] | None,
+) -> Iterator[None]:
     """Let calls of marked functions be written down like this for a while."""
-    before, CAPTURE.around = CAPTURE.around, around
+    before = CAPTURE.around
+    CAPTURE.around = around
     try:
         yield
     finally:
@@ -107,16 +114,19 @@ def origins(
 ) -> dict[torch.fx.Node, Origin]:
     """Return where each node comes from; a backward one, from the module and line of its forward one.
 
-    What updates one parameter alone comes from the module that has it. ``default`` is the line for nodes of which
-    nothing was written down, ``owner`` is the parameter that a node updates.
+    What updates one parameter alone comes from the module that has it. ``default`` is the line for
+    nodes of which nothing was written down, ``owner`` is the parameter that a node updates.
     """
     found: dict[torch.fx.Node, Origin] = {}
     forward: dict[int, Origin] = {}
     last = Origin(default)
     for node in nodes:
-        custom, number = node.meta.get("custom") or {}, node.meta.get("seq_nr", -1)
+        custom = node.meta.get("custom") or {}
+        number = node.meta.get("seq_nr", -1)
         if node.meta.get("autograd_backward"):
-            last = forward.get(number, last)  # what accumulates a gradient has no number: it follows what made that
+            last = forward.get(
+                number, last
+            )  # what accumulates a gradient has no number: it follows what made that
             found[node] = last._replace(phase="backward")
         else:
             module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
@@ -124,7 +134,9 @@ def origins(
             where = where or custom.get("where", default)
             origin = Origin(where, module, custom.get("phase", "forward"), call, name)
             found[node] = origin
-            forward.setdefault(number, origin)  # those behind it that autograd does not follow have its number too
+            forward.setdefault(
+                number, origin
+            )  # those behind it that autograd does not follow have its number too
     return found
 
 
@@ -133,7 +145,8 @@ class _Lines(TorchFunctionMode):
 
     def __init__(self, refuse: Callable[[torch.Tensor], None], note: Callable[[Any], None]):
         super().__init__()
-        self.refuse, self.note = refuse, note
+        self.refuse = refuse
+        self.note = note
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for item in flatten((args, kwargs)):

@@ -1,7 +1,8 @@
 """Reach: what a function can read that is no tensor, as far as its code and the code that this calls mention it.
 
-Does not see what code reaches by names that it puts together or through ``vars``, inside objects of libraries, in lists
-and dicts of more than a thousand items, and when it compares dataclasses. Knows neither guards nor graphs.
+Does not see what code reaches by names that it puts together or through ``vars``, inside objects of
+libraries, in lists and dicts of more than a thousand items, and when it compares dataclasses. Knows
+neither guards nor graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from contextvars import ContextVar
 from itertools import chain
 from operator import is_
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy
@@ -34,9 +43,24 @@ __all__ = ["Reach", "is_installed", "is_plain", "told"]
 
 _MOST_BYTES = 65_536  # of an array, likewise
 _MOST_ITEMS = 1000  # of a list or dict; longer ones are data
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_CALLED_UNNAMED = frozenset("forward backward setup_context".split())  # by torch; Python calls __add__ and its like
-_CALLED_ELSEWHERE = frozenset("__init__ __new__ __post_init__ __init_subclass__ __del__ __repr__ __reduce__".split())
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+_CALLED_UNNAMED = frozenset(
+    "forward backward setup_context".split()
+)  # by torch; Python calls __add__ and its like
+_CALLED_ELSEWHERE = frozenset(
+    "__init__ __new__ __post_init__ __init_subclass__ __del__ __repr__ __reduce__".split()
+)
 _LIBRARIES = frozenset(("torch", "autosched", "numpy"))
 _PYTHON = f"{Path(functools.__file__).parent}{os.sep}"  # where Python's own modules are
 _NO_CELL = CellType()
@@ -58,14 +82,17 @@ class Reach:
     """What a call can read that is no tensor: ``key`` says what it is now, and ``unchanged`` whether it stays so."""
 
     def __init__(self, roots: Iterable[Any], written: bool = False):
-        self.roots, self.written = [*roots, *_GLOBAL_HOOKS], written  # whether to look at what code only writes, too
+        self.roots = [*roots, *_GLOBAL_HOOKS]  # whether to look at what code only writes, too
+        self.written = written
         self.mentioned: set[str] = set()
         before = -1
         while before != len(self.mentioned):  # code found late may mention what was passed by early
             before = len(self.mentioned)
             self.key: list[Hashable] = []
             self.containers: list[Any] = []
-            self.attributes: list[tuple[Any, str]] = []  # of functions, cells and objects with slots
+            self.attributes: list[
+                tuple[Any, str]
+            ] = []  # of functions, cells and objects with slots
             self.entries: list[tuple[Mapping[str, Any], str]] = []  # the others there do not count
             self.objects: list[Any] = []  # whose classes count
             self.values: list[Callable[[], Any]] = []  # of what Python shows by no names
@@ -90,8 +117,16 @@ class Reach:
                 return (
                     not any(empty)
                     and all(map(is_, chain.from_iterable(views), held))
-                    and all(map(is_, [item.get(name, _ABSENT) for item, name in self.entries], entries))
-                    and all(map(is_, [getattr(item, name, _ABSENT) for item, name in self.attributes], attributes))
+                    and all(
+                        map(is_, [item.get(name, _ABSENT) for item, name in self.entries], entries)
+                    )
+                    and all(
+                        map(
+                            is_,
+                            [getattr(item, name, _ABSENT) for item, name in self.attributes],
+                            attributes,
+                        )
+                    )
                     and all(map(is_, map(type, self.objects), classes))
                     and [read() for read in readers] == values
                 )
@@ -127,14 +162,19 @@ class Reach:
         """Note what an item is; return what can be read through it."""
         match item:
             case list() | tuple() | set() | frozenset() | dict() | deque() | MappingProxyType():
-                return [*self._container(item), *(self._object(item) if not _is_known(type(item).__module__) else ())]
+                return [
+                    *self._container(item),
+                    *(self._object(item) if not _is_known(type(item).__module__) else ()),
+                ]
             case functools.partial() | functools.partialmethod():
                 return [item.func, item.args, item.keywords]
             case CustomOpDef() | torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
                 return _of_operator(item)
             case ContextVar():
                 self.key.append(id(item))
-                self.values.append(lambda: told(found) if is_plain(found := item.get(None)) else id(found))
+                self.values.append(
+                    lambda: told(found) if is_plain(found := item.get(None)) else id(found)
+                )
                 return [item.get(None)]
             case bytearray() | array() | numpy.ndarray() if _nbytes(item) <= _MOST_BYTES:
                 self.key.append((type(item), _data(item)))
@@ -155,7 +195,9 @@ class Reach:
             case torch.optim.Optimizer():
                 self.key.append(id(item))
                 self.containers += [item.__dict__, item.state, *item.state.values()]
-                own = [value for name, value in item.__dict__.items() if name != "state"]  # which is told by itself
+                own = [
+                    value for name, value in item.__dict__.items() if name != "state"
+                ]  # which is told by itself
                 return [*own, *self._classes(type(item))]
             case torch.Tensor():
                 self.key.append(
@@ -245,7 +287,9 @@ class Reach:
             yield fn.__globals__.get(name)
         package = fn.__globals__.get("__package__")
         for name in imports:
-            yield sys.modules.get(name) or sys.modules.get(f"{package}.{name}" if name else f"{package}")
+            yield sys.modules.get(name) or sys.modules.get(
+                f"{package}.{name}" if name else f"{package}"
+            )
 
 
 def _of_operator(item: Any) -> list[Any]:
@@ -281,18 +325,24 @@ def told(item: Any) -> Hashable:
 
 def _views(container: Any) -> tuple[Iterable[Any], ...]:
     """Return what shows the items of a container as they are whenever one looks."""
-    return (container.keys(), container.values()) if isinstance(container, Mapping) else (container,)
+    return (
+        (container.keys(), container.values()) if isinstance(container, Mapping) else (container,)
+    )
 
 
 @functools.lru_cache(maxsize=10_000)
 def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
     """Return the globals that code reads, or writes too, the attributes, or what may be their names, and imports."""
-    found = {kind: dict[str, None]() for kind in ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")}
+    found = {
+        kind: dict[str, None]() for kind in ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")
+    }
     codes = [code]
     while codes:
         inner = codes.pop()
         codes += [item for item in inner.co_consts if isinstance(item, CodeType)]
-        found["ATTR"].update(dict.fromkeys(c for c in inner.co_consts if isinstance(c, str) and c.isidentifier()))
+        found["ATTR"].update(
+            dict.fromkeys(c for c in inner.co_consts if isinstance(c, str) and c.isidentifier())
+        )
         for instruction in dis.get_instructions(inner):
             action, _, kind = instruction.opname.partition("_")
             if (kind, action) == ("NAME", "IMPORT"):
@@ -306,7 +356,12 @@ def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[st
 def _slots(kind: type) -> tuple[str, ...]:
     """Return the slots of a user's class and its bases."""
     bases = [base for base in kind.__mro__ if not _is_known(base.__module__)]
-    return tuple(name for base in bases for name, item in vars(base).items() if isinstance(item, MemberDescriptorType))
+    return tuple(
+        name
+        for base in bases
+        for name, item in vars(base).items()
+        if isinstance(item, MemberDescriptorType)
+    )
 
 
 def _is_called_unnamed(name: str, item: Any) -> bool:
@@ -314,7 +369,9 @@ def _is_called_unnamed(name: str, item: Any) -> bool:
     item = getattr(item, "__func__", item)  # of a static method
     if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
         return False
-    return name in _CALLED_UNNAMED or (name[:2] == name[-2:] == "__" and name not in _CALLED_ELSEWHERE)
+    return name in _CALLED_UNNAMED or (
+        name[:2] == name[-2:] == "__" and name not in _CALLED_ELSEWHERE
+    )
 
 
 def _is_known(module: Any) -> bool:
@@ -336,7 +393,9 @@ def is_installed(module: Any) -> bool:
     """Whether a module is of any library: its globals stay as they are."""
     if _is_known(module):
         return True
-    folders = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    folders = [
+        folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")
+    ]
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and any(Path(file).is_relative_to(folder) for folder in folders)
 

@@ -24,13 +24,22 @@ from autosched._lib.tree import flatten
 from autosched.errors import CaptureError
 from autosched.frontends.state import State
 
-__all__ = ["check_held", "check_modes", "check_nodes", "check_tensors", "defined", "drawing_nothing", "told"]
+__all__ = [
+    "check_held",
+    "check_modes",
+    "check_nodes",
+    "check_tensors",
+    "defined",
+    "drawing_nothing",
+    "told",
+]
 
 # By where they are: a user's own files may well lie below a folder of such a name.
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
-# By words in what torch says, in the name of its error or among its files on the way there: what to do instead.
+# By words in what torch says, in the name of its error or among its files on the way there: what to
+# do instead.
 _ADVICE = (
     (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
     (("optim/radam.py",), "RAdam looks at its count of steps; pass capturable=True, or use another optimizer"),
@@ -61,18 +70,26 @@ def told(fn: Any, error: Exception) -> str:
     """Return what a function did that no graph can say, where, and what to do instead."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    where = f"{users[-1].filename}:{users[-1].lineno}: {users[-1].line}" if users else "{}:{}".format(*defined(fn))
+    where = (
+        f"{users[-1].filename}:{users[-1].lineno}: {users[-1].line}"
+        if users
+        else "{}:{}".format(*defined(fn))
+    )
     name = getattr(fn, "__qualname__", type(fn).__name__)
     first = str(error).strip().partition("\n")[0]
     said = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
-    files = (Path(frame.filename).as_posix() for frame in frames if frame.filename.startswith(_TORCH))
+    files = (
+        Path(frame.filename).as_posix() for frame in frames if frame.filename.startswith(_TORCH)
+    )
     clues = " ".join((f"{type(error).__name__}: {error}", *files))
     advice = "" if isinstance(error, CaptureError) else _advice(clues)
     return f"{name!r} cannot be captured: {said}\n    at {where}{advice}"
 
 
 def _advice(clues: str) -> str:
-    return next((f"\n    {advice}" for words, advice in _ADVICE if any(word in clues for word in words)), "")
+    return next(
+        (f"\n    {advice}" for words, advice in _ADVICE if any(word in clues for word in words)), ""
+    )
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -81,8 +98,16 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         if torch.nn.parameter.is_lazy(tensor):
             raise CaptureError(f"{name!r} has no shape yet; run the lazy module once before")
         if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
-            what = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
-            raise CaptureError(f"{name!r} is a tensor that is {what}, and only dense ones are captured; convert it")
+            what = (
+                "nested"
+                if tensor.is_nested
+                else "quantized"
+                if tensor.is_quantized
+                else tensor.layout
+            )
+            raise CaptureError(
+                f"{name!r} is a tensor that is {what}, and only dense ones are captured; convert it"
+            )
 
 
 def check_modes() -> None:
@@ -101,9 +126,13 @@ def check_held(state: State) -> None:
     for module in state.modules.values():
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         if DistributedDataParallel in kinds:
-            raise CaptureError("DistributedDataParallel talks to other processes in backward; capture its .module")
+            raise CaptureError(
+                "DistributedDataParallel talks to other processes in backward; capture its .module"
+            )
         if torch.jit.ScriptModule in kinds:
-            raise CaptureError("torch.jit differentiates in its own way, with other bits; capture what it was made of")
+            raise CaptureError(
+                "torch.jit differentiates in its own way, with other bits; capture what it was made of"
+            )
     for name, parameter in state.parameters.items():
         if getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise CaptureError(
@@ -118,11 +147,14 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
         if node.op != "call_function":
             continue
         for item in flatten(node.meta.get("val")):
-            if isinstance(item, torch.Tensor) and (item.is_nested or item.layout is not torch.strided):
+            if isinstance(item, torch.Tensor) and (
+                item.is_nested or item.layout is not torch.strided
+            ):
                 file, line = (node.meta.get("custom") or {}).get("where", ("", 0))
                 raise CaptureError(
                     f"{node.target} makes a tensor of layout {item.layout}, and only dense ones are captured; give it "
-                    f"to a task of your own, by Graph.add" + (f"\n    at {file}:{line}" if file else "")
+                    f"to a task of your own, by Graph.add"
+                    + (f"\n    at {file}:{line}" if file else "")
                 )
 
 
@@ -136,7 +168,11 @@ def drawing_nothing() -> Iterator[None]:
     try:
         yield
         moved += ["Python's random"] if random.getstate() != before[0] else []
-        moved += ["NumPy's random"] if numbers and repr(numbers.get_state(legacy=False)) != before[1] else []
+        moved += (
+            ["NumPy's random"]
+            if numbers and repr(numbers.get_state(legacy=False)) != before[1]
+            else []
+        )
         if moved:
             raise CaptureError(
                 f"the step draws from, or sets, {moved[0]}, which a graph would do only once; "

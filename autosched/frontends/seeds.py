@@ -1,8 +1,8 @@
 """Seeds: what a step does to torch's generator of random numbers, as operators of the graph.
 
 ``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and what is made of these, such as ``fork_rng``, reach the
-generator through one variable of ``torch.random``. For the time of a capture it holds a stand-in, which calls
-operators that ``make_fx`` writes down. Knows the generator of the CPU alone.
+generator through one variable of ``torch.random``. For the time of a capture it holds a stand-in,
+which calls operators that ``make_fx`` writes down. Knows the generator of the CPU alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ __all__ = ["SPELLED", "seeds_written_down", "settled"]
 _DEFAULT = torch.default_generator
 _STATE_BYTES = _DEFAULT.get_state().numel()
 _LIBRARY = torch.library.Library("autosched", "DEF")  # type: ignore[no-untyped-call]
-for _schema in ("get_rng_state() -> Tensor", "set_rng_state(Tensor state) -> ()", "manual_seed(int seed) -> ()"):
+for _schema in (
+    "get_rng_state() -> Tensor",
+    "set_rng_state(Tensor state) -> ()",
+    "manual_seed(int seed) -> ()",
+):
     _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
 _OPS = torch.ops.autosched
 _GET = _OPS.get_rng_state.default
@@ -70,12 +74,16 @@ class _StandIn:
 
     def seed(self) -> int:
         if is_capturing():
-            raise CaptureError("torch.seed() is another seed in each call, and a graph would ask once; set a number")
+            raise CaptureError(
+                "torch.seed() is another seed in each call, and a graph would ask once; set a number"
+            )
         return _DEFAULT.seed()
 
     def initial_seed(self) -> int:
         if is_capturing():
-            raise CaptureError("torch.initial_seed() is asked, which a graph would do once; pass the seed")
+            raise CaptureError(
+                "torch.initial_seed() is asked, which a graph would do once; pass the seed"
+            )
         return _DEFAULT.initial_seed()
 
     def __getattr__(self, name: str) -> Any:
@@ -118,7 +126,9 @@ def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 def _sets_anew(node: torch.fx.Node) -> bool:
     """Whether a node gives the generator a state that it did not have before."""
     before = node.args[0] if node.args else None
-    return node.target is _SEED or (node.target is _SET and getattr(before, "target", None) is not _GET)
+    return node.target is _SEED or (
+        node.target is _SET and getattr(before, "target", None) is not _GET
+    )
 
 
 def _draws(node: torch.fx.Node) -> bool:

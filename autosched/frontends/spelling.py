@@ -1,8 +1,8 @@
 """Spelling: the function of torch's Python interface that calls an ATen operator, for people to read and for speed.
 
 ``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, and takes a microsecond longer to say so. Which function it
-is, is not believed but seen: it is called, and must dispatch this one operator with these very arguments. Knows no
-graph.
+is, is not believed but seen: it is called, and must dispatch this one operator with these very
+arguments. Knows no graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
     return own
 
 
-def _candidates(target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]) -> Iterator[Callable[..., Any]]:
+def _candidates(
+    target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]
+) -> Iterator[Callable[..., Any]]:
     """Yield public functions of an operator's name."""
     name = target._schema.name.partition("::")[2]
     if name.startswith("_"):
@@ -60,14 +62,20 @@ class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, target: Any, wanted: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.target, self.wanted = target, wanted
-        self.done, self.result = False, None
+        self.target = target
+        self.wanted = wanted
+        self.done = False
+        self.result = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # which asks fake tensors for their device
             return func(*args, **kwargs)
-        if self.done or func is not self.target or not _same(_bound(func, args, kwargs), self.wanted):
+        if (
+            self.done
+            or func is not self.target
+            or not _same(_bound(func, args, kwargs), self.wanted)
+        ):
             raise RuntimeError("another call")
         self.done, self.result = True, args[0] if func._schema.is_mutable else func(*args, **kwargs)
         return self.result
@@ -84,7 +92,11 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, (tuple, list)):
-        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(_same, one, other))
+        return (
+            isinstance(other, (tuple, list))
+            and len(one) == len(other)
+            and all(map(_same, one, other))
+        )
     if isinstance(one, torch.Tensor):
         return one is other
     return type(one) is type(other) and bool(one == other)

@@ -1,6 +1,7 @@
 """State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
 
-A place says where a tensor is held: ``("parameter", name)``, ``("grad", parameter)``, ``("buffer", root, name)``,
+A place says where a tensor is held: ``("parameter", name)``, ``("grad", parameter)``, ``("buffer",
+root, name)``,
 ``("attribute", root, module, name)``, ``("moment", optimizer, parameter, key)``; ``("setting", optimizer, group, key)``
 for a rate that is a tensor. Knows no graph.
 """
@@ -30,7 +31,9 @@ class State:
         optimizers: Mapping[str, torch.optim.Optimizer],
         parameters: Mapping[str, torch.Tensor],
     ):
-        self.modules, self.optimizers, self.parameters = modules, optimizers, parameters
+        self.modules = modules
+        self.optimizers = optimizers
+        self.parameters = parameters
         self.names = {id(parameter): name for name, parameter in parameters.items()}
 
     @classmethod
@@ -44,7 +47,9 @@ class State:
         optimizers = _called(steps, "optimizer", "optimizer")
         parameters: dict[str, torch.Tensor] = {}
         for key, module in modules.items():
-            parameters.update((_joined(key, name), parameter) for name, parameter in module.named_parameters())
+            parameters.update(
+                (_joined(key, name), parameter) for name, parameter in module.named_parameters()
+            )
         known = set(map(id, parameters.values()))
         for key, optimizer in optimizers.items():
             for i, parameter in enumerate(_optimized(optimizer)):
@@ -67,7 +72,10 @@ class State:
             for name, item in attributes.items():
                 if isinstance(item, torch.Tensor) and id(item) not in known:
                     known.add(id(item))
-                    found[_joined(key, _joined(path, name))] = (("attribute", key, path, name), item)
+                    found[_joined(key, _joined(path, name))] = (
+                        ("attribute", key, path, name),
+                        item,
+                    )
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
@@ -80,7 +88,10 @@ class State:
             for number, group in enumerate(optimizer.param_groups):
                 for what, item in group.items():
                     if isinstance(item, torch.Tensor):
-                        found[_setting(key, number, what)] = (("setting", key, str(number), what), item)
+                        found[_setting(key, number, what)] = (
+                            ("setting", key, str(number), what),
+                            item,
+                        )
         return found
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -107,8 +118,11 @@ class State:
         """Put a tensor in a place; None empties it."""
         match place:
             case ("grad", name):
-                # As autograd leaves it: no view, whose base ``module.double()`` would leave as it is.
-                self.parameters[name].grad = tensor.detach() if tensor is not None and tensor._is_view() else tensor
+                # As autograd leaves it: no view, whose base ``module.double()`` would leave as it
+                # is.
+                self.parameters[name].grad = (
+                    tensor.detach() if tensor is not None and tensor._is_view() else tensor
+                )
             case ("buffer", key, path):
                 owner, _, leaf = path.rpartition(".")
                 self.modules[key].get_submodule(owner)._buffers[leaf] = tensor
@@ -141,12 +155,18 @@ class State:
                 stack.enter_context(_with_its_attributes(module))
             names = {id(tensor): name for name, (_, tensor) in self.places().items()}
             for _, _, attributes in self._attributes():
-                held = {name: item for name, item in attributes.items() if isinstance(item, torch.Tensor)}
+                held = {
+                    name: item
+                    for name, item in attributes.items()
+                    if isinstance(item, torch.Tensor)
+                }
                 attributes.update({name: tensors[names[id(item)]] for name, item in held.items()})
             for key, module in self.modules.items():
                 own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
                 twins = {name: tensors[_joined(key, name)] for name in own}
-                stack.enter_context(stateless._reparametrize_module(module, twins, tie_weights=True))
+                stack.enter_context(
+                    stateless._reparametrize_module(module, twins, tie_weights=True)
+                )
             parameters = {name: tensors[name] for name in self.parameters}
             for name, parameter in parameters.items():
                 parameter.grad = tensors.get(f"{name}.grad")
@@ -160,7 +180,8 @@ class State:
     def _optimizing(
         self, key: str, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
     ) -> Iterator[None]:
-        groups, kept = optimizer.param_groups, optimizer.state
+        groups = optimizer.param_groups
+        kept = optimizer.state
 
         def twin(parameter: torch.Tensor) -> torch.Tensor:
             return tensors[self.names[id(parameter)]]
@@ -180,7 +201,8 @@ class State:
         try:
             yield
         finally:
-            optimizer.param_groups, optimizer.state = groups, kept
+            optimizer.param_groups = groups
+            optimizer.state = kept
 
 
 @contextlib.contextmanager
@@ -201,8 +223,13 @@ def _setting(key: str, group: int, what: str) -> str:
 
 def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], ...]:
     """Return what is called with a gradient of this tensor, and what when it is there."""
-    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return (tuple((before or {}).values()), tuple((after or {}).values())) if before or after else ((), ())
+    before = tensor._backward_hooks
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return (
+        (tuple((before or {}).values()), tuple((after or {}).values()))
+        if before or after
+        else ((), ())
+    )
 
 
 def _joined(key: str, name: str) -> str:
@@ -215,4 +242,8 @@ def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _called(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
     """Name things: a single one in one way, several by number."""
-    return {alone: items[0]} if len(items) == 1 else {f"{word}{i}": item for i, item in enumerate(items)}
+    return (
+        {alone: items[0]}
+        if len(items) == 1
+        else {f"{word}{i}": item for i, item in enumerate(items)}
+    )

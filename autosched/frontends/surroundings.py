@@ -18,7 +18,10 @@ from autosched.frontends.reach import Reach
 __all__ = ["Surroundings"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple)
-_COUNTING = (LRScheduler, torch.amp.GradScaler)  # change with each step, and what code mentions of them does not
+_COUNTING = (
+    LRScheduler,
+    torch.amp.GradScaler,
+)  # change with each step, and what code mentions of them does not
 
 
 class Surroundings:
@@ -43,8 +46,14 @@ class Surroundings:
         for item in found:
             if isinstance(item, torch.optim.Optimizer):
                 kind = type(item).__name__
-                self._paths |= {id(group): f"group {i} of {kind}" for i, group in enumerate(item.param_groups)}
-        self._owners = {id(vars(item)): item for item in found if isinstance(getattr(item, "__dict__", None), dict)}
+                self._paths |= {
+                    id(group): f"group {i} of {kind}" for i, group in enumerate(item.param_groups)
+                }
+        self._owners = {
+            id(vars(item)): item
+            for item in found
+            if isinstance(getattr(item, "__dict__", None), dict)
+        }
         self._variables = {
             id(cell): name
             for item in found
@@ -58,11 +67,15 @@ class Surroundings:
         self._lists = [(item, item.copy()) for item in held if isinstance(item, list)]
         self._tables = [(item, item.copy()) for item in held if isinstance(item, dict)]
         self._entries = [(item, name, item[name]) for item, name in reach.entries if name in item]
-        self._cells = [(item, item.cell_contents) for item, name in reach.attributes if name == "cell_contents"]
+        self._cells = [
+            (item, item.cell_contents) for item, name in reach.attributes if name == "cell_contents"
+        ]
 
     def name_of(self, wanted: Any) -> str | None:
         """Return what a thing is called that is held somewhere here; None if it is not."""
-        variable = next((self._variable(cell) for cell, item in self._cells if item is wanted), None)
+        variable = next(
+            (self._variable(cell) for cell, item in self._cells if item is wanted), None
+        )
         if variable is not None:
             return variable
         lists = ((items, i, item) for items, old in self._lists for i, item in enumerate(old))
@@ -92,9 +105,15 @@ class Surroundings:
         A number may run on with each step; this can be left again as the function leaves it.
         """
         found = [(table, name, old.get(name)) for table, old in self._tables for name in table]
-        found += [(table, name, item) for table, name, item in self._entries if isinstance(table, dict)]
+        found += [
+            (table, name, item) for table, name, item in self._entries if isinstance(table, dict)
+        ]
         own = [(table, name, old) for table, name, old in found if id(table) in self._owners]
-        return [(table, name, table[name]) for table, name, old in own if _is_switch(table.get(name, 0), old)]
+        return [
+            (table, name, table[name])
+            for table, name, old in own
+            if _is_switch(table.get(name, 0), old)
+        ]
 
     def _changes(self) -> Iterator[str]:
         switched = [(id(table), name) for table, name, _ in self.switched()]
@@ -111,7 +130,9 @@ class Surroundings:
             state = isinstance(self._owners.get(id(table)), torch.nn.Module)
             for key in {**old, **table} if id(table) not in self._legal else ():
                 known = self._is_private(table, key) or (id(table), key) in switched
-                known = known or (state and isinstance(table.get(key), torch.Tensor))  # which is looked after elsewhere
+                known = known or (
+                    state and isinstance(table.get(key), torch.Tensor)
+                )  # which is looked after elsewhere
                 if not known and not _same(table.get(key), old.get(key)):
                     yield f"{self._called(table, key)} is {_shown(table.get(key))}"
 
@@ -120,7 +141,9 @@ class Surroundings:
         owner = self._owners.get(id(table))
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
-        known = isinstance(owner, torch.optim.Optimizer) or type(owner).__module__.startswith("torch.")
+        known = isinstance(owner, torch.optim.Optimizer) or type(owner).__module__.startswith(
+            "torch."
+        )
         return known and str(key).startswith("_")
 
     def restore(self) -> None:
@@ -148,12 +171,18 @@ def _legal(found: Iterable[Any]) -> Iterator[Any]:
 
 
 def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and repr(now) == repr(before))
+    return now is before or (
+        type(now) is type(before) and isinstance(now, _PLAIN) and repr(now) == repr(before)
+    )
 
 
 def _is_switch(now: Any, before: Any) -> bool:
     kinds = (bool, str, NoneType)
-    return isinstance(now, kinds) and isinstance(before, (*kinds, torch.Tensor)) and not _same(now, before)
+    return (
+        isinstance(now, kinds)
+        and isinstance(before, (*kinds, torch.Tensor))
+        and not _same(now, before)
+    )
 
 
 def _shown(item: Any) -> str:

@@ -32,14 +32,26 @@ class Updates:
     def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
         self._root: dict[Node, Node] = {}  # what an operator in place returns is what it wrote
         self._written = {node: self._writes(node) for node in nodes}
-        self._with_others = {root for written in self._written.values() if len(written) > 1 for root in written}
-        self._places = {self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS}
-        self._steps = [node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"]
+        self._with_others = {
+            root for written in self._written.values() if len(written) > 1 for root in written
+        }
+        self._places = {
+            self._of(node): place for node, place in places.items() if place[0] in _OF_PARAMETERS
+        }
+        self._steps = [
+            node for node in nodes if (node.meta.get("custom") or {}).get("phase") == "optimizer"
+        ]
         self._updates = set(self._steps)
         self._counters = self._counting()
         owners = self._owned()
-        mixed = {_parameter(place) for root, place in self._places.items() if root in self._with_others}
-        self.owner = {node: names[0] for node, names in owners.items() if len(names) == 1 and names[0] not in mixed}
+        mixed = {
+            _parameter(place) for root, place in self._places.items() if root in self._with_others
+        }
+        self.owner = {
+            node: names[0]
+            for node, names in owners.items()
+            if len(names) == 1 and names[0] not in mixed
+        }
         self.on_host = {*filter(_is_python, nodes), *filter(self._counts, self._steps)}
         for node in reversed(self._steps):  # constants, to count with
             constant = all(item.op == "get_attr" for item in node.all_input_nodes)
@@ -63,9 +75,13 @@ class Updates:
         return [self._of(item) for item in (*node.all_input_nodes, node)]
 
     def _owned(self) -> dict[Node, tuple[str, ...]]:
-        found: dict[Node, tuple[str, ...]] = {root: (_parameter(place),) for root, place in self._places.items()}
+        found: dict[Node, tuple[str, ...]] = {
+            root: (_parameter(place),) for root, place in self._places.items()
+        }
         for node in self._steps:
-            found[node] = _union(found.get(item, ()) for item in (*self._touched(node), *node.all_input_nodes))
+            found[node] = _union(
+                found.get(item, ()) for item in (*self._touched(node), *node.all_input_nodes)
+            )
         for node in reversed(self._steps):
             found[node] = found[node] or _union(found.get(user, ()) for user in node.users)
         return {node: found[node] for node in self._steps}
@@ -74,7 +90,9 @@ class Updates:
 
     def _counting(self) -> set[Node]:
         """Return the counters of steps that are on the CPU, but for those that are used along with other tensors."""
-        found = {root for root, place in self._places.items() if place[-1] == "step" and _is_number(root)}
+        found = {
+            root for root, place in self._places.items() if place[-1] == "step" and _is_number(root)
+        }
         touched = map(self._touched, self._steps)
         return found.difference(*(items for items in touched if not all(map(_is_number, items))))
 
@@ -87,7 +105,8 @@ class Updates:
     def bonds(self) -> list[list[Node]]:
         """Return for each parameter what belongs on one device: itself, its moments, and its gradient.
 
-        The gradient only where the parameter has an update of its own, and nothing writes it along with others.
+        The gradient only where the parameter has an update of its own, and nothing writes it along
+        with others.
         """
         found: dict[str, dict[Node, None]] = {}
         for root, place in self._places.items():
@@ -97,14 +116,20 @@ class Updates:
             if name in found:
                 own = found[name]
                 shape = _shape(next(iter(own)))
-                gradients = [item for item in self._touched(node) if self._is_gradient(item) and _shape(item) == shape]
+                gradients = [
+                    item
+                    for item in self._touched(node)
+                    if self._is_gradient(item) and _shape(item) == shape
+                ]
                 own.update(dict.fromkeys(gradients))
         return [list(own) for own in found.values() if len(own) > 1]
 
     def _is_gradient(self, root: Node) -> bool:
         """Whether a tensor that an update uses was there before, and is written by itself if at all."""
         made = root.op == "call_function" and root not in self._updates
-        return (made or self._places.get(root, ("",))[0] == "grad") and root not in self._with_others
+        return (
+            made or self._places.get(root, ("",))[0] == "grad"
+        ) and root not in self._with_others
 
 
 def _parameter(place: Place) -> str:
@@ -125,7 +150,9 @@ def _shape(node: Node) -> object:
 
 def _is_number(node: Node) -> bool:
     """Whether a node stands for numbers: Python's, or tensors without dimensions on the CPU."""
-    return not any(isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu") for v in _values(node))
+    return not any(
+        isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu") for v in _values(node)
+    )
 
 
 def _is_python(node: Node) -> bool:

@@ -1,6 +1,7 @@
 """Composite: calls that one task runs one after another; what merged tasks call.
 
-Knows the tasks that it was made of, with the values of the graph that they came from, and nothing of that graph.
+Knows the tasks that it was made of, with the values of the graph that they came from, and nothing
+of that graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Composite:
     """Calls ``tasks`` in order, lets go of what they make when it is used last, and returns what is needed outside.
 
     ``takes`` and ``gives`` are the values (indices) that it is given, and that it returns, both in order; ``dead`` are
-    those, by task, that nothing needs behind it. ``heres`` are what it is given besides, behind the values.
+    those, by task, that nothing needs behind it. ``heres`` are what it is given besides, behind the
+    values.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -42,7 +44,9 @@ class Composite:
         for use in (use for task in tasks for use in task.outputs):
             slots[use.value] = len(slots)
         self._blank: list[Any] = [None] * (len(slots) - len(given))
-        self._steps = [self._step(task, slots, dead) for task, dead in zip(tasks, self.dead, strict=True)]
+        self._steps = [
+            self._step(task, slots, dead) for task, dead in zip(tasks, self.dead, strict=True)
+        ]
         self._given = [slots[value] for value in gives]
 
     def __call__(self, *args: Any) -> Any:
@@ -62,13 +66,21 @@ class Composite:
 
     def _step(self, task: Task, slots: _Slots, dead: Sequence[int]) -> _Step:
         """Return a task as a step on numbered slots."""
-        fn, drop = task.fn, [slots[value] for value in dead]
-        nested = any(_key(leaf) is not None for arg in task.args if _key(arg) is None for leaf in flatten(arg))
+        fn = task.fn
+        drop = [slots[value] for value in dead]
+        nested = any(
+            _key(leaf) is not None
+            for arg in task.args
+            if _key(arg) is None
+            for leaf in flatten(arg)
+        )
         result = task.result
         several = isinstance(result, tuple) and all(isinstance(leaf, Value) for leaf in result)
         if fn is None or task.kwargs or nested or not (several or isinstance(result, Value)):
             return _general(task, slots, drop)
-        gather = [self._constant(arg) if (key := _key(arg)) is None else slots[key] for arg in task.args]
+        gather = [
+            self._constant(arg) if (key := _key(arg)) is None else slots[key] for arg in task.args
+        ]
         if several:
             targets = [slots[leaf.index] for leaf in result]
 
@@ -104,7 +116,8 @@ def _key(leaf: Any) -> int | Here | None:
 def _general(task: Task, slots: _Slots, drop: Sequence[int]) -> _Step:
     def step(data: list[Any]) -> None:
         args, kwargs = transform(
-            lambda leaf: leaf if (key := _key(leaf)) is None else data[slots[key]], (task.args, task.kwargs)
+            lambda leaf: leaf if (key := _key(leaf)) is None else data[slots[key]],
+            (task.args, task.kwargs),
         )
         assert task.fn is not None
         for value, item in task.results(task.fn(*args, **kwargs)):

@@ -1,8 +1,9 @@
 """What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
 
-Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name does not say what an
-operator does, a table here does. A function that is in no table here reads its arguments and returns
-fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument: treating a copy as a view is safe.
+Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name
+does not say what an operator does, a table here does. A function that is in no table here reads its
+arguments and returns fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument:
+treating a copy as a view is safe.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from autosched.graph.parts import is_basic
 
 __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
-_UNMARKED_VIEWS = frozenset("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split())  # in schemas
+_UNMARKED_VIEWS = frozenset(
+    "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split()
+)  # in schemas
 VIEWS = _UNMARKED_VIEWS | frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
     "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
@@ -32,9 +35,12 @@ MAY_ALIAS = frozenset(
 )
 
 # Functions that write arguments no name gives away: the running statistics, when training.
-BATCH_NORMS = frozenset("batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split())
+BATCH_NORMS = frozenset(
+    "batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split()
+)
 
-# Of other such functions: its parameters up to the one that it writes, and the one without which it does not.
+# Of other such functions: its parameters up to the one that it writes, and the one without which it
+# does not.
 _ALSO_WRITES = {
     "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
     "embedding_bag": ("input weight", "max_norm"),
@@ -43,7 +49,10 @@ _ALSO_WRITES = {
 }
 SET_ITEM = frozenset(("__setitem__", "setitem"))
 IN_PLACE_OPERATORS = (
-    frozenset(f"__i{name}__" for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split())
+    frozenset(
+        f"__i{name}__"
+        for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+    )
     | SET_ITEM
 )
 RANDOM = frozenset(
@@ -55,18 +64,30 @@ RANDOM = frozenset(
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
-_DRAW_TO_DROP = frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_flash_attention_for_cpu".split()
+_DRAW_TO_DROP = (
+    frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu".split()
+    )
 )
-RESHAPE = frozenset("squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())  # their argument, in place
+RESHAPE = frozenset(
+    "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
+)  # their argument, in place
 MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
-COUNTS_IN_MEMORY = frozenset("as_strided as_strided_copy as_strided_scatter".split())  # whatever tensor has it
+COUNTS_IN_MEMORY = frozenset(
+    "as_strided as_strided_copy as_strided_scatter".split()
+)  # whatever tensor has it
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
-_PLAIN = frozenset({NoneType, bool, int, float, complex, str, bytes, type, ModuleType})  # from which nothing is reached
+_PLAIN = frozenset(
+    {NoneType, bool, int, float, complex, str, bytes, type, ModuleType}
+)  # from which nothing is reached
 _MOST_ITEMS = 1000  # of what holds modules; longer ones are data
-_TRAINING_ARGUMENT = 5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
-_UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
+_TRAINING_ARGUMENT = (
+    5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+)
+_UNINITIALIZED = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
 
 
 class Effects(NamedTuple):
@@ -87,39 +108,63 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
     ['x']
     """
-    home = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    home = (
+        getattr(fn, "__module__", None)
+        or getattr(getattr(fn, "__objclass__", None), "__module__", None)
+        or ""
+    )
     if home.partition(".")[0] not in ("torch", "_operator") and home != "autosched.graph.value":
         return Effects()
     name = _raw_name(fn)
     if hasattr(fn, "_schema"):
         return _by_schema(fn, name, args, kwargs)
     writes = _written(name, args, kwargs, home in ("torch", "torch._ops.aten"))
-    looks = name in VIEWS and (home, name) != ("torch.nn.functional", "unfold")  # im2col, no view, has that name too
+    looks = name in VIEWS and (home, name) != (
+        "torch.nn.functional",
+        "unfold",
+    )  # im2col, no view, has that name too
     may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
     looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
     shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
     base = _first(args, kwargs) if shares else None
     view = looks and all(is_basic(key) for key in args[1:] if name in ("__getitem__", "getitem"))
-    return Effects(name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS)
+    return Effects(
+        name, writes, base, view, name in RANDOM, bool(writes) and name not in BATCH_NORMS
+    )
 
 
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
     """Return what an ATen operator's schema says, and what it does not say."""
     schema = fn._schema
-    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
-    marked = [(given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None]
-    kept = ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()  # written where scaled
+    given = {
+        **dict(zip((argument.name for argument in schema.arguments), args, strict=False)),
+        **kwargs,
+    }
+    marked = [
+        (given.get(a.name), a.alias_info) for a in schema.arguments if a.alias_info is not None
+    ]
+    kept = (
+        ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()
+    )  # written where scaled
     written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
     writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
         writes += _written(name, args, kwargs, True)
     returned = [item.alias_info for item in schema.returns]
     seen = [item for item, alias in marked if not alias.is_write]
-    base = seen[0] if seen and any(returned) else _first(args, kwargs) if name in _UNMARKED_VIEWS else None
+    base = (
+        seen[0]
+        if seen and any(returned)
+        else _first(args, kwargs)
+        if name in _UNMARKED_VIEWS
+        else None
+    )
     random = any(str(tag).endswith("nondeterministic_seeded") for tag in fn.tags)
     random &= name not in _DRAW_TO_DROP or given.get("dropout_p", 0) != 0
     in_place = bool(returned) and all(alias is not None and alias.is_write for alias in returned)
-    return Effects(name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place)
+    return Effects(
+        name, writes, base, base is not None and name in VIEWS, random or name in RANDOM, in_place
+    )
 
 
 def _is_written(argument: Any) -> bool:
@@ -129,15 +174,22 @@ def _is_written(argument: Any) -> bool:
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
     """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
 
-    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch norms.
+    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch
+    norms.
     """
     written: list[Any] = []
     in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
     if in_place or kwargs.get("inplace") is True:
         first = _first(args, kwargs)
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
-    if name.startswith("_fused_"):  # an optimizer's step: parameters, moments, and gradients where they are scaled
-        written = [leaf for leaf in flatten(args) if leaf is not None and not isinstance(leaf, (bool, int, float))]
+    if name.startswith(
+        "_fused_"
+    ):  # an optimizer's step: parameters, moments, and gradients where they are scaled
+        written = [
+            leaf
+            for leaf in flatten(args)
+            if leaf is not None and not isinstance(leaf, (bool, int, float))
+        ]
     if name in _ALSO_WRITES:
         names, condition = _ALSO_WRITES[name]
         parameters = dict(zip(names.split(), args, strict=False)) | dict(kwargs)
@@ -164,7 +216,9 @@ def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[st
     """Whether this is a dropout that drops nothing: it returns its argument."""
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     training = given.get("training", given.get("train", getattr(fn, "training", True)))
-    return "dropout" in name.lower() and (not training or given.get("p", getattr(fn, "p", 0.5)) == 0)
+    return "dropout" in name.lower() and (
+        not training or given.get("p", getattr(fn, "p", 0.5)) == 0
+    )
 
 
 def _picks(key: Any) -> bool:
@@ -208,9 +262,9 @@ def is_uninitialized(fn: Any) -> bool:
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     """Return the modules, parameters, optimizers and generators that a task reaches.
 
-    As function, argument, closure, default or global of a function, its own or of the same file; in a list, tuple, set
-    or dict; or as an attribute of an object that it reaches. Running one, even under ``functional_call``, may change
-    it, so tasks that share one must not run at the same time.
+    As function, argument, closure, default or global of a function, its own or of the same file; in
+    a list, tuple, set or dict; or as an attribute of an object that it reaches. Running one, even
+    under ``functional_call``, may change it, so tasks that share one must not run at the same time.
 
     >>> shared_state(abs, [1.0])
     []
@@ -254,7 +308,9 @@ def _reached(item: Any) -> Iterable[Any]:
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
-    attributes = getattr(item, "__dict__", {})  # not their attributes in turn: one could reach the whole program
+    attributes = getattr(
+        item, "__dict__", {}
+    )  # not their attributes in turn: one could reach the whole program
     return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
 
 
@@ -273,7 +329,11 @@ def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
 def _is_state(item: Any) -> bool:
     """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
     kind = type(item)
-    return hasattr(kind, "named_parameters") or hasattr(kind, "add_param_group") or hasattr(kind, "manual_seed")
+    return (
+        hasattr(kind, "named_parameters")
+        or hasattr(kind, "add_param_group")
+        or hasattr(kind, "manual_seed")
+    )
 
 
 def draws(state: Any) -> bool:

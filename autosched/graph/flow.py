@@ -49,8 +49,11 @@ def _flow(graph: Graph) -> Flow:
     made = [v.index for v in graph.values if v.producer is not None and graph.is_used(v.index)]
     depends = list(chain.from_iterable(chain.from_iterable([task.dependencies for task in tasks])))
     depends_at = _at([len(task.dependencies) for task in tasks])
-    before, kinds = np.array(depends[::2], np.int64), depends[1::2]
-    told = np.array([kind == "order" for kind in kinds] if "order" in kinds else [False] * len(kinds), bool)
+    before = np.array(depends[::2], np.int64)
+    kinds = depends[1::2]
+    told = np.array(
+        [kind == "order" for kind in kinds] if "order" in kinds else [False] * len(kinds), bool
+    )
     reads_at = _at([len(task.reads) for task in tasks])
     reads = chain.from_iterable(chain.from_iterable([task.reads for task in tasks]))
     return Flow(

@@ -1,9 +1,10 @@
 """Gradients: tensors that autograd did not follow raise in backward.
 
-Tasks run without autograd. Where a run is given tensors that require grad while autograd is on, what depends on them
-would be constant to the caller's ``backward()``, and their gradients would be missing without a word. So such outputs
-require grad, as they would in plain PyTorch, and raise GradientError when a gradient reaches them. The numbers in them
-are the same, and nothing is kept for backward.
+Tasks run without autograd. Where a run is given tensors that require grad while autograd is on,
+what depends on them would be constant to the caller's ``backward()``, and their gradients would be
+missing without a word. So such outputs require grad, as they would in plain PyTorch, and raise
+GradientError when a gradient reaches them. The numbers in them are the same, and nothing is kept
+for backward.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from autosched.graph.graph import Graph
 
 __all__ = ["Gradients", "guarded"]
 
-Where = Callable[[list[bool]], list[str]]  # says of some outputs what they are; asked for where it goes wrong alone
+Where = Callable[
+    [list[bool]], list[str]
+]  # says of some outputs what they are; asked for where it goes wrong alone
 _MODULES = 1  # the bit for parameters of modules that tasks call; the values have those above it
 
 
@@ -35,7 +38,9 @@ class Gradients:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self._constants = [value for value in graph.sources if isinstance(value.tensor, torch.Tensor)]
+        self._constants = [
+            value for value in graph.sources if isinstance(value.tensor, torch.Tensor)
+        ]
 
     def guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost."""
@@ -48,7 +53,9 @@ class Gradients:
                     given.append((name, item))
             else:
                 given += [(name, leaf) for leaf in _following(item)]
-        given += [(value.name, value.tensor) for value in self._constants if value.tensor.requires_grad]
+        given += [
+            (value.name, value.tensor) for value in self._constants if value.tensor.requires_grad
+        ]
         parameters = [item for item in self._parameters if item.requires_grad]
         if not given and not parameters:
             return outputs
@@ -56,7 +63,11 @@ class Gradients:
         sources = [tensor for _, tensor in given] + parameters
         self._mark_written(inputs, names, sources)
         labels = self._labels(names, bool(parameters))
-        lost = {id(leaf): (label, leaf) for label in labels for leaf in self._cut_off(label, inputs, outputs[label])}
+        lost = {
+            id(leaf): (label, leaf)
+            for label in labels
+            for leaf in self._cut_off(label, inputs, outputs[label])
+        }
         if not lost:
             return outputs
 
@@ -67,10 +78,15 @@ class Gradients:
         lost_labels = [label for label, _ in lost.values()]
         followed = _Lost.apply(where, [leaf for _, leaf in lost.values()], *sources)  # type: ignore[no-untyped-call]
         twins = dict(zip(lost, followed, strict=True))
-        changed = {label: transform(lambda leaf: twins.get(id(leaf), leaf), outputs[label]) for label in labels}
+        changed = {
+            label: transform(lambda leaf: twins.get(id(leaf), leaf), outputs[label])
+            for label in labels
+        }
         return {**outputs, **changed}
 
-    def _cut_off(self, label: str, inputs: Mapping[str, Any], output: Any) -> Iterator[torch.Tensor]:
+    def _cut_off(
+        self, label: str, inputs: Mapping[str, Any], output: Any
+    ) -> Iterator[torch.Tensor]:
         """Yield the tensors of an output that would require grad, and do not, or not as what they are copies of."""
         own: set[int] | None = None
         for leaf in flatten(output):
@@ -82,7 +98,9 @@ class Gradients:
             elif leaf.is_leaf and label in self._passed_on:
                 if own is None:
                     own = {id(tensor) for item in inputs.values() for tensor in flatten(item)}
-                if id(leaf) not in own and all(leaf is not value.tensor for value in self._constants):
+                if id(leaf) not in own and all(
+                    leaf is not value.tensor for value in self._constants
+                ):
                     yield leaf
 
     def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
@@ -90,26 +108,38 @@ class Gradients:
         followed = self.graph.followed
         if followed is not None and not modules and followed.given.issuperset(names):
             return followed.outputs
-        wanted = sum(_bit(self.graph.value(name).index) for name in names) | (_MODULES if modules else 0)
+        wanted = sum(_bit(self.graph.value(name).index) for name in names) | (
+            _MODULES if modules else 0
+        )
         return [label for label, bits in self._from.items() if bits & wanted]
 
-    def _mark_written(self, inputs: Mapping[str, Any], names: Collection[str], sources: list[torch.Tensor]) -> None:
+    def _mark_written(
+        self, inputs: Mapping[str, Any], names: Collection[str], sources: list[torch.Tensor]
+    ) -> None:
         """Let inputs raise in backward to which tasks wrote where autograd would have noted that."""
         followed = self.graph.followed
         if followed is not None and followed.given.issuperset(names):
             found = [(name, inputs[name]) for name in followed.written]
         else:
             graph = self.graph
-            changed = [name for name in inputs if name in names and graph.last_version(graph.value(name).index)]
+            changed = [
+                name
+                for name in inputs
+                if name in names and graph.last_version(graph.value(name).index)
+            ]
             found = [(name, leaf) for name in changed for leaf in _following(inputs[name])]
         written = [(name, leaf) for name, leaf in found if not _is_source(leaf)]
         if not written:
             return
-        where = [f"{name!r}, to which graph {self.graph.name!r} writes in place" for name, _ in written]
+        where = [
+            f"{name!r}, to which graph {self.graph.name!r} writes in place" for name, _ in written
+        ]
         try:
             _Written.apply(where, len(written), *(leaf for _, leaf in written), *sources)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            raise GradientError(f"{_told(where)}; autograd cannot note that either: {error}") from error
+            raise GradientError(
+                f"{_told(where)}; autograd cannot note that either: {error}"
+            ) from error
 
     @cached_property
     def _parameters(self) -> list[torch.Tensor]:
@@ -134,13 +164,23 @@ class Gradients:
     @cached_property
     def _passed_on(self) -> set[str]:
         """The outputs that are inputs or constants, which may be copies on another device."""
-        return {label for label, index in self.graph.outputs.items() if self.graph.values[index].producer is None}
+        return {
+            label
+            for label, index in self.graph.outputs.items()
+            if self.graph.values[index].producer is None
+        }
 
     def _said(self, label: str, names: Iterable[str]) -> str:
         value = self.graph.values[self.graph.outputs[label]]
-        where = f" (computed at {self.graph.tasks[value.producer].source})" if value.producer is not None else ""
+        where = (
+            f" (computed at {self.graph.tasks[value.producer].source})"
+            if value.producer is not None
+            else ""
+        )
         inputs = listed(sorted(names), most=3) if names else "parameters of its modules"
-        return f"output {label!r} of graph {self.graph.name!r}{where}, whose gradient is for {inputs}"
+        return (
+            f"output {label!r} of graph {self.graph.name!r}{where}, whose gradient is for {inputs}"
+        )
 
 
 def guarded(graph: Graph, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:

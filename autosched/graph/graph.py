@@ -1,8 +1,9 @@
 """Graph: what is to be computed, in the order in which you would run it serially.
 
-A graph is append-only. A task reads and writes values and sees the versions that the tasks added before it left,
-so insertion order is a topological order and there are no cycles. A tensor and its views share memory: a write to one
-is a write to all that see the part that it changes, and leaves their next versions.
+A graph is append-only. A task reads and writes values and sees the versions that the tasks added
+before it left, so insertion order is a topological order and there are no cycles. A tensor and its
+views share memory: a write to one is a write to all that see the part that it changes, and leaves
+their next versions.
 
 Knows no device but as a name in a constraint, no time, no torch.
 """
@@ -54,7 +55,8 @@ class Graph:
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
 
-        Tasks that draw keep their order; those that must run on such devices, only among those of the same generator.
+        Tasks that draw keep their order; those that must run on such devices, only among those of
+        the same generator.
         """
         self.name = name
         self._generators = dict(generators or {})
@@ -64,33 +66,46 @@ class Graph:
         self.outputs: dict[str, int] = {}  # what the user calls it -> value
         self.names: dict[str, Value | Task] = {}
         self.users: list[list[int]] = []  # of each task, the tasks that depend on it
-        self._views: dict[int, list[int]] = {}  # root -> the values that share its memory, itself first
-        self._seen: dict[int, Index[list[int]]] = {}  # the same by the part that they see, for roots that have views
+        self._views: dict[
+            int, list[int]
+        ] = {}  # root -> the values that share its memory, itself first
+        self._seen: dict[
+            int, Index[list[int]]
+        ] = {}  # the same by the part that they see, for roots that have views
         self._looks = Looks()
         self._now: list[Use] = []  # of each value, the version that it is in
         self._places: dict[tuple[str, int], Origin] = {}  # where tasks come from that nobody says
         self._accesses: dict[int, Accesses] = {}  # by root
         self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
-        self._portions: dict[int, int] = {}  # by root, how many tasks write a part of it by an index
-        self.kept_together: list[tuple[int, ...]] = []  # values whose makers and writers share a device
+        self._portions: dict[
+            int, int
+        ] = {}  # by root, how many tasks write a part of it by an index
+        self.kept_together: list[
+            tuple[int, ...]
+        ] = []  # values whose makers and writers share a device
         self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # the same by value
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
         self._device: str | None = None
         self._grows = True
-        self._last: dict[int, int] = {}  # by the id of what tasks share beside values, the task that used it last
+        self._last: dict[
+            int, int
+        ] = {}  # by the id of what tasks share beside values, the task that used it last
 
     # ---- building
 
     def input(self, name: str, *, nbytes: int | None = None) -> Value:
         """Declare one input, to be given by name when the graph runs; ``nbytes`` is its size, where you know.
 
-        Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name: device})`` says, or
-        it lives on the host. Raises GraphError for sizes that are no numbers, and names that are taken.
+        Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name:
+        device})`` says, or it lives on the host. Raises GraphError for sizes that are no numbers,
+        and names that are taken.
         """
         if nbytes is not None and not is_number(nbytes):
-            raise GraphError(f"nbytes of input {name!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
+            raise GraphError(
+                f"nbytes of input {name!r} must be a number, 0 or more, and finite, got {shown(nbytes)}"
+            )
         return self._new_value(self._claim(name), home=self._device, nbytes=nbytes)
 
     def inputs(self, *names: str) -> tuple[Value, ...]:
@@ -109,7 +124,9 @@ class Graph:
         """
         found = self._constants.get(id(tensor))
         if found is None:
-            device = str(getattr(tensor, "device", "cpu"))  # one on the CPU lives on the host, whatever that is called
+            device = str(
+                getattr(tensor, "device", "cpu")
+            )  # one on the CPU lives on the host, whatever that is called
             found = self._new_value(
                 self._claim(name) if name is not None else self.fresh("constant"),
                 home=None if device == "cpu" else device,
@@ -117,7 +134,9 @@ class Graph:
             )
             self._constants[id(tensor)] = found
         if name not in (None, found.name):
-            raise GraphError(f"the tensor is constant {found.name!r} of graph {self.name!r} already, got name {name!r}")
+            raise GraphError(
+                f"the tensor is constant {found.name!r} of graph {self.name!r} already, got name {name!r}"
+            )
         return found
 
     @contextlib.contextmanager
@@ -126,7 +145,8 @@ class Graph:
 
         Tasks on ``"host"`` run on the machine's first CPU, whatever its name.
         """
-        before, self._device = self._device, check_device(device)
+        before = self._device
+        self._device = check_device(device)
         try:
             yield
         finally:
@@ -150,22 +170,28 @@ class Graph:
     ) -> Any:
         """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
 
-        Autograd is off in tasks: a function that computes gradients does so under ``torch.enable_grad()``.
-        Arguments may be Values, tuples, lists and dicts of them, tensors (which become constants) and anything else.
+        Autograd is off in tasks: a function that computes gradients does so under
+        ``torch.enable_grad()``. Arguments may be Values, tuples, lists and dicts of them, tensors
+        (which become constants) and anything else.
 
         * ``writes``: the arguments that ``fn`` changes in place; later tasks see their new version.
-        * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of it).
+        * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of
+          it).
         * ``after``: tasks, or values whose tasks, must have ended before.
-        * ``on``: the device it must run on; default: that of the enclosing ``with graph.on(device)``, if any.
-        * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or a tuple, list or
-          dict (nested at will) of names. The same shape of Values is returned.
-        * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do those that share
-          a module or an optimizer. Other things that functions share, tasks must not change.
-        * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones return what they write.
-        * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where you know.
+        * ``on``: the device it must run on; default: that of the enclosing ``with
+          graph.on(device)``, if any.
+        * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or
+          a tuple, list or dict (nested at will) of names. The same shape of Values is returned.
+        * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do
+          those that share a module or an optimizer. Other things that functions share, tasks must
+          not change.
+        * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones
+          return what they write.
+        * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where
+          you know.
 
-        Raises GraphError for values of another graph, names already taken, writes that are no argument, and costs
-        that are no numbers.
+        Raises GraphError for values of another graph, names already taken, writes that are no
+        argument, and costs that are no numbers.
         """
         if not callable(fn):
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
@@ -191,7 +217,10 @@ class Graph:
 
         ``by`` is called in the place of ``fn``, and does the same.
         """
-        for what, tree, most in (("arguments", (args, kwargs), _DEEPEST + 2), ("outputs=", outputs, _DEEPEST)):
+        for what, tree, most in (
+            ("arguments", (args, kwargs), _DEEPEST + 2),
+            ("outputs=", outputs, _DEEPEST),
+        ):
             if is_deeper(most, tree):
                 label = facts.get("name") or effects.function_name(fn)
                 raise GraphError(f"task {label!r} has {what} nested more than {_DEEPEST} deep")
@@ -205,7 +234,9 @@ class Graph:
         part = None
         if known.name in effects.SET_ITEM and len(args) > 1 and is_basic(args[1]):
             part = written[0].index, self._looks.item(written[0].part, args[1])
-            if _is_there(args[2:], written[0], part[1]):  # x[key] += y, which Python follows up with x[key] = x[key]
+            if _is_there(
+                args[2:], written[0], part[1]
+            ):  # x[key] += y, which Python follows up with x[key] = x[key]
                 return None
         result = self._add(
             fn,
@@ -240,12 +271,13 @@ class Graph:
     ) -> dict[str, Value]:
         """Add all tasks of another graph, with a Value of this one for each of its inputs; return its outputs by name.
 
-        A graph may be included again and again, under another ``prefix`` of names each time. What its tasks write,
-        they write to the values given. ``on`` is the device of all tasks, or of those named; views and tasks on
+        A graph may be included again and again, under another ``prefix`` of names each time. What
+        its tasks write, they write to the values given. ``on`` is the device of all tasks, or of
+        those named; views and tasks on
         ``"host"`` ignore it. ``seconds`` by task and ``nbytes`` by value, by their names in the other graph, are what
-        they cost; else what was said there. With ``only`` these tasks are added, by name; then ``inputs`` has what they
-        read of others too, and all values that they make are returned, by name. Raises GraphError for names that are
-        taken and inputs that do not fit.
+        they cost; else what was said there. With ``only`` these tasks are added, by name; then
+        ``inputs`` has what they read of others too, and all values that they make are returned, by
+        name. Raises GraphError for names that are taken and inputs that do not fit.
 
         >>> import autosched as asc
         >>> layer, net = asc.Graph("layer"), asc.Graph("net")
@@ -275,7 +307,9 @@ class Graph:
                 raise GraphError(f"an output must be a Value of graph {self.name!r}, got {item!r}")
             name = item.name if label is None else label
             if not is_name(name):
-                raise GraphError(f"the name of an output must be a string without spaces and '@', got {name!r}")
+                raise GraphError(
+                    f"the name of an output must be a string without spaces and '@', got {name!r}"
+                )
             if name in self.outputs or name in declared:
                 so_far = listed([*self.outputs, *declared])
                 raise GraphError(f"output {name!r} is declared twice; outputs so far: {so_far}")
@@ -286,8 +320,9 @@ class Graph:
     def together(self, *values: Value) -> None:
         """Keep all tasks that make or write any of these values on one device, under every policy.
 
-        So a parameter and its moments are updated in one place. Tasks count that are added later, too. Raises
-        GraphError for what is no Value of this graph; ``schedule`` raises ScheduleError where constraints contradict.
+        So a parameter and its moments are updated in one place. Tasks count that are added later,
+        too. Raises GraphError for what is no Value of this graph; ``schedule`` raises ScheduleError
+        where constraints contradict.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -301,12 +336,16 @@ class Graph:
         self._check_grows()
         for item in values:
             if not isinstance(item, Value):
-                raise GraphError(f"only Values of graph {self.name!r} can be kept together, got {shown(item)}")
+                raise GraphError(
+                    f"only Values of graph {self.name!r} can be kept together, got {shown(item)}"
+                )
         bond = tuple(dict.fromkeys(self._own(value).index for value in values))
         self.kept_together.append(bond)
         self._bonds.update((index, (*self._bonds.get(index, ()), bond)) for index in bond)
 
-    def pinned(self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None) -> Graph:
+    def pinned(
+        self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None
+    ) -> Graph:
         """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
 
         ``inputs`` says where inputs live, by their names or by patterns of the shell, ``place`` where tasks must run,
@@ -320,7 +359,9 @@ class Graph:
         twin._views = {root: list(members) for root, members in self._views.items()}
         twin._grows = False
         sources = {value.name: value for value in self.sources}
-        for name, device in by_pattern(inputs or {}, sources, "inputs", "input", self.input_names).items():
+        for name, device in by_pattern(
+            inputs or {}, sources, "inputs", "input", self.input_names
+        ).items():
             moved = copy.copy(sources[name])
             moved.home = check_device(device)
             twin.values[moved.index] = twin.names[name] = moved
@@ -357,7 +398,13 @@ class Graph:
     def task(self, name: str) -> Task:
         """Return a task by its name. Raises GraphError if there is none."""
         found = self.names.get(name) if isinstance(name, str) else None
-        index = found.index if isinstance(found, Task) else found.producer if found is not None else None
+        index = (
+            found.index
+            if isinstance(found, Task)
+            else found.producer
+            if found is not None
+            else None
+        )
         if index is None or self.tasks[index].name != name:
             raise GraphError(
                 f"graph {self.name!r} has no task {name!r}; tasks are {listed(t.name for t in self.tasks)}"
@@ -379,7 +426,11 @@ class Graph:
 
     def bonds(self, task: Task) -> list[tuple[int, ...]]:
         """Return what is kept together (values, by index) of which a task makes or writes some."""
-        left = [self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs)] if self._bonds else []
+        left = (
+            [self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs)]
+            if self._bonds
+            else []
+        )
         return list(dict.fromkeys(chain(*left)))
 
     def last_version(self, value: int) -> int:
@@ -427,7 +478,8 @@ class Graph:
     ) -> None:
         """Draw it into a file, by its suffix: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid); see ``graph_svg``.
 
-        With ``depth``, a module at that level is one box; without, large graphs are folded to fit. ``.png`` and
+        With ``depth``, a module at that level is one box; without, large graphs are folded to fit.
+        ``.png`` and
         ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
         """
         renderer_of(self).draw(self, path, device, critical, group, depth)
@@ -436,24 +488,36 @@ class Graph:
         return renderer_of(self).show(self)
 
     def __repr__(self) -> str:
-        counts = f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"
+        counts = (
+            f"{len(self.tasks)} tasks, {len(self.input_names)} inputs, {len(self.outputs)} outputs"
+        )
         return f"<Graph {self.name!r}: {counts}>"
 
     def __str__(self) -> str:
         lines = [f"graph {self.name}"]
         lines += [
-            f"  {'input' if v.tensor is None else 'constant'} {v.name}" + (f" on {v.home}" if v.home else "")
+            f"  {'input' if v.tensor is None else 'constant'} {v.name}"
+            + (f" on {v.home}" if v.home else "")
             for v in self.sources
         ]
         lines += [f"  {self._line(task)}" for task in self.tasks]
-        lines += [f"  together {', '.join(self.values[i].name for i in values)}" for values in self.kept_together]
-        lines += [f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()]
+        lines += [
+            f"  together {', '.join(self.values[i].name for i in values)}"
+            for values in self.kept_together
+        ]
+        lines += [
+            f"  output {label} = {self.values[index].name}" for label, index in self.outputs.items()
+        ]
         return "\n".join(lines)
 
     def _line(self, task: Task) -> str:
-        reads = ", ".join(self.values[v].name + (f"@{version}" if version else "") for v, version in task.reads)
+        reads = ", ".join(
+            self.values[v].name + (f"@{version}" if version else "") for v, version in task.reads
+        )
         facts = [f"writes {self.values[use.value].name}" for use in task.writes]
-        facts += [f"after {self.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"]
+        facts += [
+            f"after {self.tasks[d.task].name}" for d in task.dependencies if d.kind == "order"
+        ]
         facts += [f"on {task.device}"] if task.device else []
         return f"{task.name}({reads})" + (": " + ", ".join(facts) if facts else "")
 
@@ -462,17 +526,21 @@ class Graph:
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
         """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
 
-        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as its function is.
-        Autograd does not record across tasks: where what is given requires grad, outputs raise GradientError in
+        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as
+        its function is. Autograd does not record across tasks: where what is given requires grad,
+        outputs raise GradientError in
         ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
-        Raises GraphError for missing or unknown inputs, and what a task raises, with a note that names it.
+        Raises GraphError for missing or unknown inputs, and what a task raises, with a note that
+        names it.
         """
         inputs, keep = self.completed(args, inputs)
         data = self.bind(inputs)
         with no_grad():
             for task in self.tasks:
                 if task.fn is None:
-                    raise GraphError(f"task {task.name!r} has no function: it can be planned, not run")
+                    raise GraphError(
+                        f"task {task.name!r} has no function: it can be planned, not run"
+                    )
                 args, kwargs = called_with(task, data)
                 try:
                     data.update(task.results(task.fn(*args, **kwargs)))
@@ -499,10 +567,14 @@ class Graph:
             return inputs, None
         names = self.input_names
         if len(args) > len(names):
-            raise GraphError(f"graph {self.name!r} was given {len(args)} inputs; it has {len(names)}: {listed(names)}")
+            raise GraphError(
+                f"graph {self.name!r} was given {len(args)} inputs; it has {len(names)}: {listed(names)}"
+            )
         for name in names[: len(args)]:
             if name in inputs:
-                raise GraphError(f"graph {self.name!r} was given input {name!r} twice, by position and by name")
+                raise GraphError(
+                    f"graph {self.name!r} was given input {name!r} twice, by position and by name"
+                )
         return {**dict(zip(names, args, strict=False)), **inputs}, None
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
@@ -510,8 +582,14 @@ class Graph:
         sources = self.sources
         names = {v.name for v in sources if v.tensor is None}
         for name in names ^ inputs.keys() and sorted(names ^ inputs.keys(), key=str):
-            what = f"misses input {name!r}" if name in names else f"was given {name!r}, which is no input"
-            raise GraphError(f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}")
+            what = (
+                f"misses input {name!r}"
+                if name in names
+                else f"was given {name!r}, which is no input"
+            )
+            raise GraphError(
+                f"graph {self.name!r} {what}; its inputs are {listed(self.input_names)}"
+            )
         return {v.index: inputs[v.name] if v.tensor is None else v.tensor for v in sources}
 
     # ---- networkx
@@ -526,8 +604,9 @@ class Graph:
     def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         """Make a graph of a networkx DAG, each node a task.
 
-        Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its result, ``fn``
-        (called with the results of its predecessors, in the order of its edges), ``device``. Edge attributes:
+        Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its
+        result, ``fn`` (called with the results of its predecessors, in the order of its edges),
+        ``device``. Edge attributes:
         ``nbytes``, what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without
         successors are outputs. Raises GraphError for cycles and undirected graphs.
 
@@ -581,10 +660,14 @@ class Graph:
         check_costs(label, seconds, nbytes)
         device = None if view else check_device(on) if on is not None else self._device
         state, random = self._state(fn, leaves, composite, random, device)
-        earlier = [self._task_of(item) for item in after] + [self._last[id(s)] for s in state if id(s) in self._last]
+        earlier = [self._task_of(item) for item in after] + [
+            self._last[id(s)] for s in state if id(s) in self._last
+        ]
         # From here on nothing fails: an error leaves the graph as it was.
         index = len(self.tasks)
-        seen, written = (tuple([self._now[value.index] for value in values]) for values in (reads, writes))
+        seen, written = (
+            tuple([self._now[value.index] for value in values]) for values in (reads, writes)
+        )
         parts = parts or self._parts(aliases, look, args, kwargs, list(flatten(names)))
         if view and aliases is not None:
             part = aliases.index, parts[0] if names == label else aliases.part
@@ -592,7 +675,10 @@ class Graph:
         changes = self._change(index, writes, part) if writes else ()
         seen_as = iter(parts)
         result = transform(
-            lambda leaf: self._new_value(leaf, index, root=aliases, part=next(seen_as), nbytes=nbytes), names
+            lambda leaf: self._new_value(
+                leaf, index, root=aliases, part=next(seen_as), nbytes=nbytes
+            ),
+            names,
         )
         made = tuple([self._now[leaf.index] for leaf in flatten(result)])
         task = Task(
@@ -614,14 +700,23 @@ class Graph:
         return found
 
     def _state(
-        self, fn: Any, args: Iterable[Any], composite: Composite | None, random: bool, device: str | None
+        self,
+        fn: Any,
+        args: Iterable[Any],
+        composite: Composite | None,
+        random: bool,
+        device: str | None,
     ) -> tuple[list[Any], bool]:
         """Return what a task shares beside values, and whether it draws random numbers."""
         if composite is not None:
             shared = {
-                id(item): item for part in composite.tasks for item in part.shared if not isinstance(item, _Generator)
+                id(item): item
+                for part in composite.tasks
+                for item in part.shared
+                if not isinstance(item, _Generator)
             }
-            state, random = list(shared.values()), any(part.random for part in composite.tasks)
+            state = list(shared.values())
+            random = any(part.random for part in composite.tasks)
         else:
             state = effects.shared_state(fn, (item for item in args if not isinstance(item, Value)))
             random = random or any(map(effects.draws, state))
@@ -630,7 +725,12 @@ class Graph:
         return state + (drawn if random else []), random
 
     def _parts(
-        self, base: Value | None, look: str | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
+        self,
+        base: Value | None,
+        look: str | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        names: Sequence[str],
     ) -> list[Part]:
         """Return which part of its memory each result is, which is ``base``'s memory if that is given."""
         if base is None:
@@ -670,12 +770,16 @@ class Graph:
         for reader in disturbed:
             found.setdefault(reader, "anti")
         for task in earlier:
-            if found.get(task) != "data":  # an anti dependency is between memory blocks, and does not order the tasks
+            if (
+                found.get(task) != "data"
+            ):  # an anti dependency is between memory blocks, and does not order the tasks
                 found[task] = "order"
         found.pop(index, None)
         return tuple([Dependency(task, kind) for task, kind in found.items()])
 
-    def _change(self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None) -> tuple[Use, ...]:
+    def _change(
+        self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None
+    ) -> tuple[Use, ...]:
         """Let all values that see what task ``index`` writes go on to their next version; return those they had."""
         changed: set[int] = set()
         for value in writes:
@@ -684,7 +788,11 @@ class Graph:
                 touched = part[1]
                 self._portions[value.root] = self._portions.get(value.root, 0) + 1
             members = self._seen.get(value.root)
-            changed.update([value.index] if members is None else chain(*(m for _, m in members.overlapping(touched))))
+            changed.update(
+                [value.index]
+                if members is None
+                else chain(*(m for _, m in members.overlapping(touched)))
+            )
         uses = tuple([self._now[member] for member in sorted(changed)])
         for member, version in uses:
             left = self._now[member] = Use(member, version + 1)
@@ -709,9 +817,13 @@ class Graph:
         taken: set[str] = set()
         for leaf in flatten(outputs):
             if not isinstance(leaf, str):
-                raise GraphError(f"outputs= of task {label!r} must be a number or a tree of names, got {leaf!r} in it")
+                raise GraphError(
+                    f"outputs= of task {label!r} must be a number or a tree of names, got {leaf!r} in it"
+                )
             if self._claim(leaf) in taken:
-                raise GraphError(f"outputs= of task {label!r} has the name {leaf!r} twice; names are unique")
+                raise GraphError(
+                    f"outputs= of task {label!r} has the name {leaf!r} twice; names are unique"
+                )
             taken.add(leaf)
         return outputs
 
@@ -728,7 +840,17 @@ class Graph:
     ) -> Value:
         index = len(self.values)
         part = part or self._looks.root()
-        value = Value(self, index, name, producer, index if root is None else root.root, part, home, tensor, nbytes)
+        value = Value(
+            self,
+            index,
+            name,
+            producer,
+            index if root is None else root.root,
+            part,
+            home,
+            tensor,
+            nbytes,
+        )
         self.values.append(value)
         self._now.append(Use(index, 0))
         self.names[name] = value
@@ -768,22 +890,32 @@ class Graph:
     def _task_of(self, item: Any) -> int:
         if isinstance(item, str):
             item = self.task(item)
-        if isinstance(item, Task) and item.index < len(self.tasks) and self.tasks[item.index] is item:
+        if (
+            isinstance(item, Task)
+            and item.index < len(self.tasks)
+            and self.tasks[item.index] is item
+        ):
             return item.index
         if isinstance(item, Value) and self._own(item).producer is not None:
             return item.producer  # type: ignore[return-value]
-        raise GraphError(f"after= needs tasks, or values that tasks of this graph made, got {item!r}")
+        raise GraphError(
+            f"after= needs tasks, or values that tasks of this graph made, got {item!r}"
+        )
 
     def _check_grows(self) -> None:
         if not self._grows:
-            raise GraphError(f"this is a schedule's own copy of graph {self.name!r}; add to the graph that you made")
+            raise GraphError(
+                f"this is a schedule's own copy of graph {self.name!r}; add to the graph that you made"
+            )
 
     def _claim(self, name: str) -> str:
         self._check_grows()
         if not is_name(name):
             raise GraphError(f"a name must be a string without spaces and '@', got {name!r}")
         if name in self.names:
-            raise GraphError(f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out")
+            raise GraphError(
+                f"name {name!r} is already taken in graph {self.name!r}; choose another, or leave it out"
+            )
         return name
 
     def fresh(self, base: str) -> str:
@@ -828,7 +960,11 @@ def check_device(device: Any) -> str:
 
 
 def by_pattern(
-    given: Mapping[str, Any], names: Collection[str], argument: str, what: str, shown: Iterable[str] | None = None
+    given: Mapping[str, Any],
+    names: Collection[str],
+    argument: str,
+    what: str,
+    shown: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Return by name what is given by names or by patterns of the shell; a name counts before patterns, which in turn.
 
@@ -839,10 +975,18 @@ def by_pattern(
     """
     found = {name: item for name, item in given.items() if name in names}
     for pattern, item in given.items():
-        fits = [] if pattern in names else fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        fits = (
+            []
+            if pattern in names
+            else fnmatch.filter(names, pattern)
+            if isinstance(pattern, str)
+            else []
+        )
         if not fits and pattern not in names:
             known = listed(names if shown is None else shown)
-            raise GraphError(f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}")
+            raise GraphError(
+                f"{argument}= names {pattern!r}, which is no {what}; {what}s are {known}"
+            )
         for name in fits:
             found.setdefault(name, item)
     return found
@@ -851,9 +995,13 @@ def by_pattern(
 def check_costs(label: str, seconds: Any, nbytes: Any) -> None:
     """Raise GraphError unless these are what a task may cost, as far as they are given."""
     for number in no_seconds(0 if seconds is None else seconds):
-        raise GraphError(f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}")
+        raise GraphError(
+            f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}"
+        )
     if nbytes is not None and not is_number(nbytes):
-        raise GraphError(f"nbytes of task {label!r} must be a number, 0 or more, and finite, got {shown(nbytes)}")
+        raise GraphError(
+            f"nbytes of task {label!r} must be a number, 0 or more, and finite, got {shown(nbytes)}"
+        )
 
 
 def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:
@@ -873,7 +1021,8 @@ def _called(task: Task) -> Iterator[str]:
 def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
     """Whether what is to be written to a part is that very part already."""
     return any(
-        isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0 for item in items
+        isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0
+        for item in items
     )
 
 
@@ -890,7 +1039,10 @@ def _caller() -> tuple[str, int]:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in ("autosched", "torch", "contextlib") or module == "autosched.demo":
+        if (
+            module.partition(".")[0] not in ("autosched", "torch", "contextlib")
+            or module == "autosched.demo"
+        ):
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno

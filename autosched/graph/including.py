@@ -1,6 +1,7 @@
 """Including: the tasks of one graph written into another, as often as they are needed there.
 
-What was an input becomes a value of the other graph; names get a prefix. Knows no device but as a name.
+What was an input becomes a value of the other graph; names get a prefix. Knows no device but as a
+name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def include(
     only: Collection[str] | None,
 ) -> dict[str, Value]:
     """Do what ``Graph.include`` says."""
-    tasks = other.tasks if only is None else [other.tasks[i] for i in sorted({other.task(name).index for name in only})]
+    tasks = (
+        other.tasks
+        if only is None
+        else [other.tasks[i] for i in sorted({other.task(name).index for name in only})]
+    )
     values = _given(graph, other, inputs, tasks, only is None)
     _check_names(graph, tasks, other, prefix)
     parts = _Parts(graph._looks, other, values)
@@ -82,7 +87,8 @@ def repeat(
 ) -> Any:
     """Add a task of an old graph to a graph, ``values`` for those of the old one; return its results."""
     args, kwargs = transform(
-        lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf, (task.args, task.kwargs)
+        lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
+        (task.args, task.kwargs),
     )
     return graph._add(
         task.fn, args, kwargs, name=name, outputs=outputs, writes=[values[use.value] for use in task.writes],
@@ -112,29 +118,40 @@ def _given(
 ) -> dict[int, Value]:
     """Return what stands for each value that these tasks do not make, by its index in the other graph."""
     made = {use.value for task in tasks for use in task.outputs}
-    needed = [*other.sources] if whole else [other.values[use.value] for task in tasks for use in task.reads]
+    needed = (
+        [*other.sources]
+        if whole
+        else [other.values[use.value] for task in tasks for use in task.reads]
+    )
     needed = [value for value in dict.fromkeys(needed) if value.index not in made]
     names = [value.name for value in needed if value.tensor is None]
     for name in names:
         if name not in inputs:
-            raise GraphError(f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}")
+            raise GraphError(
+                f"inputs= of include misses input {name!r}; graph {other.name!r} needs {listed(names)}"
+            )
     for name, value in inputs.items():
         if name not in names and (whole or not isinstance(other.names.get(name), Value)):
             raise GraphError(
                 f"inputs= of include gives {name!r}, which is no input; graph {other.name!r} needs {listed(names)}"
             )
         if not isinstance(value, Value):
-            raise GraphError(f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}")
+            raise GraphError(
+                f"input {name!r} must be given a Value of graph {graph.name!r}, got {value!r}"
+            )
         graph._own(value)
     return {
-        value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor) for value in needed
+        value.index: inputs[value.name] if value.tensor is None else graph.constant(value.tensor)
+        for value in needed
     }
 
 
 def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str) -> None:
     """Raise GraphError for a name that is taken before anything is added."""
     for task in tasks:
-        for name in dict.fromkeys([task.name, *(other.values[use.value].name for use in task.outputs)]):
+        for name in dict.fromkeys(
+            [task.name, *(other.values[use.value].name for use in task.outputs)]
+        ):
             if prefix + name in graph.names:
                 raise GraphError(
                     f"name {prefix + name!r} is already taken in graph {graph.name!r}; give another prefix"
@@ -158,7 +175,9 @@ class _Parts:
     """Says which part of memory a value sees in its new graph, which has looks of its own."""
 
     def __init__(self, looks: Looks, other: Graph, values: Mapping[int, Value]):
-        self.looks, self.other, self.values = looks, other, values
+        self.looks = looks
+        self.other = other
+        self.values = values
         self.known: dict[int, int] = {-1: -1}
         self.token = object()
 
@@ -166,7 +185,9 @@ class _Parts:
         """Return what the results of a task are, some of which share the memory of an argument."""
         bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
         return [
-            self.looks.root() if value.root == value.index else self.now(value.part, bases[value.root])
+            self.looks.root()
+            if value.root == value.index
+            else self.now(value.part, bases[value.root])
             for value in made
         ]
 

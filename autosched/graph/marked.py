@@ -34,7 +34,9 @@ CAPTURE = _Capture()  # no context variable: torch.compile cannot look into thos
 @overload
 def task(fn: F, /) -> F: ...
 @overload
-def task(*, writes: str | Iterable[str] = (), aliases: str | None = None, **options: Any) -> Callable[[F], F]: ...
+def task(
+    *, writes: str | Iterable[str] = (), aliases: str | None = None, **options: Any
+) -> Callable[[F], F]: ...
 def task(
     fn: Callable[..., Any] | None = None,
     /,
@@ -45,9 +47,9 @@ def task(
 ) -> Any:
     """Mark a function that stays whole: called with values of a graph, it adds itself to the graph as one task.
 
-    In a capture, what one call does is one task, and what its backward does another, whatever the granularity. Called
-    with tensors it runs. Options are those of ``Graph.add``; ``writes`` and ``aliases`` name parameters. Raises
-    GraphError for names that are no parameters.
+    In a capture, what one call does is one task, and what its backward does another, whatever the
+    granularity. Called with tensors it runs. Options are those of ``Graph.add``; ``writes`` and
+    ``aliases`` name parameters. Raises GraphError for names that are no parameters.
 
     >>> @task(outputs=2)
     ... def halves(x, count):
@@ -59,7 +61,8 @@ def task(
     """
     if fn is None:
         return functools.partial(task, writes=writes, aliases=aliases, **options)
-    inner, written = fn, (writes,) if isinstance(writes, str) else tuple(writes)
+    inner = fn
+    written = (writes,) if isinstance(writes, str) else tuple(writes)
     signature = _signature(fn, [*written, *([aliases] if aliases else [])])
 
     @functools.wraps(inner)
@@ -87,5 +90,7 @@ def _signature(fn: Callable[..., Any], named: list[str]) -> inspect.Signature | 
     for name in named:
         if name not in signature.parameters:
             known = listed(signature.parameters)
-            raise GraphError(f"function {fn.__name__!r} has no parameter {name!r}; its parameters are {known}")
+            raise GraphError(
+                f"function {fn.__name__!r} has no parameter {name!r}; its parameters are {known}"
+            )
     return signature

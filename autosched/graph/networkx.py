@@ -24,7 +24,11 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
             dag.add_edge(graph.tasks[dependency.task].name, task.name, kind=dependency.kind)
         for value in (graph.values[use.value] for use in task.reads):
             producer = graph.tasks[value.producer] if value.producer is not None else None
-            if producer is not None and producer.fn is None and value.index != producer.outputs[0].value:
+            if (
+                producer is not None
+                and producer.fn is None
+                and value.index != producer.outputs[0].value
+            ):
                 dag.edges[producer.name, task.name]["nbytes"] = value.nbytes
     return dag
 
@@ -32,17 +36,25 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
 @without_collecting()
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
     """See ``Graph.from_networkx``."""
-    if not isinstance(dag, networkx.DiGraph) or dag.is_multigraph() or not networkx.is_directed_acyclic_graph(dag):
+    if (
+        not isinstance(dag, networkx.DiGraph)
+        or dag.is_multigraph()
+        or not networkx.is_directed_acyclic_graph(dag)
+    ):
         raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
     sent: dict[tuple[Any, Any], Value] = {}  # what flows along an edge
-    for node in networkx.lexicographical_topological_sort(dag, key=position.__getitem__):  # ties as they were added
+    for node in networkx.lexicographical_topological_sort(
+        dag, key=position.__getitem__
+    ):  # ties as they were added
         _add_node(graph, dag, node, sent)
     return graph
 
 
-def _add_node(graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tuple[Any, Any], Value]) -> None:
+def _add_node(
+    graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tuple[Any, Any], Value]
+) -> None:
     facts = dag.nodes[node]
     label = graph.fresh("".join(str(node).split()).replace("@", "_") or "task")
     parts = [n for n in dag.successors(node) if dag.edges[node, n].get("nbytes") is not None]
@@ -50,7 +62,10 @@ def _add_node(graph: Graph, dag: networkx.DiGraph[Any], node: Any, sent: dict[tu
         raise GraphError(
             f"node {node!r} has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
         )
-    names = [label, *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts)]
+    names = [
+        label,
+        *(graph.fresh("".join(f"{label}>{n}".split()).replace("@", "_")) for n in parts),
+    ]
     data = {n: dag.edges[n, node].get("kind", "data") == "data" for n in dag.predecessors(node)}
     result = graph._add(
         facts.get("fn"),

@@ -1,17 +1,18 @@
 """Parts of memory: which of its elements a view sees, and whether two views of one memory can meet.
 
-A graph knows no shapes, so parts are told by coordinates. A dimension of a tensor gives each element two of them: how
-far from the front, and how far from the end (negative). ``x[2:5]`` bounds the first, ``x[-3:]`` the second, and parts
-that share a coordinate with bounds apart have no element in common, whatever the shape turns out to be:
+A graph knows no shapes, so parts are told by coordinates. A dimension of a tensor gives each
+element two of them: how far from the front, and how far from the end (negative). ``x[2:5]`` bounds
+the first, ``x[-3:]`` the second, and parts that share a coordinate with bounds apart have no
+element in common, whatever the shape turns out to be:
 
     x[:4]  and  x[4:]        apart, by rows from the front
     x[1:-1]  and  x[-1]      apart, by rows from the end
     x[:, :2]  and  x.t()[2:] apart, by columns
     x[:4]  and  x[-4:]       perhaps apart: so they are taken to overlap
 
-A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its own; it is a part of
-what it was made from. Where elements of a view can lie on each other (``expand``) it has none; ``as_strided`` may see
-all of the memory.
+A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its
+own; it is a part of what it was made from. Where elements of a view can lie on each other
+(``expand``) it has none; ``as_strided`` may see all of the memory.
 
 Knows torch's functions by name, and no graph.
 """
@@ -57,14 +58,18 @@ class Part:
     bounds: tuple[tuple[Axis, Bounds], ...] = ()
     look: int = field(default=-1, compare=False)  # -1: it has no coordinates
     lead: tuple[_Dimension, ...] = field(default=(), compare=False)
-    tail: tuple[int, int] = field(default=(-1, 0), compare=False)  # what follows: that look's, from there on
+    tail: tuple[int, int] = field(
+        default=(-1, 0), compare=False
+    )  # what follows: that look's, from there on
 
     def overlaps(self, other: Part) -> bool:
         """Whether the two may have an element in common."""
         if not self.bounds or not other.bounds:
             return True
         theirs = dict(other.bounds)
-        return not any(axis in theirs and _apart(bounds, theirs[axis]) for axis, bounds in self.bounds)
+        return not any(
+            axis in theirs and _apart(bounds, theirs[axis]) for axis, bounds in self.bounds
+        )
 
     def covers(self, other: Part) -> bool:
         """Whether whatever overlaps the other overlaps this: its bounds hold for the other too."""
@@ -105,8 +110,12 @@ def _within(inner: Bounds, outer: Bounds) -> bool:
 
 _OPAQUE = frozenset("broadcast_to expand expand_as unfold".split())
 _SAME = frozenset("alias detach".split())
-_PIECES = frozenset("chunk dsplit hsplit split split_with_sizes tensor_split unbind unsafe_chunk vsplit".split())
-_SPLITS_AT = frozenset("dsplit hsplit tensor_split vsplit".split())  # at indices, which need not rise
+_PIECES = frozenset(
+    "chunk dsplit hsplit split split_with_sizes tensor_split unbind unsafe_chunk vsplit".split()
+)
+_SPLITS_AT = frozenset(
+    "dsplit hsplit tensor_split vsplit".split()
+)  # at indices, which need not rise
 
 
 class Looks:
@@ -136,7 +145,9 @@ class Looks:
             return Part()  # of the storage, not of the base
         if base.look < 0 or name in _OPAQUE:
             return self.opaque(base)
-        if name in _SPLITS_AT and not all(isinstance(item, int) for item in (*args, *kwargs.values())):
+        if name in _SPLITS_AT and not all(
+            isinstance(item, int) for item in (*args, *kwargs.values())
+        ):
             return self.opaque(base)
         match name, args:
             case (("getitem" | "__getitem__"), [key]) if is_basic(key):
@@ -158,17 +169,25 @@ class Looks:
 
     def pieces(self, whole: Part, name: str, count: int) -> list[Part]:
         """Return the parts of the results of a function that splits: ``whole`` is the view of it."""
-        return [self.item(whole, i) if name in _PIECES else self.opaque(whole) for i in range(count)]
+        return [
+            self.item(whole, i) if name in _PIECES else self.opaque(whole) for i in range(count)
+        ]
 
     def item(self, base: Part, key: Any) -> Part:
         """Return the part that ``tensor[key]`` sees, for a basic index."""
         if base.look < 0:
             return base
-        keys = [int(k) if isinstance(k, Integral) else k for k in (key if isinstance(key, tuple) else (key,))]
+        keys = [
+            int(k) if isinstance(k, Integral) else k
+            for k in (key if isinstance(key, tuple) else (key,))
+        ]
         new = self._look((base.look, "getitem", _text(keys)))
-        bounds, lead, number = dict(base.bounds), list[_Dimension](), 0
+        bounds = dict(base.bounds)
+        lead = list[_Dimension]()
+        number = 0
         while keys and keys[0] is not ...:
-            first, dimension = keys.pop(0), _dimension(new, len(lead))
+            first = keys.pop(0)
+            dimension = _dimension(new, len(lead))
             if first is not None:  # None makes a dimension of its own
                 kept = _narrowed(bounds, base.dimension(number), first, dimension)
                 number += 1
@@ -182,12 +201,18 @@ class Looks:
         tail = (new, 0) if keys else (base.tail[0], base.tail[1] + number - len(lead))
         lead += () if keys else base.lead[number:]
         if any(low >= high for low, high, _ in bounds.values()):
-            bounds = dict(base.bounds)  # it is empty, and whoever reads it still reads the shape of its base
+            bounds = dict(
+                base.bounds
+            )  # it is empty, and whoever reads it still reads the shape of its base
         return Part(tuple(sorted(bounds.items())), new, tuple(lead), tail)
 
     def _along(self, base: Part, number: int, key: Any) -> Part:
         """Return the part that an index in one dimension leaves."""
-        keys = (slice(None),) * number + (key,) if number >= 0 else (..., key) + (slice(None),) * (-number - 1)
+        keys = (
+            (slice(None),) * number + (key,)
+            if number >= 0
+            else (..., key) + (slice(None),) * (-number - 1)
+        )
         return self.item(base, keys)
 
     def _swapped(self, base: Part, a: int, b: int) -> Part:
@@ -215,17 +240,26 @@ def is_basic(key: Any) -> bool:
     if isinstance(key, tuple):
         return all(is_basic(item) and not isinstance(item, tuple) for item in key)
     return (
-        key is None or key is ... or isinstance(key, slice) or (isinstance(key, Integral) and not isinstance(key, bool))
+        key is None
+        or key is ...
+        or isinstance(key, slice)
+        or (isinstance(key, Integral) and not isinstance(key, bool))
     )
 
 
-def _narrowed(bounds: dict[Axis, Bounds], old: _Dimension, key: Any, fresh: _Dimension) -> _Dimension | None:
+def _narrowed(
+    bounds: dict[Axis, Bounds], old: _Dimension, key: Any, fresh: _Dimension
+) -> _Dimension | None:
     """Add the bounds that an integer or slice sets in a dimension; return what is left of it, if anything is."""
     if isinstance(key, int):
-        axis, first = (old.front, old.offset + old.step * key) if key >= 0 else (old.back, old.behind + key)
+        axis, first = (
+            (old.front, old.offset + old.step * key) if key >= 0 else (old.back, old.behind + key)
+        )
         _bound(bounds, axis, (first, first + 1, 1))
         return None
-    start, stop, step = key.start, key.stop, 1 if key.step is None else key.step
+    start = key.start
+    stop = key.stop
+    step = 1 if key.step is None else key.step
     if not all(isinstance(item, int) for item in (start or 0, stop or 0, step)) or step < 1:
         return fresh
     # From the front: where it begins and ends is known if both are counted from there.
@@ -250,13 +284,20 @@ def _bound(bounds: dict[Axis, Bounds], axis: Axis, new: Bounds) -> None:
     if old is not None:
         low = max(old[0], new[0])
         bounds[axis] = (low, min(old[1], new[1]), new[2] if low == new[0] else old[2])
-    elif new[2] > 1 or new[0] > (-math.inf if axis[2] else 0) or new[1] < (0 if axis[2] else math.inf):
+    elif (
+        new[2] > 1
+        or new[0] > (-math.inf if axis[2] else 0)
+        or new[1] < (0 if axis[2] else math.inf)
+    ):
         bounds[axis] = new
 
 
 def _text(tree: Any) -> Any:
     """Return a key that is the same for the same plain arguments only."""
-    plain = all(leaf is None or isinstance(leaf, (int, float, str, slice, type(...))) for leaf in flatten(tree))
+    plain = all(
+        leaf is None or isinstance(leaf, (int, float, str, slice, type(...)))
+        for leaf in flatten(tree)
+    )
     return repr(tree) if plain else object()
 
 
@@ -276,7 +317,8 @@ class Index(Generic[Item]):
 
     def __init__(self) -> None:
         self._items: dict[Part, Item] = {}
-        # By axis, the parts that it bounds first: sorted by where they begin; and how long the longest is.
+        # By axis, the parts that it bounds first: sorted by where they begin; and how long the
+        # longest is.
         self._along: dict[Axis | None, list[tuple[float, int, Part]]] = {}
         self._longest: dict[Axis | None, float] = {}
 
@@ -329,7 +371,9 @@ class Accesses:
         """Return who wrote something of a part, as far as an access to it must come after them."""
         if self._parts is None:
             return self._wrote.copy()
-        return self._wrote + [who for _, (wrote, _) in self._parts.overlapping(part) for who in wrote]
+        return self._wrote + [
+            who for _, (wrote, _) in self._parts.overlapping(part) for who in wrote
+        ]
 
     def read(self, part: Part, who: int) -> list[int]:
         """Note a read; return the writers that it must come after."""
@@ -344,19 +388,26 @@ class Accesses:
         """Note a write; return the writers and the readers that it must come after."""
         if self._parts is None and not part.bounds:
             found = self._wrote, self._read
-            self._wrote, self._read = [who], []
+            self._wrote = [who]
+            self._read = []
             return found
-        writers, readers = self._wrote, self._read
+        writers = self._wrote
+        readers = self._read
         if part.bounds:
-            writers, readers = writers.copy(), readers.copy()
-        for other, (wrote, read) in self._parts.overlapping(part) if self._parts is not None else ():
+            writers = writers.copy()
+            readers = readers.copy()
+        for other, (wrote, read) in (
+            self._parts.overlapping(part) if self._parts is not None else ()
+        ):
             writers += wrote
             readers += read
             if part.covers(other):  # whoever must come after those must come after this
                 wrote.clear()
                 read.clear()
         if not part.bounds:
-            self._wrote, self._read, self._parts = [], [], None
+            self._wrote = []
+            self._read = []
+            self._parts = None
         self._of(part)[0].append(who)
         return writers, readers
 

@@ -64,8 +64,9 @@ class Origin(NamedTuple):
 class Here:
     """Stands among the arguments of a task for the device on which it runs.
 
-    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed: a task on a GPU that makes some
-    without ``device=`` has them on the CPU, where they do not mix with its arguments. A function of yours gets a
+    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed: a task on a
+    GPU that makes some without ``device=`` has them on the CPU, where they do not mix with its
+    arguments. A function of yours gets a
     ``torch.device``; with a tensor among its arguments, ``device=x.device`` does as well. ``usual``, such as ``"cpu"``,
     is what it gets in a serial run.
 
@@ -110,10 +111,14 @@ class Task:
     device: str | None  # the constraint: where it must run
     view: bool  # costs nothing and lives where its argument lives
     random: bool  # draws random numbers
-    part: tuple[int, Part] | None  # an argument (a value) of which it touches only a part, where that is known
+    part: (
+        tuple[int, Part] | None
+    )  # an argument (a value) of which it touches only a part, where that is known
     seconds: Seconds | None  # what it costs, where the user knows
     origin: Origin
-    shared: tuple[Any, ...] = ()  # beside values: modules, optimizers, the generators of random numbers
+    shared: tuple[
+        Any, ...
+    ] = ()  # beside values: modules, optimizers, the generators of random numbers
     composite: Composite | None = None  # what it was merged of
 
     @property

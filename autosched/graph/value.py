@@ -27,7 +27,9 @@ _UNKNOWN = frozenset(
 )
 
 
-def _recorded(of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any) -> Value:
+def _recorded(
+    of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
+) -> Value:
     """Add a task that has one result to the graph of a value."""
     result: Value = of.graph.record(fn, args, kwargs or {}, **options)
     return result
@@ -57,7 +59,9 @@ class InPlace:
     def __call__(self, value: Any, other: Any) -> Any:
         """Change the value."""
         if self.fn(value, other) is not value:
-            raise TypeError(f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place")
+            raise TypeError(
+                f"{value!r} is a {type(value).__name__}, which {self.__name__} cannot change in place"
+            )
         return value
 
 
@@ -75,8 +79,8 @@ def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
 class Value:
     """A variable that tasks read and write: an input, a constant, or a result of a task.
 
-    Use it as you would a tensor: each operator, method or torch function applied to it adds a task, and nothing
-    runs. It has no shape yet, and Python control flow cannot look into it.
+    Use it as you would a tensor: each operator, method or torch function applied to it adds a task,
+    and nothing runs. It has no shape yet, and Python control flow cannot look into it.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -116,7 +120,9 @@ class Value:
     __array_ufunc__ = None  # so that numpy numbers leave operators to us
 
     @classmethod
-    def __torch_function__(cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, fn: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         graph = _first_value((args, kwargs)).graph
         return graph.record(fn, args, kwargs or {})
 
@@ -171,43 +177,51 @@ class Value:
         )
 
     def _no_number(self) -> NoReturn:
-        raise GraphError(f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs")
+        raise GraphError(
+            f"value {self.name!r} is not a number before it runs; read it from the schedule's outputs"
+        )
 
     __float__ = __int__ = __index__ = __complex__ = __len__ = _no_number
 
-    __add__, __radd__, __iadd__ = _binary(operator.add), _reflected(operator.add), _in_place(operator.iadd)
-    __sub__, __rsub__, __isub__ = _binary(operator.sub), _reflected(operator.sub), _in_place(operator.isub)
-    __mul__, __rmul__, __imul__ = _binary(operator.mul), _reflected(operator.mul), _in_place(operator.imul)
-    __matmul__, __rmatmul__, __imatmul__ = (
-        _binary(operator.matmul),
-        _reflected(operator.matmul),
-        _in_place(operator.imatmul),
-    )
-    __truediv__, __rtruediv__, __itruediv__ = (
-        _binary(operator.truediv),
-        _reflected(operator.truediv),
-        _in_place(operator.itruediv),
-    )
-    __floordiv__, __rfloordiv__, __ifloordiv__ = (
-        _binary(operator.floordiv),
-        _reflected(operator.floordiv),
-        _in_place(operator.ifloordiv),
-    )
-    __mod__, __rmod__, __imod__ = _binary(operator.mod), _reflected(operator.mod), _in_place(operator.imod)
-    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _reflected(operator.pow), _in_place(operator.ipow)
-    __and__, __rand__, __iand__ = _binary(operator.and_), _reflected(operator.and_), _in_place(operator.iand)
-    __or__, __ror__, __ior__ = _binary(operator.or_), _reflected(operator.or_), _in_place(operator.ior)
-    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _reflected(operator.xor), _in_place(operator.ixor)
-    __lshift__, __rlshift__, __ilshift__ = (
-        _binary(operator.lshift),
-        _reflected(operator.lshift),
-        _in_place(operator.ilshift),
-    )
-    __rshift__, __rrshift__, __irshift__ = (
-        _binary(operator.rshift),
-        _reflected(operator.rshift),
-        _in_place(operator.irshift),
-    )
+    __add__ = _binary(operator.add)
+    __radd__ = _reflected(operator.add)
+    __iadd__ = _in_place(operator.iadd)
+    __sub__ = _binary(operator.sub)
+    __rsub__ = _reflected(operator.sub)
+    __isub__ = _in_place(operator.isub)
+    __mul__ = _binary(operator.mul)
+    __rmul__ = _reflected(operator.mul)
+    __imul__ = _in_place(operator.imul)
+    __matmul__ = _binary(operator.matmul)
+    __rmatmul__ = _reflected(operator.matmul)
+    __imatmul__ = _in_place(operator.imatmul)
+    __truediv__ = _binary(operator.truediv)
+    __rtruediv__ = _reflected(operator.truediv)
+    __itruediv__ = _in_place(operator.itruediv)
+    __floordiv__ = _binary(operator.floordiv)
+    __rfloordiv__ = _reflected(operator.floordiv)
+    __ifloordiv__ = _in_place(operator.ifloordiv)
+    __mod__ = _binary(operator.mod)
+    __rmod__ = _reflected(operator.mod)
+    __imod__ = _in_place(operator.imod)
+    __pow__ = _binary(operator.pow)
+    __rpow__ = _reflected(operator.pow)
+    __ipow__ = _in_place(operator.ipow)
+    __and__ = _binary(operator.and_)
+    __rand__ = _reflected(operator.and_)
+    __iand__ = _in_place(operator.iand)
+    __or__ = _binary(operator.or_)
+    __ror__ = _reflected(operator.or_)
+    __ior__ = _in_place(operator.ior)
+    __xor__ = _binary(operator.xor)
+    __rxor__ = _reflected(operator.xor)
+    __ixor__ = _in_place(operator.ixor)
+    __lshift__ = _binary(operator.lshift)
+    __rlshift__ = _reflected(operator.lshift)
+    __ilshift__ = _in_place(operator.ilshift)
+    __rshift__ = _binary(operator.rshift)
+    __rrshift__ = _reflected(operator.rshift)
+    __irshift__ = _in_place(operator.irshift)
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)
     __gt__ = _binary(operator.gt)
@@ -285,7 +299,9 @@ def _check_method(value: str, name: str) -> None:
     tensor = _tensor_class()
     if tensor is None or hasattr(tensor, name):
         return
-    close = difflib.get_close_matches(name, [known for known in dir(tensor) if not known.startswith("_")])
+    close = difflib.get_close_matches(
+        name, [known for known in dir(tensor) if not known.startswith("_")]
+    )
     meant = f"did you mean {' or '.join(map(repr, close))}? For what" if close else "for what"
     raise UnknownMethodError(
         f"value {value!r} has no method {name!r}, for tensors have none of that name; {meant} is no tensor, add a "

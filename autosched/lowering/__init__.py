@@ -39,19 +39,24 @@ def lower(
 ) -> Program:
     """Return the program that runs a graph as placed; ``outputs`` says on which device an output is wanted.
 
-    With ``nbytes``, those of each value by its index, no device holds more than its memory, in whichever order its
-    streams come to take it; copies leave as late as they may, whatever the placement says. Raises ScheduleError for
-    placements that break a constraint, where no link leads, and where memory does not suffice.
+    With ``nbytes``, those of each value by its index, no device holds more than its memory, in
+    whichever order its streams come to take it; copies leave as late as they may, whatever the
+    placement says. Raises ScheduleError for placements that break a constraint, where no link
+    leads, and where memory does not suffice.
     """
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]
     runs = assign_streams(graph, machine, tasks, placement.device)
     instructions: Sequence[Run | Copy | Free]
     if nbytes is None and is_plain(graph, machine):
-        instructions, places, hazards = insert_plainly(graph, machine, tasks, runs, outputs or {}, placement.copies)
+        instructions, places, hazards = insert_plainly(
+            graph, machine, tasks, runs, outputs or {}, placement.copies
+        )
     else:
         if nbytes is None:
-            instructions, places = insert_copies(graph, machine, tasks, runs, outputs or {}, placement.copies)
+            instructions, places = insert_copies(
+                graph, machine, tasks, runs, outputs or {}, placement.copies
+            )
         else:
             instructions, places = spill_copies(graph, machine, tasks, runs, outputs or {}, nbytes)
         hazards = find_hazards(graph, machine, tasks, instructions, places)

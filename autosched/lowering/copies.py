@@ -1,7 +1,7 @@
 """Insert copies: a value that is read on another device travels there, right behind what made it.
 
-At most one copy per version and device. An input that tasks wrote elsewhere is copied back over the caller's tensor,
-which is so left as the serial run leaves it.
+At most one copy per version and device. An input that tasks wrote elsewhere is copied back over the
+caller's tensor, which is so left as the serial run leaves it.
 """
 
 from __future__ import annotations
@@ -59,16 +59,23 @@ def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) ->
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
-            raise ScheduleError(f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}")
+            raise ScheduleError(
+                f"outputs= names {label!r}, which is no output; outputs are {list(graph.outputs)}"
+            )
 
 
-def _slots(graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]) -> dict[tuple[int, int, str], tuple[int, int]]:
+def _slots(
+    graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
+) -> dict[tuple[int, int, str], tuple[int, int]]:
     """Return for copies the run that they shall stand behind, and their rank there."""
     if not sends:
         return {}
     position = {task.name: i for i, task in enumerate(tasks)}
     return {
-        (graph.value(send.value).index, send.version, send.device): (position[send.before] - 1, rank)
+        (graph.value(send.value).index, send.version, send.device): (
+            position[send.before] - 1,
+            rank,
+        )
         for rank, send in enumerate(sends)
     }
 
@@ -76,22 +83,29 @@ def _slots(graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]) -> dict[t
 class _Travel:
     """Where each version of each value is, while runs are walked in issue order."""
 
-    def __init__(self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]):
+    def __init__(
+        self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]
+    ):
         self.graph = graph
         self.slots = slots
         self.at = -1  # the run before the one at hand
         self.machine = machine
         self.maker: dict[Use, int] = {}  # the run that made a version, -1 for what was there
-        self.holders: dict[Use, tuple[str, ...]] = {}  # the devices where it is, that where it was made first
+        self.holders: dict[
+            Use, tuple[str, ...]
+        ] = {}  # the devices where it is, that where it was made first
         self.standing: Standing[int, None] = Standing()  # of values that are written, alone
-        self.copies: dict[int, list[tuple[int, Copy]]] = {}  # by the run that they stand behind, with their rank there
+        self.copies: dict[
+            int, list[tuple[int, Copy]]
+        ] = {}  # by the run that they stand behind, with their rank there
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
             self._arrive(Use(value.index, 0), home(graph, machine, value), -1)
 
     def _arrive(self, use: Use, device: str, maker: int) -> None:
-        self.maker[use], self.holders[use] = maker, (device,)
+        self.maker[use] = maker
+        self.holders[use] = (device,)
         if self.graph.last_version(use.value):
             self.standing.put(*use, device, None)
 
@@ -107,7 +121,8 @@ class _Travel:
             stands = self.standing.change(value, version, device)
             if stands is not None:
                 left = Use(value, stands)
-                self.maker[left], self.holders[left] = i, (device,)
+                self.maker[left] = i
+                self.holders[left] = (device,)
         for use in task.outputs:
             self._arrive(use, device, i)
 
@@ -133,7 +148,9 @@ class _Travel:
                 f"value {value.name!r} is on {holders[0]!r} and needed on {device!r}, but no link joins them"
             )
         written = self.graph.last_version(use.value) > 0
-        back = written and value.producer is None and device == home(self.graph, self.machine, value)
+        back = (
+            written and value.producer is None and device == home(self.graph, self.machine, value)
+        )
         stream, also = self._streams(source, device, 0 if self.machine.contention else self.count)
         self.count += 1
         copy = Copy(stream, value.name, use.version, source, device, also, back)
@@ -145,14 +162,17 @@ class _Travel:
             self.standing.put(*use, device, None)
 
 
-def copy_streams(machine: Machine, source: str, destination: str, number: int = 0) -> tuple[Stream, Stream | None]:
+def copy_streams(
+    machine: Machine, source: str, destination: str, number: int = 0
+) -> tuple[Stream, Stream | None]:
     """Return the streams that a copy occupies: that of the accelerator, or of both ends where both are of one sort.
 
     Without contention each copy (by its ``number``) has a stream of its own.
     """
     if not machine.contention:
         return Stream(source, f"copy-{number}"), None
-    out, into = Stream(source, "copy-out"), Stream(destination, "copy-in")
+    out = Stream(source, "copy-out")
+    into = Stream(destination, "copy-in")
     from_host, to_host = (machine.device(end).kind == "cpu" for end in (source, destination))
     if from_host and not to_host:
         return into, None

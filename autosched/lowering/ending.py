@@ -14,11 +14,16 @@ __all__ = ["Ending"]
 class Ending:
     """The records and waits. Events are numbers, those of the program first, by when they are recorded."""
 
-    def __init__(self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]):
+    def __init__(
+        self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
+    ):
         """``events`` are (stream, position there, run or copy before it); ``stamp`` says when such a one took place."""
-        self.clocks, self.stamp = clocks, stamp
+        self.clocks = clocks
+        self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
-        self.behind: list[int | Stamp] = [producer for *_, producer in events]  # of each event, what it is behind
+        self.behind: list[int | Stamp] = [
+            producer for *_, producer in events
+        ]  # of each event, what it is behind
         self.records: dict[int, list[tuple[int, int]]] = {}  # of each stream, (position, event)
         for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
@@ -55,21 +60,34 @@ class Ending:
             if not self.clocks.passed(stamp, own):
                 last[user] = max(last.get(user, 0), position)
         event = {user: self._event(user, position) for user, position in last.items()}
-        clocks = {u: self.clocks.behind[u] if found is None else self._moment(found)[2] for u, found in event.items()}
+        clocks = {
+            u: self.clocks.behind[u] if found is None else self._moment(found)[2]
+            for u, found in event.items()
+        }
         lone, top = self._latest(last, clocks)
         rest = [user for user in last if user < len(top) and top[user] < last[user]]
         implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(rest):  # one that implies all that this one does, not only this one: that may go in turn
+        for user in sorted(
+            rest
+        ):  # one that implies all that this one does, not only this one: that may go in turn
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
-        lone = [user for user in lone if not any(self.clocks.reaches(clocks[u], user, last[user]) for u in implied)]
+        lone = [
+            user
+            for user in lone
+            if not any(self.clocks.reaches(clocks[u], user, last[user]) for u in implied)
+        ]
         return [(user, event[user]) for user in sorted([*implied, *lone])]
 
-    def _latest(self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    def _latest(
+        self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]
+    ) -> tuple[list[int], list[int]]:
         """Return the copies alone, among those used last, that no others of them imply; and what these imply."""
         lone: list[int] = []
         top = [0] * self.clocks.places
-        for user in sorted([user for user in last if user >= len(top)], reverse=True):  # what is later implies more
+        for user in sorted(
+            [user for user in last if user >= len(top)], reverse=True
+        ):  # what is later implies more
             if not self.clocks.reaches(top, user, last[user]):
                 lone.append(user)
                 top = joined(top, clocks[user])

@@ -1,6 +1,7 @@
 """Insert records and waits: every hazard between two streams gets one, unless it is implied by those before.
 
-Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a plan from
+Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a
+plan from
 ``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). ``frees`` is told
 how far each stream has come.
 """
@@ -34,8 +35,8 @@ def insert_events(
 ) -> list[Instruction]:
     """Return the instructions with records, waits and frees, so that each comes behind those that it must.
 
-    Blocks of ``hazards`` are freed, beside frees that stand there and make room; ``alone`` are streams that need no
-    place in clocks.
+    Blocks of ``hazards`` are freed, beside frees that stand there and make room; ``alone`` are
+    streams that need no place in clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
     clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
@@ -68,13 +69,17 @@ def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: 
 def walk(o: Order, h: Held, m: Moments) -> None:
     """Issue each instruction, behind waits for what it must come behind, with frees where they may be."""
     for i in range(len(o.own)):
-        own, also = o.own[i], o.also[i]
+        own = o.own[i]
+        also = o.also[i]
         for k in range(o.after_at[i + 1] - 1, o.after_at[i] - 1, -1):
             producer = o.after[k]
-            stream, position = o.own[producer], h.position[producer]
+            stream = o.own[producer]
+            position = h.position[producer]
             if stream == own or reaches(m, m.behind, own * m.places, stream, position):
                 continue
-            if also >= 0 and (stream == also or reaches(m, m.behind, also * m.places, stream, position)):
+            if also >= 0 and (
+                stream == also or reaches(m, m.behind, also * m.places, stream, position)
+            ):
                 continue
             catch_up(m, own, stream, position, h.behind, producer * m.places)
             emit(h, WAIT, producer, i)
@@ -92,12 +97,26 @@ def walk(o: Order, h: Held, m: Moments) -> None:
 class _Issued:
     """What was issued, in numbers, and the program that this is."""
 
-    def __init__(self, instructions: Sequence[Any], hazards: Hazards, clocks: Clocks, o: Order, h: Held, m: Moments):
-        self.instructions, self.hazards, self.clocks = instructions, hazards, clocks
+    def __init__(
+        self,
+        instructions: Sequence[Any],
+        hazards: Hazards,
+        clocks: Clocks,
+        o: Order,
+        h: Held,
+        m: Moments,
+    ):
+        self.instructions = instructions
+        self.hazards = hazards
+        self.clocks = clocks
         self.streams = list(clocks.index)
-        self.o, self.h, self.m = o, h, m
+        self.o = o
+        self.h = h
+        self.m = m
         count = h.issued[0]
-        self.kind, self.item, self.line = (np.asarray(column[:count], np.int64) for column in (h.kind, h.item, h.line))
+        self.kind, self.item, self.line = (
+            np.asarray(column[:count], np.int64) for column in (h.kind, h.item, h.line)
+        )
         self.producers: Ints = np.unique(self.item[self.kind == WAIT])
 
     def program(self) -> list[Instruction]:
@@ -122,7 +141,10 @@ class _Issued:
 
     def _frees(self, blocks: Sequence[int]) -> list[Free]:
         known = self.hazards
-        columns = ([column[block] for block in blocks] for column in (known.owners, known.values, known.versions))
+        columns = (
+            [column[block] for block in blocks]
+            for column in (known.owners, known.values, known.versions)
+        )
         return list(map(Free, *columns))
 
     def _streams(self, lines: Ints) -> list[Stream]:
@@ -131,13 +153,19 @@ class _Issued:
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
         """Return waits for what the remaining blocks are still used by, and their frees."""
         self.clocks.resume(self.m)
-        own, position = (np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position))
-        ending = Ending(self.clocks, list(zip(own, position, self.producers.tolist(), strict=True)), self._stamp)
+        own, position = (
+            np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position)
+        )
+        ending = Ending(
+            self.clocks, list(zip(own, position, self.producers.tolist(), strict=True)), self._stamp
+        )
         found: list[Instruction] = []
         for own in sorted({self.o.owner[block] for block in left}):
             held = [block for block in left if self.o.owner[block] == own]
             found += ending.waits(own, chain.from_iterable(map(self._uses, held)))
-            held.sort(key=lambda block: (self.o.own[self.h.stuck[block]], self.h.stuck[block], block))
+            held.sort(
+                key=lambda block: (self.o.own[self.h.stuck[block]], self.h.stuck[block], block)
+            )
             found += self._frees(held)
         return found
 

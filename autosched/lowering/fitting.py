@@ -1,6 +1,7 @@
 """Fitting: memory as a hard limit. What can never fit, what fits as it is, and a program that is made to fit.
 
-Counts bytes as ``footprint`` does. Knows no times: which of several placements that fit is the best is for others.
+Counts bytes as ``footprint`` does. Knows no times: which of several placements that fit is the best
+is for others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ def is_limited(graph: Graph, machine: Machine, costs: Costs) -> bool:
     least = min(device.nbytes for device in machine.devices)
     if math.isinf(least):
         return False
-    return sum(costs.value_nbytes(value) * (1 + graph.last_version(value.index)) for value in graph.values) > least
+    return (
+        sum(
+            costs.value_nbytes(value) * (1 + graph.last_version(value.index))
+            for value in graph.values
+        )
+        > least
+    )
 
 
 def fits(program: Program, graph: Graph, machine: Machine, costs: Costs) -> bool:
@@ -35,12 +42,17 @@ def fits(program: Program, graph: Graph, machine: Machine, costs: Costs) -> bool
 
 
 def fitted(
-    graph: Graph, machine: Machine, costs: Costs, placement: Placement, outputs: Mapping[str, str] | None = None
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    placement: Placement,
+    outputs: Mapping[str, str] | None = None,
 ) -> Program:
     """Lower a placement to a program that keeps to the memory of each device.
 
-    As ``lower`` does it if that fits, else with late copies, frees that are waited for, and what has no room sent to
-    another device and fetched back. Raises MemoryLimitError where that does not suffice, ScheduleError as ``lower``.
+    As ``lower`` does it if that fits, else with late copies, frees that are waited for, and what
+    has no room sent to another device and fetched back. Raises MemoryLimitError where that does not
+    suffice, ScheduleError as ``lower``.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -51,21 +63,29 @@ def fitted(
     program = lower(graph, machine, placement, outputs)
     if not is_limited(graph, machine, costs) or fits(program, graph, machine, costs):
         return program
-    return lower(graph, machine, placement, outputs, [costs.value_nbytes(value) for value in graph.values])
+    return lower(
+        graph, machine, placement, outputs, [costs.value_nbytes(value) for value in graph.values]
+    )
 
 
-def confined(graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str] | None = None) -> Costs:
+def confined(
+    graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str] | None = None
+) -> Costs:
     """Return costs by which no task can run on a device that could not even hold what the task alone needs there.
 
-    That is: its arguments, its results, and the inputs that live there. So every policy knows. Raises MemoryLimitError
-    where this, or the outputs that are wanted on a device, proves that no schedule exists.
+    That is: its arguments, its results, and the inputs that live there. So every policy knows.
+    Raises MemoryLimitError where this, or the outputs that are wanted on a device, proves that no
+    schedule exists.
     """
     if not is_limited(graph, machine, costs):
         return costs
     count = _Count(graph, machine, costs)
     for device, labels in _by_device(outputs or {}).items():
         count.check(device, [graph.outputs[label] for label in labels if label in graph.outputs])
-    needs = {task.name: {device: count.needed(task, device) for device in machine.names} for task in graph.tasks}
+    needs = {
+        task.name: {device: count.needed(task, device) for device in machine.names}
+        for task in graph.tasks
+    }
     tight = {
         name: {p for p, needed in devices.items() if needed > machine.device(p).nbytes}
         for name, devices in needs.items()
@@ -73,7 +93,9 @@ def confined(graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str,
     _check_groups(graph, machine, costs, needs, tight)
     seconds = {
         name: {
-            device.name: math.inf if device.name in tight[name] else costs.task_seconds(graph.task(name), device)
+            device.name: math.inf
+            if device.name in tight[name]
+            else costs.task_seconds(graph.task(name), device)
             for device in machine.devices
         }
         for name in tight
@@ -86,7 +108,8 @@ class _Count:
     """The bytes that a device cannot do without."""
 
     def __init__(self, graph: Graph, machine: Machine, costs: Costs):
-        self.graph, self.machine = graph, machine
+        self.graph = graph
+        self.machine = machine
         self.nbytes = [costs.value_nbytes(value) for value in graph.values]
         self.home = {value.index: home(graph, machine, value) for value in graph.sources}
         self.lives = dict.fromkeys(machine.names, 0.0)
@@ -102,7 +125,9 @@ class _Count:
         """
         roots = dict.fromkeys(self.graph.values[value].root for value in values)
         away = [root for root in roots if self.home.get(root) != device]
-        return self.lives[device] + sum(min(self.nbytes[v] for v in self.graph.members(root)) for root in away)
+        return self.lives[device] + sum(
+            min(self.nbytes[v] for v in self.graph.members(root)) for root in away
+        )
 
     def needed(self, task: Task, device: str) -> float:
         """Return what a device holds at least while a task runs there."""
@@ -112,9 +137,14 @@ class _Count:
     def check(self, device: str, outputs: Iterable[int]) -> None:
         """Raise MemoryLimitError if inputs that live on a device, and outputs that are wanted there, exceed it."""
         outputs = list(outputs)
-        needed, limit = self.at_once(device, outputs), self.machine.device(device).nbytes
+        needed = self.at_once(device, outputs)
+        limit = self.machine.device(device).nbytes
         if needed > limit:
-            homes = [self.graph.values[index].name for index, where in self.home.items() if where == device]
+            homes = [
+                self.graph.values[index].name
+                for index, where in self.home.items()
+                if where == device
+            ]
             names = [*homes, *(self.graph.values[index].name for index in outputs)]
             raise MemoryLimitError(
                 f"device {device!r} has {limit:,.0f} B of memory, and what must be there at once takes "
@@ -141,14 +171,23 @@ def _check_groups(
     left: dict[int, list[str]] = {}
     for task in graph.tasks:
         group = allowed.group[task.index]
-        able = [p for p in allowed.devices[task.index] if costs.task_seconds(task, machine.device(p)) < math.inf]
+        able = [
+            p
+            for p in allowed.devices[task.index]
+            if costs.task_seconds(task, machine.device(p)) < math.inf
+        ]
         before = [p for p in left.get(group, able) if p in able]
         left[group] = [p for p in before if p not in tight[task.name]]
         if before and not left[group]:
             sizes = ", ".join(
-                f"{needs[task.name][p]:,.0f} B of {machine.device(p).nbytes:,.0f} B on {p}" for p in before
+                f"{needs[task.name][p]:,.0f} B of {machine.device(p).nbytes:,.0f} B on {p}"
+                for p in before
             )
-            others = [other.name for other in graph.tasks if allowed.group[other.index] == group and other is not task]
+            others = [
+                other.name
+                for other in graph.tasks
+                if allowed.group[other.index] == group and other is not task
+            ]
             raise MemoryLimitError(
                 f"task {task.name!r} fits on no device where it may run: with its arguments, its results and the "
                 f"inputs that live there it takes {sizes}"

@@ -1,7 +1,8 @@
 """Free memory: a block goes back on the stream that allocated it, once that stream is behind all who used it.
 
-A free never costs a wait while the program has work to do: it stands at the first place where the waits that are
-there anyway order it behind every use. Kernels, which ``events`` calls while it walks the program.
+A free never costs a wait while the program has work to do: it stands at the first place where the
+waits that are there anyway order it behind every use. Kernels, which ``events`` calls while it
+walks the program.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Held(NamedTuple):
     line: Any  # and with which instruction
     issued: Any  # how many that are
     stuck: Any  # [block], the first use that its owner has not passed; -1 if there is none, -2 before it is asked
-    # Of each owner and stream, a skew heap of (position there, use, block), to be tried when the owner has passed that.
+    # Of each owner and stream, a skew heap of (position there, use, block), to be tried when the
+    # owner has passed that.
     root: Any  # [owner, place]
     at: Any  # [entry]
     use: Any
@@ -60,9 +62,13 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, how: Mode, o: Order, streams: int, places: int) -> Held:
         """Return the beginning."""
-        count, blocks, uses = len(o.own), len(o.owner), len(o.uses)
+        count = len(o.own)
+        blocks = len(o.owner)
+        uses = len(o.uses)
         issued = count + len(o.after) + blocks
-        entries = uses + 2 * len(o.after) if places < streams else uses  # a copy alone uses two blocks at most
+        entries = (
+            uses + 2 * len(o.after) if places < streams else uses
+        )  # a copy alone uses two blocks at most
         return cls(
             how.counts(count), how.small(count * places),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
@@ -77,7 +83,9 @@ class Held(NamedTuple):
 def emit(h: Held, kind: int, item: int, line: int) -> None:
     """Issue something."""
     k = h.issued[0]
-    h.kind[k], h.item[k], h.line[k] = kind, item, line
+    h.kind[k] = kind
+    h.item[k] = item
+    h.line[k] = line
     h.issued[0] = k + 1
 
 
@@ -129,7 +137,8 @@ def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
 @kernel
 def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) -> None:
     """Let a block be tried again as soon as its owner has passed a position of a stream."""
-    e, heap = h.entries[0], o.owner[block] * m.places + user
+    e = h.entries[0]
+    heap = o.owner[block] * m.places + user
     h.at[e], h.use[e], h.block[e], h.left[e], h.right[e] = position, h.stuck[block], block, -1, -1
     h.entries[0] = e + 1
     h.root[heap] = melded(h, h.root[heap], e)
@@ -146,7 +155,8 @@ def melded(h: Held, a: int, b: int) -> int:
             root = a
         else:
             h.left[parent] = a
-        parent, a = a, h.right[a]
+        parent = a
+        a = h.right[a]
         h.right[parent] = h.left[parent]
     rest = max(a, b)
     if parent < 0:
@@ -158,13 +168,17 @@ def melded(h: Held, a: int, b: int) -> int:
 @kernel
 def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
     """Free what a stream owns, as far as may be now that its clock has moved: by stream, and there by use and block."""
-    count, base = 0, own * m.places
+    count = 0
+    base = own * m.places
     for user in range(m.places if own < m.places else 0):
         entry = h.root[base + user]
         while entry >= 0 and h.at[entry] <= m.behind[base + user]:
             key = o.own[h.use[entry]], h.use[entry], h.block[entry]
             k = count
-            while k > 0 and (o.own[h.use[h.due[k - 1]]], h.use[h.due[k - 1]], h.block[h.due[k - 1]]) > key:
+            while (
+                k > 0
+                and (o.own[h.use[h.due[k - 1]]], h.use[h.due[k - 1]], h.block[h.due[k - 1]]) > key
+            ):
                 h.due[k] = h.due[k - 1]
                 k -= 1
             h.due[k] = entry

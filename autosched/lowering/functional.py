@@ -1,7 +1,8 @@
 """Copies and hazards of a plain graph, at once and over arrays: what ``copies`` and ``hazards`` find step by step.
 
-In a plain graph each value is made once, in memory of its own, and never written again. So a value on a device (a
-*place*: value * devices + device) is one block, which comes from one run or copy, and who reads it comes behind that.
+In a plain graph each value is made once, in memory of its own, and never written again. So a value
+on a device (a *place*: value * devices + device) is one block, which comes from one run or copy,
+and who reads it comes behind that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Ints = NDArray[np.int64]
 
 def is_plain(graph: Graph, machine: Machine) -> bool:
     """Return whether nothing in a graph shares memory, and what is somewhere can go anywhere at once."""
-    return graph.is_plain and all(machine.link(a, b) for a in machine.names for b in machine.names if a != b)
+    return graph.is_plain and all(
+        machine.link(a, b) for a in machine.names for b in machine.names if a != b
+    )
 
 
 def insert_plainly(
@@ -44,7 +47,10 @@ def insert_plainly(
     """
     check_outputs(graph, machine, outputs)
     lines = _Lines(graph, machine, tasks, runs)
-    places = {label: outputs.get(label, machine.names[lines.first[index]]) for label, index in graph.outputs.items()}
+    places = {
+        label: outputs.get(label, machine.names[lines.first[index]])
+        for label, index in graph.outputs.items()
+    }
     lines.bring(places, sends)
     return lines.instructions, places, lines.hazards(places)
 
@@ -62,14 +68,22 @@ class _Lines:
         self.device = np.array([self.number[run.stream.device] for run in runs], np.int64)[self.run]
         self.maker = np.full(len(graph.values), -1)  # of each value, the run that makes it
         self.first = np.zeros_like(self.maker)  # and the device where it is made
-        self.reader, maker, self.follower = map(rows_of, (self.flow.reads_at, self.flow.makes_at, self.flow.after_at))
-        self.maker[self.flow.makes], self.first[self.flow.makes] = self.run[maker], self.device[maker]
+        self.reader, maker, self.follower = map(
+            rows_of, (self.flow.reads_at, self.flow.makes_at, self.flow.after_at)
+        )
+        self.maker[self.flow.makes], self.first[self.flow.makes] = (
+            self.run[maker],
+            self.device[maker],
+        )
         for value in graph.sources:
             self.first[value.index] = self.number[home(graph, machine, value)]
 
     def _wanted(self, outputs: Mapping[str, str]) -> Ints:
         """Return the places of outputs."""
-        found = [self.graph.outputs[label] * self.count + self.number[name] for label, name in outputs.items()]
+        found = [
+            self.graph.outputs[label] * self.count + self.number[name]
+            for label, name in outputs.items()
+        ]
         return np.array(found, np.int64)
 
     def bring(self, outputs: Mapping[str, str], sends: Sequence[Send]) -> None:
@@ -77,17 +91,24 @@ class _Lines:
         asked = np.argsort(self.run[self.reader], kind="stable")
         reads = self.flow.reads[asked] * self.count + self.device[self.reader[asked]]
         places = np.concatenate([reads, self._wanted(outputs)])
-        by = np.concatenate([self.run[self.reader[asked]], np.full(len(outputs), len(self.runs) - 1)])
+        by = np.concatenate(
+            [self.run[self.reader[asked]], np.full(len(outputs), len(self.runs) - 1)]
+        )
         away = self.first[places // self.count] != places % self.count
         _, once = np.unique(places[away], return_index=True)
         once.sort()
-        self.copies, before = places[away][once], by[away][once] - 1
+        self.copies = places[away][once]
+        before = by[away][once] - 1
         slot, rank = self._slots(sends)
-        slot = np.maximum(self.maker[self.copies // self.count], np.minimum(slot[self.copies], before))
+        slot = np.maximum(
+            self.maker[self.copies // self.count], np.minimum(slot[self.copies], before)
+        )
         order = np.lexsort((rank[self.copies], slot))
         self.copied = np.empty_like(slot)  # the position of each copy,
         self.copied[order] = slot[order] + 1 + np.arange(len(slot))
-        self.ran = np.arange(len(self.runs)) + np.searchsorted(slot[order], np.arange(len(self.runs)))  # and run
+        self.ran = np.arange(len(self.runs)) + np.searchsorted(
+            slot[order], np.arange(len(self.runs))
+        )  # and run
         lines = np.empty(len(self.runs) + len(slot), object)
         lines[self.ran], lines[self.copied] = self.runs, self._made()
         self.instructions: list[Run | Copy] = lines.tolist()
@@ -95,7 +116,9 @@ class _Lines:
     def _slots(self, sends: Sequence[Send]) -> tuple[Ints, Ints]:
         """Return for each place the run that its copy shall stand behind, and its rank there."""
         slot, rank = np.full((2, len(self.maker) * self.count), -1)
-        value = {value.name: value.index * self.count for value in self.graph.values} if sends else {}
+        value = (
+            {value.name: value.index * self.count for value in self.graph.values} if sends else {}
+        )
         position = {run.task: i for i, run in enumerate(self.runs)} if sends else {}
         known = [
             (value[name] + self.number[device], position[before])
@@ -108,7 +131,8 @@ class _Lines:
 
     def _made(self) -> list[Copy]:
         """Return the copies, as they are asked for."""
-        names, values = self.machine.names, self.graph.values
+        names = self.machine.names
+        values = self.graph.values
         value, target = (number.tolist() for number in np.divmod(self.copies, self.count))
         source = self.first[value].tolist()
         ends = [(names[q], names[p]) for q, p in zip(source, target, strict=True)]
@@ -122,7 +146,9 @@ class _Lines:
 
     def hazards(self, outputs: Mapping[str, str]) -> Hazards:
         """Return what must come behind what, and the blocks to be freed; ``outputs`` are not."""
-        flown, count, total = self.flow, self.count, len(self.instructions)
+        flown = self.flow
+        count = self.count
+        total = len(self.instructions)
         done = self.ran[self.run]  # where each task is
         source = self.copies // count * count + self.first[self.copies // count]
         used = np.concatenate([flown.reads * count + self.device[self.reader], source])
@@ -136,27 +162,39 @@ class _Lines:
         made[self._wanted(outputs)] = -1
         return self._with_blocks((starts(behind, total), before), made, used, users)
 
-    def _with_blocks(self, after: tuple[Ints, Ints], made: Ints, used: Ints, users: Ints) -> Hazards:
+    def _with_blocks(
+        self, after: tuple[Ints, Ints], made: Ints, used: Ints, users: Ints
+    ) -> Hazards:
         """Return the hazards with blocks: one for each place that one who is not -1 has made."""
-        places, total, values = (made >= 0).nonzero()[0], len(self.instructions), self.graph.values
+        places = (made >= 0).nonzero()[0]
+        total = len(self.instructions)
+        values = self.graph.values
         places = places[np.argsort(made[places], kind="stable")]
         number = np.full(len(made), -1)
         number[places] = np.arange(len(places))
-        keys = np.concatenate([number[used] * total + users, np.arange(len(places)) * total + made[places]])
+        keys = np.concatenate(
+            [number[used] * total + users, np.arange(len(places)) * total + made[places]]
+        )
         block, user = np.divmod(np.sort(keys[keys >= 0]), total)
         known: dict[Stream, int] = {}
-        stream = np.array([known.setdefault(line.stream, len(known)) for line in self.instructions], np.int64)[user]
+        stream = np.array(
+            [known.setdefault(line.stream, len(known)) for line in self.instructions], np.int64
+        )[user]
         by_stream = np.argsort(block * len(known) + stream, kind="stable")
         new = np.diff(block[by_stream] * len(known) + stream[by_stream], prepend=-1) != 0
-        first, last = by_stream[new], by_stream[np.append(new[1:], True)[: len(new)]]
+        first = by_stream[new]
+        last = by_stream[np.append(new[1:], True)[: len(new)]]
         last = last[np.argsort(first)]
         names = [values[value].name for value in (places // self.count).tolist()]
         owners = self._owners(places, made, block, user)
-        return Hazards(*after, names, [0] * len(names), owners, starts(block[last], len(places)), user[last])
+        return Hazards(
+            *after, names, [0] * len(names), owners, starts(block[last], len(places)), user[last]
+        )
 
     def _owners(self, places: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
         """Return who frees each block: who made it, or else the first stream of its device that uses it."""
-        lines, names = self.instructions, self.machine.names
+        lines = self.instructions
+        names = self.machine.names
         owners = [_owner(lines[i]) for i in made[places].tolist()]
         if None not in owners:
             return owners  # type: ignore[return-value]
@@ -164,7 +202,9 @@ class _Lines:
         for b, i in zip(block.tolist(), user.tolist(), strict=True):
             if owners[b] is None and lines[i].stream.device == devices[b]:
                 owners[b] = lines[i].stream
-        return [owner or Stream(name, "compute") for owner, name in zip(owners, devices, strict=True)]
+        return [
+            owner or Stream(name, "compute") for owner, name in zip(owners, devices, strict=True)
+        ]
 
 
 def _owner(line: Run | Copy) -> Stream | None:

@@ -1,7 +1,8 @@
 """Future: who reads what, where and when from here on, while runs are walked in issue order.
 
-What Belady's rule asks (IBM Systems Journal 5, 1966): of what can go, that goes which is needed last. Positions are
-those of runs; what is needed at the end is needed at ``len(runs)``. Knows no bytes and no copies.
+What Belady's rule asks (IBM Systems Journal 5, 1966): of what can go, that goes which is needed
+last. Positions are those of runs; what is needed at the end is needed at ``len(runs)``. Knows no
+bytes and no copies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ __all__ = ["Future"]
 class Future:
     """The reads to come, of each version of a value by device; and of memory that is written in parts, all touches."""
 
-    def __init__(self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]):
+    def __init__(
+        self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]
+    ):
         self.graph = graph
         self.reads: dict[Use, dict[str, deque[int]]] = {}
         self.touches: dict[tuple[int, str], deque[int]] = {}  # by root and device
@@ -28,7 +31,8 @@ class Future:
         self.parted = {
             value.root
             for value in graph.values
-            if graph.in_parts(value.index) and any(map(graph.last_version, graph.members(value.index)))
+            if graph.in_parts(value.index)
+            and any(map(graph.last_version, graph.members(value.index)))
         }
         for i, (task, run) in enumerate(zip(tasks, runs, strict=True)):
             self._note(i, task, run.stream.device)
@@ -66,7 +70,9 @@ class Future:
                 touches.popleft()
 
     def _roots(self, task: Task) -> dict[int, None]:
-        return dict.fromkeys(self.graph.values[use.value].root for use in (*task.reads, *task.outputs))
+        return dict.fromkeys(
+            self.graph.values[use.value].root for use in (*task.reads, *task.outputs)
+        )
 
     def next(self, use: Use, device: str) -> float:
         """Return when a device reads a version next; infinity if it does not."""

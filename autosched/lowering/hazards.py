@@ -1,8 +1,9 @@
 """Find what touches the same memory: which run or copy must come after which, and how long each block lives.
 
-A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes carry it from one
-version to the next; views share it. Hazards are between parts of blocks, not values: a reader of an older copy on
-another device, or of another part, disturbs no writer. What was freed may come again, in another block.
+A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes
+carry it from one version to the next; views share it. Hazards are between parts of blocks, not
+values: a reader of an older copy on another device, or of another part, disturbs no writer. What
+was freed may come again, in another block.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Block:
     value: str
     version: int
     owner: Stream | None  # the stream that allocated it, and frees it
-    uses: dict[Stream, int] = field(default_factory=dict)  # the last of each stream, which is behind those before
+    uses: dict[Stream, int] = field(
+        default_factory=dict
+    )  # the last of each stream, which is behind those before
     accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
     freed: bool = False
@@ -90,15 +93,25 @@ def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozen
     """
     held = Counter(instruction.stream for instruction in instructions)
     held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
-    found = {i: each.stream for i, each in enumerate(instructions) if type(each) is Copy and held[each.stream] == 1}
+    found = {
+        i: each.stream
+        for i, each in enumerate(instructions)
+        if type(each) is Copy and held[each.stream] == 1
+    }
     found = {i: stream for i, stream in found.items() if len(occupied(instructions[i])) == 1}
     lone = np.zeros(len(instructions), bool)
     lone[list(found)] = True
-    at, after, rows = hazards.after_at, hazards.after, rows_of(hazards.after_at)
+    at = hazards.after_at
+    after = hazards.after
+    rows = rows_of(hazards.after_at)
     waited = [
         found[before]
-        for i, before in zip(*(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True)
-        if not any(before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]])  # which imply it
+        for i, before in zip(
+            *(column[lone[rows] & lone[after]].tolist() for column in (rows, after)), strict=True
+        )
+        if not any(
+            before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]]
+        )  # which imply it
     ]
     return frozenset(found.values()).difference(waited, hazards.owners)
 
@@ -133,7 +146,9 @@ def find_hazards(
         walk.held(value, graph.last_version(value), device)[0].kept = True
     for block, device in walk.unread:
         block.owner = block.owner or Stream(device, "compute")
-    return Hazards.of(walk.after, [block for block in walk.blocks if not block.kept and not block.freed])
+    return Hazards.of(
+        walk.after, [block for block in walk.blocks if not block.kept and not block.freed]
+    )
 
 
 class _Walk:
@@ -146,9 +161,13 @@ class _Walk:
         self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
         self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
-        self.unread: list[tuple[Block, str]] = []  # what no stream of its device had touched when it came
+        self.unread: list[
+            tuple[Block, str]
+        ] = []  # what no stream of its device had touched when it came
         for value in graph.sources:
-            self.home[value.index] = self._new(-1, Use(value.index, 0), home(graph, machine, value), None)
+            self.home[value.index] = self._new(
+                -1, Use(value.index, 0), home(graph, machine, value), None
+            )
             self.home[value.index].kept = True
 
     def _new(self, i: int, use: Use, device: str, owner: Stream | None) -> Block:
@@ -169,14 +188,19 @@ class _Walk:
 
     def run(self, i: int, stream: Stream, task: Task) -> None:
         """Note what a run reads, writes and makes, and which tasks it was told to follow."""
-        device, values = stream.device, self.values
+        device = stream.device
+        values = self.values
         found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
         self.ran[task.index] = i
         blocks: dict[int, Block] = {}
         for use in task.reads:
             value, version = use
             part = None if task.part is None else self.graph.touched(task, value)
-            held = self.standing.get(value, version, device) if part is None else self.standing.held(value, device)
+            held = (
+                self.standing.get(value, version, device)
+                if part is None
+                else self.standing.held(value, device)
+            )
             assert held is not None, f"{values[value].name}@{version} is not on {device}"
             block, maker = held
             blocks[value] = block
@@ -204,7 +228,9 @@ class _Walk:
             if stands is not None and held is not None and held[0].value == self.values[value].name:
                 held[0].version = stands
 
-    def _make(self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]) -> Collection[int]:
+    def _make(
+        self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]
+    ) -> Collection[int]:
         """Put a result into memory of its own, or that of the argument of which it is a view; return who made room."""
         root = self.values[use.value].root
         if root == use.value:
@@ -218,7 +244,8 @@ class _Walk:
         """Note what a copy reads, and the block that it fills."""
         stream = copy.stream
         value = self.graph.value(copy.value)
-        use, part = Use(value.index, copy.version), value.part
+        use = Use(value.index, copy.version)
+        part = value.part
         source, maker = self.held(*use, copy.source)
         if source.owner is None and stream.device == copy.source:
             source.owner = stream
@@ -242,7 +269,8 @@ class _Walk:
     def free(self, i: int, free: Free) -> None:
         """Note that a block goes back, behind all who used it."""
         block, _ = self.held(self.graph.value(free.value).index, free.version, free.stream.device)
-        block.owner, block.freed = free.stream, True
+        block.owner = free.stream
+        block.freed = True
         self.room.setdefault(free.stream.device, {})[free.stream] = i
         self.after.append(_earlier(i, [*block.uses.values()]))
 

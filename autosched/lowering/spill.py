@@ -1,13 +1,14 @@
 """Insert copies where memory is limited: as late as they may come; what has no room leaves until it is needed again.
 
-In issue order no device holds more than its limit. Where a block finds no room, those go first that nothing reads any
-more, the one that was used longest ago ahead; then, by Belady's rule, the one that is read again last: to the host, or
-to another device with room, unless it stands elsewhere anyway. It comes back right before its next use, or ahead of
-that if it is in nobody's way. Memory that is written in parts stays where it is. To devices without a limit all copies
-go as soon as they can.
+In issue order no device holds more than its limit. Where a block finds no room, those go first that
+nothing reads any more, the one that was used longest ago ahead; then, by Belady's rule, the one
+that is read again last: to the host, or to another device with room, unless it stands elsewhere
+anyway. It comes back right before its next use, or ahead of that if it is in nobody's way. Memory
+that is written in parts stays where it is. To devices without a limit all copies go as soon as they
+can.
 
-Each free that makes room is in the program; what stands behind it, in time too, is for ``hazards`` to find. Knows the
-bytes of values and no times.
+Each free that makes room is in the program; what stands behind it, in time too, is for ``hazards``
+to find. Knows the bytes of values and no times.
 """
 
 from __future__ import annotations
@@ -73,14 +74,19 @@ class _Walk:
     """Which blocks each device holds, while runs are walked in issue order."""
 
     def __init__(self, graph: Graph, machine: Machine, future: Future, nbytes: Sequence[float]):
-        self.graph, self.machine, self.future, self.nbytes = graph, machine, future, nbytes
+        self.graph = graph
+        self.machine = machine
+        self.future = future
+        self.nbytes = nbytes
         self.result: list[Run | Copy | Free] = []
         self.limit = {device.name: device.nbytes for device in machine.devices}
         self.held = dict.fromkeys(machine.names, 0.0)
         self.blocks: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}
         self.standing: Standing[int, _Block] = Standing()
         self.holders: dict[Use, list[str]] = {}
-        self.idle: dict[str, dict[_Block, None]] = {name: {} for name in machine.names}  # what its device is done with
+        self.idle: dict[str, dict[_Block, None]] = {
+            name: {} for name in machine.names
+        }  # what its device is done with
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
         self.busy: set[_Block] = set()  # what the run at hand needs: that stays
         self.copies = 0
@@ -97,7 +103,10 @@ class _Walk:
         """Return what is there from the start and read from there, the first to be read ahead."""
         uses = [Use(value.index, 0) for value in self.graph.sources]
         first = {
-            use: min((self.future.next(use, device) for device in self.future.readers(use)), default=math.inf)
+            use: min(
+                (self.future.next(use, device) for device in self.future.readers(use)),
+                default=math.inf,
+            )
             for use in uses
         }
         return sorted(uses, key=first.__getitem__)
@@ -110,10 +119,15 @@ class _Walk:
         for use in missing:
             self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
         made = [use for use in task.outputs if self._takes_memory(use)]
-        self._room(device, sum(self.nbytes[use.value] for use in made), f"for what task {task.name!r} makes")
+        self._room(
+            device,
+            sum(self.nbytes[use.value] for use in made),
+            f"for what task {task.name!r} makes",
+        )
         self.result.append(run)
         blocks = {
-            self.graph.values[use.value].root: self._touched(task, use, run.stream) for use in reversed(task.reads)
+            self.graph.values[use.value].root: self._touched(task, use, run.stream)
+            for use in reversed(task.reads)
         }
         changed = list(self._change(task, device))
         for use in task.outputs:
@@ -129,9 +143,15 @@ class _Walk:
         left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         self.send(left)
         for block in dict.fromkeys(blocks.values()):
-            if self.limit[device] < math.inf and block.users <= {block.owner} and self._is_dead(block):
+            if (
+                self.limit[device] < math.inf
+                and block.users <= {block.owner}
+                and self._is_dead(block)
+            ):
                 self._free(block)  # no stream has to wait for that
-        for reader in dict.fromkeys([device, *(reader for use in left for reader in self.future.readers(use))]):
+        for reader in dict.fromkeys(
+            [device, *(reader for use in left for reader in self.future.readers(use))]
+        ):
             self.fetch_ahead(reader)
 
     def end(self, outputs: Mapping[str, str]) -> dict[str, str]:
@@ -143,10 +163,13 @@ class _Walk:
             if label in outputs and (found := self.standing.get(*use, outputs[label])) is not None:
                 self.busy.add(found)
         for label, index in self.graph.outputs.items():
-            value, use = self.graph.values[index], Use(index, self.graph.last_version(index))
+            value = self.graph.values[index]
+            use = Use(index, self.graph.last_version(index))
             if label not in outputs:
                 places[label] = (
-                    home(self.graph, self.machine, value) if value.producer is None else self.holders[use][0]
+                    home(self.graph, self.machine, value)
+                    if value.producer is None
+                    else self.holders[use][0]
                 )
             elif outputs[label] not in self.holders[use]:
                 self.busy.add(self._bring(use, outputs[label], f"for output {label!r}"))
@@ -157,14 +180,20 @@ class _Walk:
         """Copy versions to those of their readers whose memory has no limit."""
         for use in uses:
             for device in self.future.readers(use):
-                if math.isinf(self.limit[device]) and use in self.holders and device not in self.holders[use]:
+                if (
+                    math.isinf(self.limit[device])
+                    and use in self.holders
+                    and device not in self.holders[use]
+                ):
                     self._bring(use, device, "")
 
     def fetch_ahead(self, device: str) -> None:
         """Copy what the next runs of a device read and is there already, as far as that takes no other's room."""
         need = 0.0  # of those runs, for what is not there yet
         coming: set[Use] = set()
-        for task in islice(self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0):
+        for task in islice(
+            self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0
+        ):
             for use in self.future.needs(task):
                 if device in self.holders.get(use, ()) or use in coming:
                     continue
@@ -176,15 +205,21 @@ class _Walk:
                 else:
                     return
             made = [use for use in task.outputs if self._takes_memory(use)]
-            coming.update(task.outputs, (Use(value, version + 1) for value, version in task.changes))
+            coming.update(
+                task.outputs, (Use(value, version + 1) for value, version in task.changes)
+            )
             need += sum(self.nbytes[use.value] for use in made)
 
     def _missing(self, task: Task, device: str) -> Iterator[Use]:
         """Yield what a task reads and its device lacks; what is there must stay."""
         for use in task.reads:
             part = self.graph.touched(task, use.value) is not None
-            there = self.standing.held(use.value, device) if part else self.standing.get(*use, device)
-            if there is not None and (not part or self.standing.latest(use.value, device) is not None):
+            there = (
+                self.standing.held(use.value, device) if part else self.standing.get(*use, device)
+            )
+            if there is not None and (
+                not part or self.standing.latest(use.value, device) is not None
+            ):
                 self.busy.add(there)
             else:
                 yield Use(use.value, 0) if part else use
@@ -221,7 +256,11 @@ class _Walk:
         for use in changed:
             value = self.graph.values[use.value]
             where = home(self.graph, self.machine, value)
-            if value.producer is None and use.version == self.graph.last_version(use.value) and where != device:
+            if (
+                value.producer is None
+                and use.version == self.graph.last_version(use.value)
+                and where != device
+            ):
                 self._copy(use, where)
 
     # ---- copies
@@ -237,8 +276,11 @@ class _Walk:
         return written and device == home(self.graph, self.machine, value)
 
     def _copy(self, use: Use, device: str) -> _Block:
-        value, overwrite = self.graph.values[use.value], self._goes_home(use, device)
-        source = next((other for other in self.holders[use] if self.machine.link(other, device)), None)
+        value = self.graph.values[use.value]
+        overwrite = self._goes_home(use, device)
+        source = next(
+            (other for other in self.holders[use] if self.machine.link(other, device)), None
+        )
         if source is None:
             raise ScheduleError(
                 f"value {value.name!r} is on {self.holders[use][0]!r} and needed on {device!r}, but no link joins them"
@@ -247,10 +289,14 @@ class _Walk:
         self.copies += 1
         read = self.standing.get(*use, source)
         assert read is not None
-        self.result.append(Copy(stream, value.name, use.version, source, device, also, overwrite=overwrite))
+        self.result.append(
+            Copy(stream, value.name, use.version, source, device, also, overwrite=overwrite)
+        )
         self._use(read, stream)
         if not overwrite:
-            return self._put(use, device, also or (stream if stream.device == device else None), stream)
+            return self._put(
+                use, device, also or (stream if stream.device == device else None), stream
+            )
         block = self.standing.held(value.root, device)
         assert block is not None
         self._left(Use(use.value, block.holds[use.value]), device)
@@ -259,7 +305,9 @@ class _Walk:
 
     # ---- blocks
 
-    def _put(self, use: Use, device: str, owner: Stream | None, user: Stream | None = None) -> _Block:
+    def _put(
+        self, use: Use, device: str, owner: Stream | None, user: Stream | None = None
+    ) -> _Block:
         block = _Block(device, self.nbytes[use.value], owner)
         self.held[device] += block.nbytes
         self.blocks[device][block] = None
@@ -272,7 +320,8 @@ class _Walk:
     def _look_ahead(self, block: _Block) -> None:
         """Note when a block is used next, which changes only when a run of its device has used it."""
         block.next = self._next(block)
-        idle, held = self.idle[block.device], self._is_parted(block) or block.next == math.inf
+        idle = self.idle[block.device]
+        held = self._is_parted(block) or block.next == math.inf
         if not block.kept and held != (block in idle):
             self.idle_bytes[block.device] += block.nbytes if held else -block.nbytes
             if held:
@@ -338,10 +387,18 @@ class _Walk:
 
     def _is_whole(self, block: _Block) -> bool:
         """Whether all that a block holds stands there with all its parts, by name and version."""
-        return all(self.standing.get(value, version, block.device) is block for value, version in block.holds.items())
+        return all(
+            self.standing.get(value, version, block.device) is block
+            for value, version in block.holds.items()
+        )
 
     def _is_movable(self, block: _Block) -> bool:
-        return not block.kept and block not in self.busy and not self._is_parted(block) and self._is_whole(block)
+        return (
+            not block.kept
+            and block not in self.busy
+            and not self._is_parted(block)
+            and self._is_whole(block)
+        )
 
     def _is_parted(self, block: _Block) -> bool:
         return self.graph.values[next(iter(block.holds))].root in self.future.parted
@@ -349,7 +406,10 @@ class _Walk:
     def _next(self, block: _Block) -> float:
         """Return when a block is used on its device again."""
         first = min(self.future.next(Use(*use), block.device) for use in block.holds.items())
-        return min(first, self.future.next_touch(self.graph.values[next(iter(block.holds))].root, block.device))
+        return min(
+            first,
+            self.future.next_touch(self.graph.values[next(iter(block.holds))].root, block.device),
+        )
 
     def _wanted(self, block: _Block) -> list[Use]:
         """Return of what a block holds that which will be read, here or where it is not yet, or is put out."""
@@ -358,7 +418,9 @@ class _Walk:
             use
             for use in uses
             if use in self.future.anywhere
-            or any(at == block.device or at not in self.holders[use] for at in self.future.readers(use))
+            or any(
+                at == block.device or at not in self.holders[use] for at in self.future.readers(use)
+            )
         ]
 
     def _stands_elsewhere(self, use: Use, device: str) -> bool:
@@ -390,7 +452,9 @@ class _Walk:
     def _refuse(self, device: str, nbytes: float, why: str) -> NoReturn:
         blocks = sorted(self.blocks[device], key=lambda block: -block.nbytes)
         names = [self.graph.values[next(iter(block.holds))].name for block in blocks]
-        sizes = [f"{name!r} ({block.nbytes:,.0f} B)" for name, block in zip(names, blocks, strict=True)]
+        sizes = [
+            f"{name!r} ({block.nbytes:,.0f} B)" for name, block in zip(names, blocks, strict=True)
+        ]
         more = f" and {len(sizes) - _MOST_NAMED} more" if len(sizes) > _MOST_NAMED else ""
         raise MemoryLimitError(
             f"device {device!r} has {self.limit[device]:,.0f} B of memory, holds {self.held[device]:,.0f} B that "

@@ -1,8 +1,9 @@
 """Give each task a compute stream of its device.
 
-Where a device has one stream there is nothing to decide. Else: tasks that follow each other share a stream, tasks
-that may run side by side do not, as far as there are streams, with the fewest waits (Kwon, Yu, Jeong, Chun, "Nimble",
-NeurIPS 2020): a maximum matching of the transitive reduction cuts the tasks into chains.
+Where a device has one stream there is nothing to decide. Else: tasks that follow each other share a
+stream, tasks that may run side by side do not, as far as there are streams, with the fewest waits
+(Kwon, Yu, Jeong, Chun, "Nimble", NeurIPS 2020): a maximum matching of the transitive reduction cuts
+the tasks into chains.
 """
 
 from __future__ import annotations
@@ -19,25 +20,37 @@ _EXACT = 20_000  # tasks of one device up to which all reachability is kept (n *
 _WINDOW = 4_096  # beyond: how many tasks ahead is known who reaches whom
 
 
-def assign_streams(graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]) -> list[Run]:
+def assign_streams(
+    graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]
+) -> list[Run]:
     """Return a run for each of all tasks, which are in issue order, on its device."""
     on: dict[str, list[int]] = {name: [] for name in machine.names}
     for task in tasks:
         on[device[task.name]].append(task.index)
     stream: dict[int, Stream] = {}
     for name, indices in on.items():
-        streams = [Stream(name, f"compute{number or ''}") for number in range(machine.device(name).streams)]
+        streams = [
+            Stream(name, f"compute{number or ''}") for number in range(machine.device(name).streams)
+        ]
         if len(streams) == 1:
             stream.update(dict.fromkeys(indices, streams[0]))
         else:
-            stream.update(zip(indices, map(streams.__getitem__, _choose(graph, indices, len(streams))), strict=True))
+            stream.update(
+                zip(
+                    indices,
+                    map(streams.__getitem__, _choose(graph, indices, len(streams))),
+                    strict=True,
+                )
+            )
     return [Run(stream[task.index], task.name) for task in tasks]
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
     """Return a stream number for each of the tasks, which are in issue order."""
     position = {task: i for i, task in enumerate(tasks)}
-    edges = [sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks]
+    edges = [
+        sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks
+    ]
     edges, reach = _reduce(edges, len(tasks) if len(tasks) <= _EXACT else _WINDOW)
     return _pack(_chains(_match(edges), len(tasks)), reach, count, len(tasks))
 
@@ -45,8 +58,8 @@ def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
 def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]], list[int]]:
     """Return the transitive reduction, and for each task a bit set of those it reaches: bit i is the i-th behind it.
 
-    What is further ahead than the window is not known, and edges that reach so far are all kept. What an edge within
-    it leaps over lies within it too.
+    What is further ahead than the window is not known, and edges that reach so far are all kept.
+    What an edge within it leaps over lies within it too.
     """
     reach = [0] * len(edges)
     reduced: list[list[int]] = [[] for _ in edges]
@@ -68,7 +81,9 @@ def _match(edges: Sequence[Iterable[int]]) -> dict[int, int]:
 
     n = len(edges)
     sides: Undirected[int] = Undirected()
-    sides.add_nodes_from(range(2 * n))  # integers, in order: with strings the matching would vary from run to run
+    sides.add_nodes_from(
+        range(2 * n)
+    )  # integers, in order: with strings the matching would vary from run to run
     sides.add_edges_from((u, n + v) for u, followers in enumerate(edges) for v in followers)
     matching = hopcroft_karp_matching(sides, top_nodes=range(n))
     return {u: v - n for u, v in sorted(matching.items()) if u < n}
@@ -91,7 +106,11 @@ def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: 
     number = [0] * n
     last: list[int] = []  # the last task so far of each stream
     for chain in chains:
-        before = [s for s, task in enumerate(last) if task < chain[0] and reach[task] >> chain[0] - task & 1]
+        before = [
+            s
+            for s, task in enumerate(last)
+            if task < chain[0] and reach[task] >> chain[0] - task & 1
+        ]
         if before:
             chosen = max(before, key=last.__getitem__)
         elif len(last) < count:

@@ -51,8 +51,8 @@ class Link:
     """What connects two devices, with the same rate in both directions, which do not disturb each other.
 
     ``bytes_per_second=inf, latency=0`` is free. ``pageable_bytes_per_second`` is the rate of copies from or to host
-    memory that is not page-locked, at most the other; None, the default, if it is the same. That such a copy also
-    holds up the thread that issues it is left out.
+    memory that is not page-locked, at most the other; None, the default, if it is the same. That
+    such a copy also holds up the thread that issues it is left out.
 
     >>> Link("cpu", "cuda:0", bytes_per_second=1e9, latency=1e-5).seconds(1e9)
     1.00001
@@ -102,11 +102,15 @@ def plain(item: Device | Link) -> dict[str, Any]:
     made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
     made.pop("imagined", None)
     if made.get("pageable_bytes_per_second", math.inf) is None:
-        del made["pageable_bytes_per_second"]  # so that what says nothing of it reads as it ever did
+        del made[
+            "pageable_bytes_per_second"
+        ]  # so that what says nothing of it reads as it ever did
     return made
 
 
-_STREAMS = 24  # torch hands out 32 streams per device and then the first again; copies need some of them
+_STREAMS = (
+    24  # torch hands out 32 streams per device and then the first again; copies need some of them
+)
 
 
 def _check_device(device: Device) -> None:
@@ -115,11 +119,15 @@ def _check_device(device: Device) -> None:
         raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
     most = 1024 if device.kind == "cpu" else _STREAMS
     if not is_whole(device.streams) or not 1 <= device.streams <= most:
-        raise MachineError(f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible")
+        raise MachineError(
+            f"device {device.name!r} has {shown(device.streams)} streams; 1 to {most} are possible"
+        )
     _positive(device, "flops_per_second", "bytes_per_second", "nbytes")
     _not_negative(device, "launch_seconds")
     if device.physical is not None and not is_device(device.physical):
-        raise MachineError(f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}")
+        raise MachineError(
+            f"physical of device {device.name!r} must be as 'cuda:0' or None, got {device.physical!r}"
+        )
 
 
 def _check_link(link: Link) -> None:
@@ -129,7 +137,9 @@ def _check_link(link: Link) -> None:
     if link.pageable_bytes_per_second is not None:
         _positive(link, "pageable_bytes_per_second")
         if link.pageable_bytes_per_second > link.bytes_per_second:
-            raise MachineError(f"pageable_bytes_per_second of {shown(link)} must be at most bytes_per_second")
+            raise MachineError(
+                f"pageable_bytes_per_second of {shown(link)} must be at most bytes_per_second"
+            )
 
 
 def _positive(item: Device | Link, *names: str) -> None:

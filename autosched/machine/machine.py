@@ -21,7 +21,8 @@ from autosched.machine.device import Device, Link, device_line, link_line, plain
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
-# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds to start a copy.
+# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds
+# to start a copy.
 LINKS: Mapping[str, tuple[float, float]] = {
     "pcie3": (12e9, 1e-5),
     "pcie4": (25e9, 1e-5),
@@ -44,8 +45,9 @@ def register_slower(measure: Callable[[Machine], float]) -> None:
 class Machine:
     """Devices and links. Two devices without a link exchange nothing.
 
-    With ``contention`` (the default) copies occupy copy streams: those that leave a device run one after another,
-    and so do those that enter it. Without, copies take time but occupy nothing: the literature's model.
+    With ``contention`` (the default) copies occupy copy streams: those that leave a device run one
+    after another, and so do those that enter it. Without, copies take time but occupy nothing: the
+    literature's model.
     ``imagined`` machines are emulated. By default a machine is imagined if one of its devices is, so that a machine
     made of the devices of ``Machine.emulated``, or of copies of them, is emulated too.
 
@@ -90,15 +92,18 @@ class Machine:
         """Return the machine this is, as far as ``torch.accelerator`` shows it.
 
         ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
-        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op threads.
-        A GPU's memory is what it has, less a share for what no task asks for; logical devices have equal parts of it.
-        Rates are rough defaults; profiles replace them. Raises MachineError for GPUs where there is none.
+        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op
+        threads. A GPU's memory is what it has, less a share for what no task asks for; logical
+        devices have equal parts of it. Rates are rough defaults; profiles replace them. Raises
+        MachineError for GPUs where there is none.
         """
         import torch
 
-        kind, count = "cuda", 0
+        kind = "cuda"
+        count = 0
         if torch.accelerator.is_available():
-            kind, count = str(torch.accelerator.current_accelerator()), torch.accelerator.device_count()
+            kind = str(torch.accelerator.current_accelerator())
+            count = torch.accelerator.device_count()
         wanted = count if gpus is None else gpus
         _check_count(wanted)
         if wanted and not count:
@@ -109,7 +114,12 @@ class Machine:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         host = Device("cpu", cpu_streams, *_CPU_RATES, nbytes=memory)
         devices = [
-            replace(_GPU, name=name, physical=f"{kind}:{i % count}", nbytes=_memory(kind, i % count, wanted, count))
+            replace(
+                _GPU,
+                name=name,
+                physical=f"{kind}:{i % count}",
+                nbytes=_memory(kind, i % count, wanted, count),
+            )
             for i, name in enumerate(names)
         ]
         return cls([host, *devices], _links(names, "pcie4", None, None))
@@ -128,7 +138,8 @@ class Machine:
     ) -> Machine:
         """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
 
-        Where the real work of a task takes longer here than on the GPU, so does the task: see ``slower``.
+        Where the real work of a task takes longer here than on the GPU, so does the task: see
+        ``slower``.
         ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
         ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. ``nbytes`` is the memory of each GPU;
         host memory has no limit. Raises MachineError for unknown names.
@@ -137,20 +148,26 @@ class Machine:
         names = [f"cuda:{i}" for i in range(gpus)]
         links = _links(names, link or "pcie4", bytes_per_second, latency)
         gpu = replace(_GPU, nbytes=nbytes)
-        devices = [Device("cpu", cpu_streams, *_CPU_RATES), *(replace(gpu, name=name) for name in names)]
+        devices = [
+            Device("cpu", cpu_streams, *_CPU_RATES),
+            *(replace(gpu, name=name) for name in names),
+        ]
         return cls(devices, links, contention=contention, imagined=True)
 
     def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
 
-        What a slow CPU needs to play a fast machine: all ratios stay. ``"auto"`` measures this CPU, which takes a
-        moment, and takes the factor at which it does in time what all devices and links can do at once; less may do
-        for a graph that does not use them all. Raises MachineError unless it is above 0.
+        What a slow CPU needs to play a fast machine: all ratios stay. ``"auto"`` measures this CPU,
+        which takes a moment, and takes the factor at which it does in time what all devices and
+        links can do at once; less may do for a graph that does not use them all. Raises
+        MachineError unless it is above 0.
         """
         if isinstance(factor, str) and factor == "auto":
             return self.slower(_MEASURED["slower"](self))
         if not is_number(factor) or factor == 0:
-            raise MachineError(f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}")
+            raise MachineError(
+                f"a machine can be slower by a number above 0, or 'auto', got {shown(factor)}"
+            )
         devices = [
             replace(
                 d,
@@ -165,7 +182,8 @@ class Machine:
                 k,
                 bytes_per_second=k.bytes_per_second / factor,
                 latency=k.latency * factor,
-                pageable_bytes_per_second=k.pageable_bytes_per_second and k.pageable_bytes_per_second / factor,
+                pageable_bytes_per_second=k.pageable_bytes_per_second
+                and k.pageable_bytes_per_second / factor,
             )
             for k in self.links
         ]
@@ -181,7 +199,9 @@ class Machine:
     @cached_property
     def host(self) -> str:
         """Where inputs and constants live unless told otherwise: the first CPU, or else the first device."""
-        return next((device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name)
+        return next(
+            (device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name
+        )
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
@@ -193,14 +213,18 @@ class Machine:
         known = device_name(name)
         found = self._by_name.get(known) if isinstance(known, str) else None
         if found is None:
-            raise MachineError(f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}")
+            raise MachineError(
+                f"the machine has no device {name!r}; it has {', '.join(map(repr, self.names))}"
+            )
         return found
 
     def link(self, source: str, destination: str) -> Link | None:
         """Return what connects two devices, or None."""
         return self._by_ends.get((device_name(source), device_name(destination)))
 
-    def copy_seconds(self, source: str, destination: str, nbytes: float, pageable: bool = False) -> float:
+    def copy_seconds(
+        self, source: str, destination: str, nbytes: float, pageable: bool = False
+    ) -> float:
         """Return how long a copy takes, of ``pageable`` host memory perhaps: 0 on one device, infinity without a link.
 
         >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
@@ -209,7 +233,9 @@ class Machine:
         if source == destination:
             return 0.0
         if type(source) is not str or type(destination) is not str:
-            return self.copy_seconds(device_name(source), device_name(destination), nbytes, pageable)
+            return self.copy_seconds(
+                device_name(source), device_name(destination), nbytes, pageable
+            )
         link = self._by_ends.get((source, destination))
         return math.inf if link is None else link.seconds(nbytes, pageable)
 
@@ -271,14 +297,18 @@ class Machine:
         if len(self._by_ends) != 2 * len(self.links):
             ends = [frozenset((link.source, link.destination)) for link in self.links]
             twice = next(sorted(pair) for pair in ends if ends.count(pair) > 1)
-            raise MachineError(f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways")
+            raise MachineError(
+                f"devices {twice[0]!r} and {twice[1]!r} have two links; one works both ways"
+            )
         for flag in ("contention", "imagined"):
             if not isinstance(getattr(self, flag), bool):
                 raise MachineError(f"{flag} must be True or False, got {getattr(self, flag)!r}")
 
 
 _CPU_RATES = (50e9, 10e9, 5e-6)
-_USABLE = 15 / 16  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
+_USABLE = (
+    15 / 16
+)  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
 
 
@@ -288,14 +318,21 @@ def _memory(kind: str, index: int, wanted: int, count: int) -> float:
 
     sharers = len(range(index, wanted, count))
     with contextlib.suppress(AssertionError, AttributeError, RuntimeError):
-        return float(torch.get_device_module(kind).get_device_properties(index).total_memory) * _USABLE / sharers
+        return (
+            float(torch.get_device_module(kind).get_device_properties(index).total_memory)
+            * _USABLE
+            / sharers
+        )
     return math.inf  # torch cannot tell
 
 
-def _links(gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None) -> list[Link]:
+def _links(
+    gpus: list[str], link: str, bytes_per_second: float | None, latency: float | None
+) -> list[Link]:
     if not isinstance(link, str) or link not in LINKS:
         raise MachineError(f"unknown link {link!r}; known are {', '.join(map(repr, LINKS))}")
-    between, to_host = LINKS[link], LINKS["pcie4" if link.startswith("nvlink") else link]
+    between = LINKS[link]
+    to_host = LINKS["pcie4" if link.startswith("nvlink") else link]
 
     def make(source: str, destination: str, rates: tuple[float, float]) -> Link:
         rate = rates[0] if bytes_per_second is None else bytes_per_second

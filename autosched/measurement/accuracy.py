@@ -26,7 +26,9 @@ class Accuracy(NamedTuple):
         return self.predicted / self.measured
 
 
-def accuracy(schedule: Schedule, inputs: Mapping[str, Any], *, repeat: int = 9, warmup: int = 3) -> Accuracy:
+def accuracy(
+    schedule: Schedule, inputs: Mapping[str, Any], *, repeat: int = 9, warmup: int = 3
+) -> Accuracy:
     """Run a schedule, and hold it to its prediction: from the call until all devices have come to rest.
 
     >>> import autosched as asc

@@ -1,8 +1,8 @@
 """A bench: one device of some equal ones, on which a graph runs serially while its calls are timed; what is believed.
 
-Runs are whole, and the first warms up. So each task finds caches as the task before it left them: what that made is
-there, weights of long ago may not be. One that is too short for a device's clock is timed many times in a row: its
-arguments are then as warm as can be.
+Runs are whole, and the first warms up. So each task finds caches as the task before it left them:
+what that made is there, weights of long ago may not be. One that is too short for a device's clock
+is timed many times in a row: its arguments are then as warm as can be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ __all__ = ["Bench"]
 _SHORT = 2e-5  # seconds that a reading of an accelerator's clock should span, which ticks every half microsecond
 _MOST = 64  # calls in a row
 _LONG = 0.02  # seconds that a CPU may be estimated to take for what an accelerator does in a tenth of that
-_MISSES = 2  # readings in which the device waited for the host, after which it is not kept busy any more
+_MISSES = (
+    2  # readings in which the device waited for the host, after which it is not kept busy any more
+)
 
 
 @dataclass
@@ -46,7 +48,10 @@ class Readings:
     kept: bool = False  # from a file: what was slow was measured twice then
 
     def is_done(self, repeat: int) -> bool:
-        return sum(reading.clean for reading in self.readings) >= repeat or len(self.readings) >= 2 * repeat
+        return (
+            sum(reading.clean for reading in self.readings) >= repeat
+            or len(self.readings) >= 2 * repeat
+        )
 
     def ahead(self) -> float:
         """Return how long the device is to be kept busy while calls are launched."""
@@ -57,7 +62,9 @@ class Readings:
         self.issue = min(self.issue, reading.issued)
         self.missed += not reading.clean
         if short and self.calls == 1 and reading.clean and reading.seconds < _SHORT:
-            self.calls = max(2, min(_MOST, math.ceil(_SHORT / max(reading.seconds, _SHORT / _MOST))))
+            self.calls = max(
+                2, min(_MOST, math.ceil(_SHORT / max(reading.seconds, _SHORT / _MOST)))
+            )
             reading = reading._replace(clean=False)  # counts if there is no better one
         self.readings.append(reading)
 
@@ -65,7 +72,9 @@ class Readings:
         counted = [reading for reading in self.readings if reading.clean] or self.readings
         if not counted:
             return None
-        return Reading(*(statistics.median(pair) for pair in zip(*(r[:2] for r in counted), strict=True)))
+        return Reading(
+            *(statistics.median(pair) for pair in zip(*(r[:2] for r in counted), strict=True))
+        )
 
 
 class Bench:
@@ -81,8 +90,13 @@ class Bench:
         repeat: int,
         kept: Kept,
     ):
-        self.graph, self.machine, self.inputs, self.known = graph, machine, inputs, known
-        self.devices, self.repeat, self.kept = devices, repeat, kept
+        self.graph = graph
+        self.machine = machine
+        self.inputs = inputs
+        self.known = known
+        self.devices = devices
+        self.repeat = repeat
+        self.kept = kept
         self.device = real(devices[0])
         self.model = model(self.device)
         self.watch: Stopwatch = stopwatch(self.device)
@@ -97,7 +111,9 @@ class Bench:
 
     def walk(self, warm: bool = False) -> None:
         """Run it serially once, and time what is not yet measured; to warm up, only what launching takes counts."""
-        self.nbytes = walk(self.graph, self.inputs, self.device, self._place, partial(self._do, warm))
+        self.nbytes = walk(
+            self.graph, self.inputs, self.device, self._place, partial(self._do, warm)
+        )
 
     def _elsewhere(self, task: Task) -> str | None:
         """Return the device where a task runs unmeasured: where it must, or because it would take too long here."""
@@ -105,7 +121,10 @@ class Bench:
             return None
         where = constraint(task, self.machine)
         if where is None and self.devices[0].kind == "cpu":
-            seconds = {name: self.known.task_seconds(task, self.machine.device(name)) for name in self.machine.names}
+            seconds = {
+                name: self.known.task_seconds(task, self.machine.device(name))
+                for name in self.machine.names
+            }
             best = min(self.machine.accelerators, key=seconds.__getitem__)
             if seconds[self.devices[0].name] > max(_LONG, 10 * seconds[best]):
                 return best
@@ -118,14 +137,19 @@ class Bench:
     def _do(self, warm: bool, task: Task, args: Any, kwargs: Any, where: torch.device) -> Any:
         assert task.fn is not None
         call = partial(task.fn, *args, **kwargs)
-        if task.view or self._elsewhere(task) or math.isinf(self.known.task_seconds(task, self.devices[0])):
+        if (
+            task.view
+            or self._elsewhere(task)
+            or math.isinf(self.known.task_seconds(task, self.devices[0]))
+        ):
             return call()
         shape = self.shape[task.name] = shape_of(task.fn, args, kwargs)
         work = self.works.get(shape)
         if work is None:
             work = self.works[shape] = Readings(task)
             if earlier := self.kept.get(self.model, spelt(shape)):
-                work.readings, work.kept = [Reading(*earlier)] * self.repeat, True
+                work.readings = [Reading(*earlier)] * self.repeat
+                work.kept = True
         if work.is_done(self.repeat):
             return call()
         repeatable = not (task.writes or task.shared)  # and not from one call to the next another
@@ -165,18 +189,27 @@ class Bench:
             return None
         known = work_of(work.task, self.known)
         device = self.devices[0]
-        if known is not None and not work.kept and reading.seconds > SLOW * known.seconds(device) > 0:
+        if (
+            known is not None
+            and not work.kept
+            and reading.seconds > SLOW * known.seconds(device) > 0
+        ):
             return f"is more than {SLOW} times what its work lets expect"
         return doubt(reading.seconds, known, device)
 
     def _refused(self, work: Readings, before: Reading | None) -> bool:
         """Complain of a reading that is odd again; what is slow, and as slow as before, is believed all the same."""
-        why, reading = self._doubt(work), work.median()
+        why = self._doubt(work)
+        reading = work.median()
         if why is None or reading is None or before is None:
             return False
         possible = doubt(reading.seconds, work_of(work.task, self.known), self.devices[0]) is None
         slow = possible and before.seconds / 2 <= reading.seconds <= before.seconds * 2
-        then = "it was the same when measured again, and is believed" if slow else "it is left as estimated"
+        then = (
+            "it was the same when measured again, and is believed"
+            if slow
+            else "it is left as estimated"
+        )
         self.complaints.append(
             f"task {work.task.name!r} took {reading.seconds:.3g} s on {self.devices[0].name}, which {why}; {then}"
         )

@@ -1,7 +1,8 @@
 """Emulating: how much slower a machine must be for this CPU to emulate it in real time.
 
-Compares what all devices and links do at once with what this CPU does, as measured: products of matrices, sums of long
-vectors, and what it takes to issue a task. Knows no graph but one of its own.
+Compares what all devices and links do at once with what this CPU does, as measured: products of
+matrices, sums of long vectors, and what it takes to issue a task. Knows no graph but one of its
+own.
 """
 
 from __future__ import annotations
@@ -31,17 +32,27 @@ _REPEAT = 5
 
 def keeping_up(machine: Machine) -> int:
     """Return the factor for ``Machine.slower`` at which this CPU does in time what the machine can do at once."""
-    a, b = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
+    a = torch.ones(_SIZE, _SIZE)
+    b = torch.ones(_SIZE, _SIZE)
     flops = 2 * _SIZE**3 / _seconds(lambda: torch.mm(a, b))
-    x, y = torch.ones(_LENGTH), torch.empty(_LENGTH)
+    x = torch.ones(_LENGTH)
+    y = torch.empty(_LENGTH)
     nbytes = 2 * x.nbytes / _seconds(lambda: y.copy_(x))
     issued = _issuing()
-    devices, links = machine.devices, machine.links
+    devices = machine.devices
+    links = machine.links
     ratios = [
-        sum(device.flops_per_second for device in devices if device.flops_per_second < float("inf")) / flops,
-        sum(device.bytes_per_second for device in devices if device.bytes_per_second < float("inf")) / nbytes,
-        sum(link.bytes_per_second for link in links if link.bytes_per_second < float("inf")) / nbytes,
-        *(len(devices) * issued / device.launch_seconds for device in devices if device.launch_seconds),
+        sum(device.flops_per_second for device in devices if device.flops_per_second < float("inf"))
+        / flops,
+        sum(device.bytes_per_second for device in devices if device.bytes_per_second < float("inf"))
+        / nbytes,
+        sum(link.bytes_per_second for link in links if link.bytes_per_second < float("inf"))
+        / nbytes,
+        *(
+            len(devices) * issued / device.launch_seconds
+            for device in devices
+            if device.launch_seconds
+        ),
     ]
     return rounded_up(max(1.0, *ratios))
 
@@ -66,7 +77,11 @@ def _issuing() -> float:
     graph.output(x=x)
     fast = Machine(
         [Device("cpu"), Device("cuda:0"), Device("cuda:1")],
-        [Link("cpu", "cuda:0", float("inf")), Link("cpu", "cuda:1", float("inf")), Link("cuda:0", "cuda:1", 1e30)],
+        [
+            Link("cpu", "cuda:0", float("inf")),
+            Link("cpu", "cuda:1", float("inf")),
+            Link("cuda:0", "cuda:1", 1e30),
+        ],
         imagined=True,
     )
     with schedule(graph, fast, policy=in_order({}), costs=Costs(), backend=Emulated()) as made:

@@ -1,6 +1,7 @@
 """Kept: what was measured before, in a file for this machine, driver and torch; only where a caller asks for one.
 
-A file that is malformed, or of another machine, is said to be so, and replaced. Knows no task: readings have names.
+A file that is malformed, or of another machine, is said to be so, and replaced. Knows no task:
+readings have names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Kept:
         if cache is None or cache is False:
             return
         if cache is not True and not isinstance(cache, (str, os.PathLike)):
-            raise ScheduleError(f"cache must be a folder, True for the user's own, or None, got {shown(cache)}")
+            raise ScheduleError(
+                f"cache must be a folder, True for the user's own, or None, got {shown(cache)}"
+            )
         folder = user_folder() if cache is True else Path(cache)
         text = json.dumps(hardware(), sort_keys=True)
         self.path = folder / f"measured-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
@@ -47,7 +50,9 @@ class Kept:
             try:
                 self.pairs = _read(self.path)
             except (OSError, ScheduleError, UnicodeDecodeError) as error:
-                warnings.warn(f"{self.path} is not used, all is measured anew: {error}", stacklevel=4)
+                warnings.warn(
+                    f"{self.path} is not used, all is measured anew: {error}", stacklevel=4
+                )
 
     def get(self, *name: str | None) -> Pair | None:
         """Return the pair of a name, which may have parts; None if there is none, or a part has no name."""
@@ -55,7 +60,11 @@ class Kept:
 
     def put(self, pair: Pair, *name: str | None) -> None:
         """Keep a pair under a name; what is no pair of times is not kept."""
-        if self.path is not None and None not in name and all(0 <= number < math.inf for number in pair):
+        if (
+            self.path is not None
+            and None not in name
+            and all(0 <= number < math.inf for number in pair)
+        ):
             key = " ".join(map(str, name))
             self._changed |= self.pairs.get(key) != pair
             self.pairs[key] = pair
@@ -68,7 +77,10 @@ class Kept:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError, ScheduleError, UnicodeDecodeError):
                 self.pairs = _read(self.path) | self.pairs  # of another process, meanwhile
-            write(self.path, json.dumps({"machine": hardware(), "readings": self.pairs}, indent=1) + "\n")
+            write(
+                self.path,
+                json.dumps({"machine": hardware(), "readings": self.pairs}, indent=1) + "\n",
+            )
         except OSError as error:
             warnings.warn(f"what was measured is not kept: {error}", stacklevel=4)
 

@@ -1,7 +1,7 @@
 """Links: how long copies of many sizes take, each way, from and to page-locked and other host memory; a line.
 
-Copies are timed by the accelerator's events, but those of pageable memory, which hold up the thread that asks for
-them, by the host's clock.
+Copies are timed by the accelerator's events, but those of pageable memory, which hold up the thread
+that asks for them, by the host's clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ __all__ = ["SIZES", "Track", "Way", "fitted", "measured_links", "measured_ways"]
 
 Track = Callable[[Sequence[Any]], Iterable[Any]]
 
-SIZES = tuple(1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of the copies that are timed
+SIZES = tuple(
+    1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26)
+)  # bytes of the copies that are timed
 _RATES = 1e6, 1e14  # bytes per second that a link may have; what is read beyond is no rate of one
 _LATENCY = 0.1
 
@@ -48,14 +50,23 @@ class Way:
         return fitted(self.seconds)
 
 
-def measured_ways(machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter) -> list[Way]:
+def measured_ways(
+    machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter
+) -> list[Way]:
     """Return what copies take on each way of each link: to and fro, and between them those of pageable host memory."""
-    kept, device = kept or Kept(None), {d.name: real(d) for d in machine.devices}
+    kept = kept or Kept(None)
+    device = {d.name: real(d) for d in machine.devices}
     asked = []
     for link in machine.links:
         ends = link.source, link.destination
-        on_host = {device[end].type for end in ends} >= {"cpu"} and device[ends[0]] != device[ends[1]]
-        asked += [(*way, pinned) for way in (ends, ends[::-1]) for pinned in ([True, False] if on_host else [True])]
+        on_host = {device[end].type for end in ends} >= {"cpu"} and device[ends[0]] != device[
+            ends[1]
+        ]
+        asked += [
+            (*way, pinned)
+            for way in (ends, ends[::-1])
+            for pinned in ([True, False] if on_host else [True])
+        ]
     ways = []
     for source, destination, pinned in track(asked):
         copy = partial(_copies, device[source], device[destination], pinned, repeat, kept)
@@ -63,7 +74,9 @@ def measured_ways(machine: Machine, *, repeat: int = 9, kept: Kept | None = None
     return ways
 
 
-def measured_links(machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter) -> Machine:
+def measured_links(
+    machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter
+) -> Machine:
     """Return the machine with links as copies show them: a link is as fast as the slower of its two ways.
 
     One that shows no rate, or one that no link has, stays as it is, with a warning.
@@ -71,13 +84,19 @@ def measured_links(machine: Machine, *, repeat: int = 9, kept: Kept | None = Non
     by_ends: dict[frozenset[str], list[Way]] = {}
     for way in measured_ways(machine, repeat=repeat, kept=kept, track=track):
         by_ends.setdefault(frozenset((way.source, way.destination)), []).append(way)
-    links = [_link(link, by_ends[frozenset((link.source, link.destination))]) for link in machine.links]
+    links = [
+        _link(link, by_ends[frozenset((link.source, link.destination))]) for link in machine.links
+    ]
     return Machine(machine.devices, links, contention=machine.contention, imagined=machine.imagined)
 
 
 def _link(link: Link, ways: Sequence[Way]) -> Link:
-    lines = {pinned: _believed(link, [way for way in ways if way.pinned == pinned]) for pinned in (True, False)}
-    line, pageable = lines[True], lines[False]
+    lines = {
+        pinned: _believed(link, [way for way in ways if way.pinned == pinned])
+        for pinned in (True, False)
+    }
+    line = lines[True]
+    pageable = lines[False]
     if line is None:
         return link
     slow = min(pageable[0], line[0]) if pageable is not None else link.pageable_bytes_per_second
@@ -121,13 +140,20 @@ def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
     slope /= sum(w * (size - middle) ** 2 for w, size, _ in points)
     latency = mean - slope * middle
     if latency < 0:  # then the line through nothing
-        slope = sum(w * size * taken for w, size, taken in points) / sum(w * size**2 for w, size, _ in points)
+        slope = sum(w * size * taken for w, size, taken in points) / sum(
+            w * size**2 for w, size, _ in points
+        )
         latency = 0.0
     return (1 / slope, latency) if slope > 0 else None
 
 
 def _copies(
-    source: torch.device, destination: torch.device, pinned: bool, repeat: int, kept: Kept, nbytes: int
+    source: torch.device,
+    destination: torch.device,
+    pinned: bool,
+    repeat: int,
+    kept: Kept,
+    nbytes: int,
 ) -> float:
     """Return the median seconds of copies of one size."""
     name = f"{source} -> {destination}{'' if pinned else ' pageable'} {nbytes}"
@@ -146,7 +172,9 @@ def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin)
 
 
-def _by_events(copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int) -> float:
+def _by_events(
+    copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int
+) -> float:
     """Time copies on the stream that they run on: between accelerators that of the source."""
     settle(source, destination)
     watch: Stopwatch = stopwatch(source if source.type != "cpu" else destination)
@@ -156,7 +184,9 @@ def _by_events(copy: Callable[[], Any], source: torch.device, destination: torch
     return statistics.median(reading.seconds for reading in counted)
 
 
-def _by_host(copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int) -> float:
+def _by_host(
+    copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int
+) -> float:
     times = []
     for _ in range(repeat + 1):  # the first warms up
         settle(source, destination)

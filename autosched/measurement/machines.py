@@ -24,10 +24,10 @@ def measure_machine(
 ) -> Machine:
     """Return ``machine`` with its links and the compute streams of its accelerators as measured.
 
-    The default is ``Machine.local()``. A link has the rate and latency of the line through copies of 1 KiB to 64 MiB, in
-    its slower direction. An accelerator has as many streams as are faster than fewer for kernels too small to fill it;
-    larger kernels run one after another anyway. ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError
-    for an emulated machine.
+    The default is ``Machine.local()``. A link has the rate and latency of the line through copies
+    of 1 KiB to 64 MiB, in its slower direction. An accelerator has as many streams as are faster
+    than fewer for kernels too small to fill it; larger kernels run one after another anyway.
+    ``cache`` and ``track`` as for ``measure_costs``. Raises MachineError for an emulated machine.
 
     >>> measure_machine(Machine.local(gpus=0)) == Machine.local(gpus=0)
     True

@@ -1,8 +1,8 @@
 """Probes: whether streams of one accelerator run side by side, as probes show it.
 
-Small kernels leave most of a device to others, large ones nothing. How much several streams disturb each other so hangs
-on the kernels, and no one figure of a device would tell: a program is simulated with streams that do not, and a device
-gets as many as pay for kernels that are small.
+Small kernels leave most of a device to others, large ones nothing. How much several streams disturb
+each other so hangs on the kernels, and no one figure of a device would tell: a program is simulated
+with streams that do not, and a device gets as many as pay for kernels that are small.
 """
 
 from __future__ import annotations
@@ -21,27 +21,35 @@ from autosched.runtime.backends.accelerator import _pooled
 __all__ = ["COUNTS", "Sharing", "paying", "sharing"]
 
 COUNTS = (2, 4, 8)  # streams that are tried
-GAIN = 1.1  # times the work per second that more streams must do, to pay for their events and memory
-_SMALL, _LARGE = 128, 2048  # of the square matrices that are multiplied
+GAIN = (
+    1.1  # times the work per second that more streams must do, to pay for their events and memory
+)
+_SMALL = 128  # of the square matrices that are multiplied
+_LARGE = 2048
 _CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
 
 
 class Sharing(NamedTuple):
     """How many times longer some streams take, all with the same work, than one alone: 1 is side by side.
 
-    As many times as there are streams is no gain. ``small``: with kernels that leave room; ``large``: that leave none.
+    As many times as there are streams is no gain. ``small``: with kernels that leave room;
+    ``large``: that leave none.
     """
 
     small: float
     large: float
 
 
-def sharing(device: torch.device, streams: int = 2, *, repeat: int = 5, kept: Kept | None = None) -> Sharing:
+def sharing(
+    device: torch.device, streams: int = 2, *, repeat: int = 5, kept: Kept | None = None
+) -> Sharing:
     """Probe an accelerator with so many streams of a schedule's."""
     kept = kept or Kept(None)
     name = "sharing", model(device), str(streams)
     earlier = kept.get(*name)
-    found = Sharing(*(earlier or [_longer(device, streams, size, repeat) for size in (_SMALL, _LARGE)]))
+    found = Sharing(
+        *(earlier or [_longer(device, streams, size, repeat) for size in (_SMALL, _LARGE)])
+    )
     kept.put((found.small, found.large), *name)
     return found
 
@@ -52,18 +60,21 @@ def paying(found: Sequence[tuple[int, Sharing]]) -> int:
     >>> paying([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
     4
     """
-    best, done = 1, 1.0
+    best = 1
+    done = 1.0
     for streams, reading in found:
         if not reading.small >= 0.5 or streams / reading.small < GAIN * done:
             break
-        best, done = streams, streams / reading.small
+        best = streams
+        done = streams / reading.small
     return best
 
 
 def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float:
     """Return how many times longer the streams take than one of them."""
     alone, together = (
-        statistics.median(_seconds(device, count, size) for _ in range(repeat + 1)) for count in (1, streams)
+        statistics.median(_seconds(device, count, size) for _ in range(repeat + 1))
+        for count in (1, streams)
     )
     return together / alone if alone > 0 else float("nan")
 
@@ -71,7 +82,9 @@ def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float
 def _seconds(device: torch.device, count: int, size: int) -> float:
     """Return how long streams take for the same products each, launched while the device sleeps."""
     watch = EventWatch(device)
-    own = [_pooled(device, Stream(str(device), f"compute{number or ''}")) for number in range(count)]
+    own = [
+        _pooled(device, Stream(str(device), f"compute{number or ''}")) for number in range(count)
+    ]
     matrices = [torch.ones(size, size, device=device) for _ in own]
     products = [torch.empty_like(matrix) for matrix in matrices]
     settle(device)

@@ -13,7 +13,8 @@ __all__ = ["SLOW", "doubt", "work_of"]
 FAST = 10  # times a device's peak: beyond is no measurement of work that was done
 SLOW = 1000  # times the roofline: so slow, a second reading must say the same
 
-# What the fastest of their kind reach, in FLOP and bytes per second: rates of a machine may be rough defaults.
+# What the fastest of their kind reach, in FLOP and bytes per second: rates of a machine may be
+# rough defaults.
 _PEAKS = {"cpu": (1e13, 1e12)}
 _ACCELERATOR = 1e15, 1e13
 
@@ -30,7 +31,8 @@ def doubt(seconds: float, work: Work | None, device: Device) -> str | None:
         return None
     flops, nbytes = _PEAKS.get(device.kind, _ACCELERATOR)
     least = max(
-        work.flops / max(flops, device.flops_per_second), work.nbytes / max(nbytes, device.bytes_per_second)
+        work.flops / max(flops, device.flops_per_second),
+        work.nbytes / max(nbytes, device.bytes_per_second),
     )  # at the peak
     if seconds == 0:
         return "is no time for work" if least else None
@@ -47,4 +49,6 @@ def work_of(task: Task, costs: Costs) -> Work | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    return Work(sum(w.flops for w in known), sum(w.nbytes for w in known), sum(w.launches for w in known))
+    return Work(
+        sum(w.flops for w in known), sum(w.nbytes for w in known), sum(w.launches for w in known)
+    )

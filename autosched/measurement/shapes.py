@@ -29,7 +29,8 @@ def shape_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Shape:
 def spelt(shape: Shape) -> str | None:
     """Return a shape as a text that means the same in another process; None if there is none.
 
-    Functions must be torch's own, or Python's operators: others may change from one day to the next.
+    Functions must be torch's own, or Python's operators: others may change from one day to the
+    next.
 
     >>> spelt(shape_of(torch.add, (torch.ones(2, 3), 1), {}))
     'torch._VariableFunctionsClass.add () float32(2, 3)(3, 1) 1'
@@ -55,7 +56,18 @@ def _hashed(item: Any) -> Hashable:
     return item  # type: ignore[no-any-return]
 
 
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def _word(leaf: Any) -> str | None:
@@ -70,10 +82,18 @@ def _function(fn: Any) -> str | None:
     """Return the full name of a function of torch's or Python's operators, which is found under it."""
     if isinstance(fn, (OpOverload, OpOverloadPacket)):
         return str(fn)
-    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    module = (
+        getattr(fn, "__module__", None)
+        or getattr(getattr(fn, "__objclass__", None), "__module__", None)
+        or ""
+    )
     name = getattr(fn, "__qualname__", "")
     if module.partition(".")[0] not in ("torch", "_operator"):
         return None
-    if isinstance(fn, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if isinstance(
+        fn, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+    ):
         return f"{module}.{name}"
-    return f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is fn else None  # no closure of torch's
+    return (
+        f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is fn else None
+    )  # no closure of torch's

@@ -1,9 +1,9 @@
 """Stopwatches: how many seconds a call keeps a device, and how many the thread that launches it.
 
-A CPU has done what it was told when the call returns. An accelerator is asked by two events on its current stream. It
-is kept busy until all that lies between them is launched, where torch has a kernel that sleeps: then they tell what the
-device takes, and not how slowly it is fed. What two events tell that have nothing between them is taken off.
-Knows no task and no graph.
+A CPU has done what it was told when the call returns. An accelerator is asked by two events on its
+current stream. It is kept busy until all that lies between them is launched, where torch has a
+kernel that sleeps: then they tell what the device takes, and not how slowly it is fed. What two
+events tell that have nothing between them is taken off. Knows no task and no graph.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ class EventWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.accelerator.current_stream(device)
-        self.empty = self.cycle = 0.0  # seconds: of two events alone, and of one cycle of sleep, where there is sleep
+        self.empty = 0.0
+        self.cycle = 0.0
         settle(device)
         if device.type == "cuda":
             taken = min(self.time([lambda: self._sleep(_CYCLES)])[0].seconds for _ in range(_TRIES))
             self.cycle = max(taken, 0.0) / _CYCLES
-        self.empty = statistics.median(self.time([_nothing], _SPARE)[0].seconds for _ in range(_TRIES))
+        self.empty = statistics.median(
+            self.time([_nothing], _SPARE)[0].seconds for _ in range(_TRIES)
+        )
 
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
         """See ``Stopwatch``. A reading is clean where the device still slept when the last call was launched."""

@@ -36,15 +36,16 @@ def measure_costs(
 ) -> Costs:
     """Measure what the tasks of a graph take on the devices of this machine, and the bytes of values.
 
-    Seconds are medians of ``repeat`` runs; equal calls are measured once, and ``inputs`` stay as they are. Tasks whose
-    device is a CPU only because no accelerator is present are measured there, and count for every device; on a machine
-    with accelerators, long tasks that an accelerator is estimated to do in a tenth of the time keep their estimate for
-    the CPU. Readings that are impossible are taken again, then replaced by ``Costs.estimate`` with a warning.
+    Seconds are medians of ``repeat`` runs; equal calls are measured once, and ``inputs`` stay as
+    they are. Tasks whose device is a CPU only because no accelerator is present are measured there,
+    and count for every device; on a machine with accelerators, long tasks that an accelerator is
+    estimated to do in a tenth of the time keep their estimate for the CPU. Readings that are
+    impossible are taken again, then replaced by ``Costs.estimate`` with a warning.
 
-    * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them; otherwise a task takes at least as
-      long as Python needs to launch it.
-    * ``cache``: a folder in which readings of torch's own functions are kept for this machine, driver and torch, or
-      True for ``$XDG_CACHE_HOME/autosched``.
+    * ``replay``: seconds of the kernels alone, as where CUDA graphs replay them; otherwise a task
+      takes at least as long as Python needs to launch it.
+    * ``cache``: a folder in which readings of torch's own functions are kept for this machine,
+      driver and torch, or True for ``$XDG_CACHE_HOME/autosched``.
     * ``track``: iterates over a sequence and displays the progress, such as ``tqdm.tqdm``.
 
     Raises MachineError for an emulated machine, and what tasks raise.
@@ -61,7 +62,9 @@ def measure_costs(
     inputs = inputs or {}
     known = paged(Costs.estimate(graph, inputs), graph, machine, inputs)
     kept = Kept(cache)
-    benches = [Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)]
+    benches = [
+        Bench(graph, machine, inputs, known, devices, repeat, kept) for devices in _groups(machine)
+    ]
     with _same_numbers(machine):
         for bench, run in track([(bench, run) for bench in benches for run in range(repeat + 1)]):
             if not bench.is_done(run):
@@ -95,7 +98,10 @@ def _groups(machine: Machine) -> list[tuple[Device, ...]]:
 
 
 def _tables(
-    graph: Graph, machine: Machine, known: Costs, seconds: Mapping[tuple[Device, ...], Mapping[str, float]]
+    graph: Graph,
+    machine: Machine,
+    known: Costs,
+    seconds: Mapping[tuple[Device, ...], Mapping[str, float]],
 ) -> dict[str, Any]:
     """Return the seconds of each measured task: one number if only CPUs are there, else by device.
 
@@ -104,11 +110,16 @@ def _tables(
     found: dict[str, Any] = {}
     for task in graph.tasks:
         table = {
-            device.name: times[task.name] for group, times in seconds.items() if task.name in times for device in group
+            device.name: times[task.name]
+            for group, times in seconds.items()
+            if task.name in times
+            for device in group
         }
         if table and not machine.accelerators:
             found[task.name] = table[machine.names[0]]
         elif table:
             every = {device.name: known.task_seconds(task, device) for device in machine.devices}
-            found[task.name] = every | {name: taken for name, taken in table.items() if every[name] < math.inf}
+            found[task.name] = every | {
+                name: taken for name, taken in table.items() if every[name] < math.inf
+            }
     return found

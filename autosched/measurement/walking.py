@@ -1,8 +1,8 @@
 """Walking: a serial run of a graph with all tasks on one device, in which another decides how tasks are called.
 
-What must run elsewhere does, on copies; what it writes is copied back. Inputs and constants are copied when they are
-first needed, so the caller's stay as they are, and values go with their last use, so little memory is held.
-Knows no clock.
+What must run elsewhere does, on copies; what it writes is copied back. Inputs and constants are
+copied when they are first needed, so the caller's stay as they are, and values go with their last
+use, so little memory is held. Knows no clock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from autosched.runtime.backends.host import as_parameter, copy_in_host_memory
 __all__ = ["walk"]
 
 Place = Callable[[Task], torch.device]
-Do = Callable[[Task, Any, Any, torch.device], Any]  # (task, its args, its kwargs, where) -> what it returned
+Do = Callable[
+    [Task, Any, Any, torch.device], Any
+]  # (task, its args, its kwargs, where) -> what it returned
 
 
-def walk(graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, do: Do) -> dict[str, float]:
+def walk(
+    graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, do: Do
+) -> dict[str, float]:
     """Run the tasks one by one, with values on ``device`` and tasks where ``place`` says; return the bytes of values.
 
-    Raises GraphError for missing or unknown inputs, ScheduleError for a task without a function, and what a task
-    raises, with a note that names it.
+    Raises GraphError for missing or unknown inputs, ScheduleError for a task without a function,
+    and what a task raises, with a note that names it.
     """
     data = graph.bind(inputs)
     given = set(data)
@@ -70,8 +74,13 @@ def _run(task: Task, data: Mapping[int, Any], where: torch.device, do: Do) -> di
         raise
     for here, there in moved if task.writes else ():
         here.copy_(there)
-    own = {id(there): here for here, there in moved}  # what returns its argument returns the one that stays
-    return {index: transform(lambda leaf: own.get(id(leaf), leaf), result) for index, result in results.items()}
+    own = {
+        id(there): here for here, there in moved
+    }  # what returns its argument returns the one that stays
+    return {
+        index: transform(lambda leaf: own.get(id(leaf), leaf), result)
+        for index, result in results.items()
+    }
 
 
 def _fresh(leaf: Any, device: torch.device) -> Any:
@@ -87,7 +96,9 @@ def _seen(graph: Graph, task: Task) -> list[int]:
 
 def _last_uses(graph: Graph) -> dict[int, list[int]]:
     """Return for each task the values that none behind it is called with."""
-    last = {value: task.index for task in graph.tasks for value in (*_made(task), *_seen(graph, task))}
+    last = {
+        value: task.index for task in graph.tasks for value in (*_made(task), *_seen(graph, task))
+    }
     by_task: dict[int, list[int]] = {}
     for value, task in last.items():
         by_task.setdefault(task, []).append(value)
@@ -99,6 +110,10 @@ def _made(task: Task) -> list[int]:
 
 
 def _note(value: Value, made: Any, nbytes: dict[str, float]) -> None:
-    tensors = [leaf for leaf in flatten(made) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    tensors = [
+        leaf
+        for leaf in flatten(made)
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    ]
     if tensors:
         nbytes[value.name] = float(sum(tensor.nbytes for tensor in tensors))

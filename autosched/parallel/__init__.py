@@ -1,8 +1,8 @@
 """Training on several devices: data parallel, model parallel, and pipelines, each step one graph.
 
-Built on what autosched makes public and on nothing else, as users could build it. One micro-batch is captured once; its
-operators become a few pieces, included as often as there are micro-batches and replicas; then gradients are summed, and
-each device updates its own copy of what it holds.
+Built on what autosched makes public and on nothing else, as users could build it. One micro-batch
+is captured once; its operators become a few pieces, included as often as there are micro-batches
+and replicas; then gradients are summed, and each device updates its own copy of what it holds.
 
     template   one micro-batch as operators, and the update     -> Template
     rewrite    the same in other words: for zero bubbles, to compute again what is not kept

@@ -1,8 +1,8 @@
 """Branches: which tasks of a stage need not wait for another stage, or need not be waited for.
 
-Stages follow each other in a row, but what they do is a graph: of two towers, the second one's forward needs nothing of
-the first one's stage, and only what joins them does. Such a stage is cut into parts, where each is worth a task. Knows
-stages and seconds, no device.
+Stages follow each other in a row, but what they do is a graph: of two towers, the second one's
+forward needs nothing of the first one's stage, and only what joins them does. Such a stage is cut
+into parts, where each is worth a task. Knows stages and seconds, no device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def branches(
 ) -> dict[str, int]:
     """Return the part of its stage, forward or backward, of each task that is no view; by name, from 0.
 
-    Forward, tasks are of one part if they wait for the same other stages; backward, if the same ones wait for them. So
-    parts depend on each other in their order, and never in a cycle.
+    Forward, tasks are of one part if they wait for the same other stages; backward, if the same
+    ones wait for them. So parts depend on each other in their order, and never in a cycle.
     """
     waits = _reached(graph, stage, backward)
     groups: dict[tuple[int, bool], dict[frozenset[int], list[int]]] = {}
@@ -44,7 +44,9 @@ def branches(
 def _reached(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> list[frozenset[int]]:
     """Return which other stages each task waits for; of a task of backward, which ones wait for it, backward."""
     found: list[set[int]] = [set() for _ in graph.tasks]
-    own: list[set[int]] = [{stage[task.name]} if task.name in stage else set() for task in graph.tasks]
+    own: list[set[int]] = [
+        {stage[task.name]} if task.name in stage else set() for task in graph.tasks
+    ]
     for task in graph.tasks:
         if task.index not in backward:
             for dependency in task.dependencies:

@@ -1,7 +1,7 @@
 """Buckets: which gradients are summed over devices in one go.
 
-Few large messages cost less than many small ones; but the first should be on its way soon, while backward goes on.
-Knows names and sizes, no tensor.
+Few large messages cost less than many small ones; but the first should be on its way soon, while
+backward goes on. Knows names and sizes, no tensor.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ def buckets(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the names of what is to share each bucket, of ``(name, nbytes, dtype)`` in the order they become ready.
 
-    A bucket has one dtype and is closed as soon as it has its size, so its last tensor alone may exceed that. The first
-    size is for the first bucket of each dtype, the next for the next, the last for all others; 0 leaves each tensor
-    alone. Buckets stand in the order of their first tensors. This is the rule of DistributedDataParallel (Li et al.,
-    "PyTorch Distributed", VLDB 2020). Raises ScheduleError for sizes that are no numbers, or none.
+    A bucket has one dtype and is closed as soon as it has its size, so its last tensor alone may
+    exceed that. The first size is for the first bucket of each dtype, the next for the next, the
+    last for all others; 0 leaves each tensor alone. Buckets stand in the order of their first
+    tensors. This is the rule of DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB
+    2020). Raises ScheduleError for sizes that are no numbers, or none.
 
     >>> tensors = [("fc.bias", 40, "float32"), ("fc.weight", 4000, "float32"), ("conv.weight", 600, "float32")]
     >>> buckets(tensors, sizes=(1000, 5000))
@@ -50,4 +51,6 @@ def check_sizes(sizes: Sequence[float]) -> None:
     """Raise ScheduleError unless these are sizes of buckets."""
     numbers = not isinstance(sizes, str) and isinstance(sizes, Sequence) and len(sizes) > 0
     if not numbers or not all(isinstance(size, (int, float)) and size >= 0 for size in sizes):
-        raise ScheduleError(f"sizes of buckets must be one or more numbers of bytes, 0 or more, got {sizes!r}")
+        raise ScheduleError(
+            f"sizes of buckets must be one or more numbers of bytes, 0 or more, got {sizes!r}"
+        )

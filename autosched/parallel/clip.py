@@ -1,7 +1,8 @@
 """Clip: gradients are scaled where the norm of all of them exceeds a limit.
 
-As ``torch.nn.utils.clip_grad_norm_`` does it to the gradients that plain PyTorch would have, bit for bit: norms of
-parameters are made where their gradients are, the norm of these on one device, and each device scales what it has.
+As ``torch.nn.utils.clip_grad_norm_`` does it to the gradients that plain PyTorch would have, bit
+for bit: norms of parameters are made where their gradients are, the norm of these on one device,
+and each device scales what it has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from autosched import ScheduleError
 
-__all__ = ["check_clip", "coefficient", "norms", "norms_of_flat", "order_of_norms", "scale_", "scaled"]
+__all__ = [
+    "check_clip",
+    "coefficient",
+    "norms",
+    "norms_of_flat",
+    "order_of_norms",
+    "scale_",
+    "scaled",
+]
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
@@ -27,19 +36,24 @@ def check_clip(limit: Any) -> float | None:
         return None
     is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
     if not is_number or math.isnan(limit) or limit < 0:
-        raise ScheduleError(f"clip_grad_norm must be the largest norm, a number, 0 or more, or None, got {limit!r}")
+        raise ScheduleError(
+            f"clip_grad_norm must be the largest norm, a number, 0 or more, or None, got {limit!r}"
+        )
     return float(limit)
 
 
 def order_of_norms(parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the names of parameters in the order in which torch takes the norm of their norms.
 
-    That is their own, but for those of several dtypes, of which torch makes groups in an order of its own.
+    That is their own, but for those of several dtypes, of which torch makes groups in an order of
+    its own.
     """
     names = list(parameters)
     if len({tensor.dtype for tensor in parameters.values()}) == 1:
         return names
-    like = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in parameters.values()]
+    like = [
+        torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in parameters.values()
+    ]
     groups = _group_tensors_by_device_and_dtype([like], with_indices=True)  # type: ignore[list-item]
     return [names[i] for _, indices in groups.values() for i in indices]
 
@@ -52,19 +66,30 @@ def norms(gradients: Sequence[Tensor]) -> Tensor:
 def norms_of_flat(flat: Tensor, layouts: Sequence[Layout]) -> Tensor:
     """Return the norms of gradients that lie one after another; sums run over each in the order of its strides."""
     parts = torch.split(flat, [math.prod(shape) for shape, _ in layouts])
-    return norms([_laid(part.view(shape), strides) for part, (shape, strides) in zip(parts, layouts, strict=True)])
+    return norms(
+        [
+            _laid(part.view(shape), strides)
+            for part, (shape, strides) in zip(parts, layouts, strict=True)
+        ]
+    )
 
 
 def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     """Return a tensor with these strides."""
     if tensor.stride() == strides:
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(
+        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
 
 
-def coefficient(parts: Sequence[Tensor], places: Sequence[tuple[int, int]], limit: float) -> tuple[Tensor, Tensor]:
+def coefficient(
+    parts: Sequence[Tensor], places: Sequence[tuple[int, int]], limit: float
+) -> tuple[Tensor, Tensor]:
     """Return by what gradients are to be multiplied, and their norm; ``places`` is where each norm is: part, index."""
-    total = torch.linalg.vector_norm(torch.stack([parts[part][index] for part, index in places]), 2.0)
+    total = torch.linalg.vector_norm(
+        torch.stack([parts[part][index] for part, index in places]), 2.0
+    )
     return torch.clamp(limit / (total + 1e-6), max=1.0), total
 
 

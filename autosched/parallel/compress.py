@@ -1,14 +1,15 @@
 """Compress: add to a graph what sums one flat tensor per device of which fewer bytes are sent, with error feedback.
 
-What a device does not send in this step it keeps, and adds to what it has to send in the next (Seide et al., "1-bit
-stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). So over
-all steps, what was applied and what is still kept is the sum of the gradients, up to rounding. Each device receives
-what each other one sends, decodes all of it and adds it in the order of the devices: all have the same bits. That is
-n - 1 payloads into each device, where a ring takes 2 (n - 1) / n of the whole: half precision saves nothing with 4
+What a device does not send in this step it keeps, and adds to what it has to send in the next
+(Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error
+feedback fixes SignSGD", ICML 2019). So over all steps, what was applied and what is still kept is
+the sum of the gradients, up to rounding. Each device receives what each other one sends, decodes
+all of it and adds it in the order of the devices: all have the same bits. That is n - 1 payloads
+into each device, where a ring takes 2 (n - 1) / n of the whole: half precision saves nothing with 4
 devices or more.
 
-A NaN or an infinity is never hidden: it is seen in the total. What a device would keep of one it forgets. An element
-beyond the range of a half-precision format becomes infinite.
+A NaN or an infinity is never hidden: it is seen in the total. What a device would keep of one it
+forgets. An element beyond the range of a half-precision format becomes infinite.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Compression(Protocol):
 class Half:
     """Send each element in half precision: half the bytes of float32.
 
-    Each is off by at most 2^-11 of itself (bfloat16: 2^-8) as long as it is normal there: float16 from 6.1e-5 to 65504,
-    below that by at most 3e-8. Raises ScheduleError for another format.
+    Each is off by at most 2^-11 of itself (bfloat16: 2^-8) as long as it is normal there: float16
+    from 6.1e-5 to 65504, below that by at most 3e-8. Raises ScheduleError for another format.
 
     >>> Half().nbytes(1000, torch.float32)
     2000
@@ -88,8 +89,8 @@ class Half:
 class Int8:
     """Send each element as one of 255 multiples of a scale, which is the largest absolute value / 127.
 
-    One byte per element and the scale. Each element is off by at most half the scale, and by rounding. One that is NaN
-    or infinite makes all elements NaN or infinite.
+    One byte per element and the scale. Each element is off by at most half the scale, and by
+    rounding. One that is NaN or infinite makes all elements NaN or infinite.
 
     >>> Int8().nbytes(1000, torch.float32)
     1004
@@ -121,8 +122,9 @@ class Int8:
 class TopK:
     """Send the share of the elements that is largest in absolute value, rounded up, as values and int32 positions.
 
-    The k of d elements that are sent have at least k/d of the sum of squares (Stich et al., "Sparsified SGD with
-    memory", NeurIPS 2018). Raises ScheduleError unless the share is above 0 and at most 1.
+    The k of d elements that are sent have at least k/d of the sum of squares (Stich et al.,
+    "Sparsified SGD with memory", NeurIPS 2018). Raises ScheduleError unless the share is above 0
+    and at most 1.
 
     >>> TopK(share=0.01).nbytes(1000, torch.float32)
     80
@@ -132,7 +134,9 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not isinstance(self.share, (int, float)) or not 0 < self.share <= 1:
-            raise ScheduleError(f"TopK sends a share of the elements above 0 and at most 1, got {self.share!r}")
+            raise ScheduleError(
+                f"TopK sends a share of the elements above 0 and at most 1, got {self.share!r}"
+            )
 
     def count(self, numel: int) -> int:
         """Return how many of so many elements are sent."""
@@ -140,13 +144,18 @@ class TopK:
 
     def encode(self, flat: Tensor) -> Tensor:
         """Return the values' bytes, then those of their positions."""
-        _, positions = torch.topk(flat.abs(), self.count(len(flat)), sorted=False)  # NaN counts as largest
-        return torch.cat([flat[positions].view(torch.uint8), positions.to(torch.int32).view(torch.uint8)])
+        _, positions = torch.topk(
+            flat.abs(), self.count(len(flat)), sorted=False
+        )  # NaN counts as largest
+        return torch.cat(
+            [flat[positions].view(torch.uint8), positions.to(torch.int32).view(torch.uint8)]
+        )
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """Put the values into zeros."""
         split = self.count(numel) * dtype.itemsize
-        values, positions = payload[:split].view(dtype), payload[split:].clone().view(torch.int32)  # aligned
+        values = payload[:split].view(dtype)  # aligned
+        positions = payload[split:].clone().view(torch.int32)
         return values.new_zeros(numel).index_copy_(0, positions.long(), values)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
@@ -172,9 +181,9 @@ def exchange(
     """Sum flat values, one on each of the devices, by payloads; return the total of each device, and names of inputs.
 
     ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold what that device has kept:
-    give ``torch.zeros(numel, dtype=dtype)`` there at the start, and the same tensors ever after; steps write them. One
-    device, or an empty tensor, sends nothing and needs no input. Names begin with ``name``. Raises ScheduleError for
-    more elements than an int32 can count.
+    give ``torch.zeros(numel, dtype=dtype)`` there at the start, and the same tensors ever after;
+    steps write them. One device, or an empty tensor, sends nothing and needs no input. Names begin
+    with ``name``. Raises ScheduleError for more elements than an int32 can count.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -184,23 +193,29 @@ def exchange(
     ('bucket.residual.0', 'bucket.residual.1')
     """
     if numel > torch.iinfo(torch.int32).max:
-        raise ScheduleError(f"a bucket to be compressed can have 2^31 - 1 elements, {name!r} has {numel}")
+        raise ScheduleError(
+            f"a bucket to be compressed can have 2^31 - 1 elements, {name!r} has {numel}"
+        )
     if len(flats) == 1 or not numel:
         return list(flats), ()
     encoding, decoding = compression.passes()
-    whole, n = numel * dtype.itemsize, len(flats)
-    payloads, kept = [], []
+    whole = numel * dtype.itemsize
+    n = len(flats)
+    payloads = []
+    kept = []
     for i, (flat, device) in enumerate(zip(flats, devices, strict=True)):
         with graph.on(device):
             residual = graph.input(f"{name}.residual.{i}", nbytes=whole)
-            accesses, launches = encoding.accesses + decoding.accesses + 8, encoding.launches + decoding.launches + 3
+            accesses = encoding.accesses + decoding.accesses + 8
+            launches = encoding.launches + decoding.launches + 3
             payloads.append(graph.add(
                 encode_, flat, residual, compression, writes=residual, name=f"{name}.encode.{i}",
                 seconds=memory_seconds(machine, device, accesses * whole, launches),
                 nbytes=compression.nbytes(numel, dtype),
             ))  # fmt: skip
         kept.append(residual.name)
-    accesses, launches = n * decoding.accesses + 3 * (n - 1), n * decoding.launches + n - 1
+    accesses = n * decoding.accesses + 3 * (n - 1)
+    launches = n * decoding.launches + n - 1
     totals = [
         graph.add(
             decoded_sum, payloads, compression, numel, dtype, on=device, name=f"{name}.decode.{i}",
@@ -219,7 +234,9 @@ def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
     return payload
 
 
-def decoded_sum(payloads: Sequence[Tensor], compression: Compression, numel: int, dtype: torch.dtype) -> Tensor:
+def decoded_sum(
+    payloads: Sequence[Tensor], compression: Compression, numel: int, dtype: torch.dtype
+) -> Tensor:
     """Return the sum of what payloads stand for, in their order."""
     total = compression.decode(payloads[0], numel, dtype)
     for payload in payloads[1:]:

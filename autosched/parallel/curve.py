@@ -1,6 +1,7 @@
 """Curve: how long a step is predicted to take, by the number of micro-batches and by order; and so, which is best.
 
-Many micro-batches leave small bubbles, and cost more launches, and work that is too small for a device.
+Many micro-batches leave small bubbles, and cost more launches, and work that is too small for a
+device.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Curve:
     def why(self) -> str:
         """What is best, and what speaks against fewer and more micro-batches."""
         best = self.best
-        same = sorted((one for one in self.tried if one.order == best.order), key=lambda one: one.chunks)
+        same = sorted(
+            (one for one in self.tried if one.order == best.order), key=lambda one: one.chunks
+        )
         at = same.index(best)
         reasons = [
             f"with {one.chunks} devices idle {one.idle:.0%} instead of {best.idle:.0%}"
@@ -72,8 +75,12 @@ class Curve:
             if one is not best
         ]
         plural = "es" if best.chunks > 1 else ""
-        what = f"{best.order} with {best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
-        return f"{what}: {best.seconds * 1e3:.4g} ms" + ("; " + ", ".join(reasons) if reasons else "")
+        what = (
+            f"{best.order} with {best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        )
+        return f"{what}: {best.seconds * 1e3:.4g} ms" + (
+            "; " + ", ".join(reasons) if reasons else ""
+        )
 
     def _size(self, chunks: int) -> int:
         """Return the rows of a micro-batch, the larger ones where they differ."""
@@ -92,7 +99,10 @@ class Curve:
     def svg(self) -> str:
         """Draw the seconds by the size of a micro-batch, a line for each order."""
         series = [
-            asc.viz.Line(order, [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())])
+            asc.viz.Line(
+                order,
+                [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())],
+            )
             for order in dict.fromkeys(one.order for one in self.tried)
         ]
         return asc.viz.lines_svg(

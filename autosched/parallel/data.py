@@ -52,28 +52,37 @@ def data_parallel(
 ) -> Step:
     """Return a training step that shares each batch out among devices.
 
-    Each device trains its own copy of the model on its share of the rows, gradients are summed, and each device updates
-    its copy. The model and the optimizer are the user's own, on the first device, and so is ``state_dict``; copies
-    follow whatever is changed between steps. What a step leaves is what the shares, ``batch[start:end]``, leave one
-    after another, gradients added in the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in
-    another, and so does ``"exchange"`` on several nodes.
+    Each device trains its own copy of the model on its share of the rows, gradients are summed, and
+    each device updates its copy. The model and the optimizer are the user's own, on the first
+    device, and so is ``state_dict``; copies follow whatever is changed between steps. What a step
+    leaves is what the shares, ``batch[start:end]``, leave one after another, gradients added in the
+    order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another, and so does
+    ``"exchange"`` on several nodes.
 
-    * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without any.
-    * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the host; ``"ring"``;
+    * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without
+      any.
+    * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the
+      host; ``"ring"``;
       ``"tree"``; ``"exchange"``, a piece on each device, inside of nodes first; ``"auto"``: what is predicted to be
       fastest.
-    * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"`` tries several.
-    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in later steps.
+    * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"``
+      tries several.
+    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in
+      later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
-    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does; ``step.grad_norm`` is what it was.
-    * ``before_step``: a function of the model that changes gradients otherwise, before the optimizer's step.
+    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
+      ``step.grad_norm`` is what it was.
+    * ``before_step``: a function of the model that changes gradients otherwise, before the
+      optimizer's step.
     * ``averages``: whether ``loss_fn`` averages over a batch; else it sums.
-    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``, ``replay`` of ``schedule``.
+    * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
+      ``replay`` of ``schedule``.
 
-    Batch norms normalise a replica's rows by their own statistics, and the first replica's running statistics are the
-    model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by those of all replicas' rows, as one
-    device would that has the whole batch. Other buffers that a step writes and reads, such as a running centre, are at
-    the beginning of a step what the first replica left. Raises ScheduleError and MachineError for what is none of this.
+    Batch norms normalise a replica's rows by their own statistics, and the first replica's running
+    statistics are the model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by
+    those of all replicas' rows, as one device would that has the whole batch. Other buffers that a
+    step writes and reads, such as a running centre, are at the beginning of a step what the first
+    replica left. Raises ScheduleError and MachineError for what is none of this.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -81,17 +90,24 @@ def data_parallel(
     >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
     tensor(True)
     """
-    name, trio = "data_parallel", (model, loss_fn, optimizer)
+    name = "data_parallel"
+    trio = (model, loss_fn, optimizer)
     check_count("accumulate", accumulate)
     check_sizes(SIZES if buckets == "auto" else buckets)
     machine = Machine.local() if machine is None else machine
     if batch_norm not in _BATCH_NORMS:
-        raise ScheduleError(f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}")
+        raise ScheduleError(
+            f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}"
+        )
     chosen = devices_of(machine, devices)
-    trained = Trained.of(name, trio, machine, chosen[0], averages, options, clip_grad_norm, before_step)
+    trained = Trained.of(
+        name, trio, machine, chosen[0], averages, options, clip_grad_norm, before_step
+    )
     synchronised = batch_norm == "synchronised" and len(chosen) > 1
     strategy = check_strategy(reduction)
-    system = _DataParallel(trained, chosen, strategy, buckets, compression, accumulate, synchronised)
+    system = _DataParallel(
+        trained, chosen, strategy, buckets, compression, accumulate, synchronised
+    )
     return Step(model, loss_fn, optimizer, machine, system.plan, trained.place, before_step)
 
 
@@ -111,9 +127,12 @@ class _DataParallel:
         cuts += ((),) * (len(self.devices) - len(cuts))
         rounds = list(zip_longest(*cuts, fillvalue=0))
         if self.synchronised and any(sum(sizes) == 1 for sizes in rounds):
-            self.trained.passes(batch, [1], rows)  # torch says so if batch norms cannot do with one row
+            self.trained.passes(
+                batch, [1], rows
+            )  # torch says so if batch norms cannot do with one row
         passes = self.trained.passes(batch, chain(*cuts), rows, self.synchronised)
-        one, homes = next(iter(passes.values())), batch_homes(next(iter(passes.values())), batch)
+        one = next(iter(passes.values()))
+        homes = batch_homes(next(iter(passes.values())), batch)
         tried: dict[tuple[str, tuple[tuple[str, ...], ...]], float] = {}
         best: Planned | None = None
         for grouped, grid in self._grids(passes, cuts, homes):
@@ -126,20 +145,28 @@ class _DataParallel:
         return best
 
     def _grids(
-        self, passes: Mapping[int, Template], cuts: tuple[tuple[int, ...], ...], homes: Mapping[str, str]
+        self,
+        passes: Mapping[int, Template],
+        cuts: tuple[tuple[int, ...], ...],
+        homes: Mapping[str, str],
     ) -> Iterator[tuple[tuple[tuple[str, ...], ...], Grid]]:
         """Yield ways to put gradients in buckets, by name, and the step for each."""
-        one, several = next(iter(passes.values())), len(self.devices) > 1
+        one = next(iter(passes.values()))
+        several = len(self.devices) > 1
         stage = {task.name: 0 for one in passes.values() for task in one.graph.tasks}
         further = {size: accumulating(one) for size, one in passes.items() if self.accumulate > 1}
         kinds = [
-            {size: (t, Costs.estimate(t.graph, t.examples)) for size, t in found.items()} for found in (passes, further)
+            {size: (t, Costs.estimate(t.graph, t.examples)) for size, t in found.items()}
+            for found in (passes, further)
         ]
         tensors = {name: one.examples[name] for name in one.gradients}
         for grouped in self._groups(tensors) if several else [(tuple(tensors),)]:
             made = tuple(Bucket(0, {name: tensors[name] for name in names}) for names in grouped)
             first, more = (
-                {s: pieces_of(t, stage, c, self.trained.machine, buckets=grouped) for s, (t, c) in kind.items()}
+                {
+                    s: pieces_of(t, stage, c, self.trained.machine, buckets=grouped)
+                    for s, (t, c) in kind.items()
+                }
                 for kind in kinds
             )
             yield grouped, Grid(
@@ -150,7 +177,11 @@ class _DataParallel:
     def _groups(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[tuple[str, ...], ...]]:
         """Return buckets (names) to try, for gradients in the order in which they are made."""
         total = sum(tensor.nbytes for tensor in tensors.values())
-        tried = [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))] if self.sizes == "auto" else [self.sizes]
+        tried = (
+            [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))]
+            if self.sizes == "auto"
+            else [self.sizes]
+        )
         ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
         return list(dict.fromkeys(buckets(ready, sizes) for sizes in tried))
 

@@ -1,8 +1,9 @@
 """Grid: one training step as one graph, for replicas of a model times stages of it times micro-batches.
 
-Data parallelism is several replicas of one stage, model parallelism one replica of several stages, a pipeline several
-micro-batches of that. Templates are included for each, gradients are added up and summed over replicas, and each device
-updates what it holds. Knows templates and devices; captures nothing and runs nothing.
+Data parallelism is several replicas of one stage, model parallelism one replica of several stages,
+a pipeline several micro-batches of that. Templates are included for each, gradients are added up
+and summed over replicas, and each device updates what it holds. Knows templates and devices;
+captures nothing and runs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 import torch
 
 from autosched import Graph, Machine, Value
-from autosched.parallel.clip import coefficient, norms, norms_of_flat, order_of_norms, scale_, scaled
+from autosched.parallel.clip import (
+    coefficient,
+    norms,
+    norms_of_flat,
+    order_of_norms,
+    scale_,
+    scaled,
+)
 from autosched.parallel.compress import Compression, exchange
 from autosched.parallel.lockstep import Pass, include
 from autosched.parallel.orders import Order
@@ -35,10 +43,13 @@ class Grid:
 
     * ``devices``: of each replica, the device of each stage.
     * ``rows``: of each replica, the rows of each micro-batch; the batch is cut in this order.
-    * ``first``, ``more``: by number of rows, what the first micro-batch does, and what further ones do.
-    * ``buckets``, ``updates``: which gradients are summed in one go, and what is done with the sums.
+    * ``first``, ``more``: by number of rows, what the first micro-batch does, and what further ones
+      do.
+    * ``buckets``, ``updates``: which gradients are summed in one go, and what is done with the
+      sums.
     * ``order``: of each device of a replica, its pieces; by default one micro-batch after another.
-    * ``reduction``: how replicas sum; with ``compression`` they exchange what that makes of their gradients.
+    * ``reduction``: how replicas sum; with ``compression`` they exchange what that makes of their
+      gradients.
     """
 
     name: str
@@ -50,7 +61,9 @@ class Grid:
     buckets: tuple[Bucket, ...]
     updates: tuple[Update, ...]
     order: Order | None = None
-    homes: Mapping[str, str] = field(default_factory=dict)  # of what of the batch does not live on the host
+    homes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of what of the batch does not live on the host
     reduction: str = "sum"
     compression: Compression | None = None
     clip: float | None = None  # the largest norm of all gradients
@@ -61,8 +74,9 @@ class Built:
     """A step's graph; the tasks of each device that have an order; what its inputs and outputs are.
 
     ``state`` has for inputs (replica, name of what it holds); ``places`` where outputs are to be kept; ``residuals``
-    are inputs that compression keeps, with their sizes. ``made`` has the bytes of what the optimizer begins to keep, on
-    each device: a replica of the first has them only from the next step on.
+    are inputs that compression keeps, with their sizes. ``made`` has the bytes of what the
+    optimizer begins to keep, on each device: a replica of the first has them only from the next
+    step on.
     """
 
     graph: Graph
@@ -84,35 +98,57 @@ class _Builder:
         self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
         self.names: dict[str, tuple[int, str]] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
-        self.left: list[dict[str, Value]] = [{} for _ in grid.devices]  # instead of inputs, by micro-batches before
-        self.tasks: dict[tuple[int, int, int, str], list[str]] = {}  # by replica, micro-batch, stage and kind
+        self.left: list[dict[str, Value]] = [
+            {} for _ in grid.devices
+        ]  # instead of inputs, by micro-batches before
+        self.tasks: dict[
+            tuple[int, int, int, str], list[str]
+        ] = {}  # by replica, micro-batch, stage and kind
         self.losses: list[Value] = []
         self.places: dict[str, Place] = {}
         self.residuals: dict[str, tuple[str, int, torch.dtype]] = {}
         self.made: dict[str, float] = {}
         pieces = next(iter(grid.first.values()))
-        self.batch = {name: self._input(name, grid.homes.get(name), self._whole(name)) for name in pieces.batch}
+        self.batch = {
+            name: self._input(name, grid.homes.get(name), self._whole(name))
+            for name in pieces.batch
+        }
 
     def build(self) -> Built:
         for chunk, replicas in self._passes():
-            passes = {replica: self._begin(replica, chunk, cut) for replica, cut in replicas.items()}
-            include(self.graph, list(passes.values()), self.grid.machine, f"norms.m{chunk}" if chunk else "norms")
+            passes = {
+                replica: self._begin(replica, chunk, cut) for replica, cut in replicas.items()
+            }
+            include(
+                self.graph,
+                list(passes.values()),
+                self.grid.machine,
+                f"norms.m{chunk}" if chunk else "norms",
+            )
             for replica, one in passes.items():
                 self._finish(replica, chunk, one)
         self._outputs()
         several = len(self.grid.devices) > 1
-        totals = [self._totals(number, bucket) for number, bucket in enumerate(self.grid.buckets) if several]
+        totals = [
+            self._totals(number, bucket)
+            for number, bucket in enumerate(self.grid.buckets)
+            if several
+        ]
         if self.grid.clip is not None and self.grid.buckets:
             self._clip(totals, self.grid.clip)
         for update in self.grid.updates:
             self._update(update, totals)
         self._hand_on()
-        return Built(self.graph, self._sequences(), self.names, self.places, self.residuals, self.made)
+        return Built(
+            self.graph, self._sequences(), self.names, self.places, self.residuals, self.made
+        )
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
         """Return what names of a replica, and of a micro-batch, begin with."""
         several = f"r{replica}." if len(self.grid.devices) > 1 else ""
-        return several + (f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else "")
+        return several + (
+            f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else ""
+        )
 
     def _input(self, name: str, device: str | None, nbytes: int) -> Value:
         with self.graph.on(device) if device is not None else contextlib.nullcontext():
@@ -120,7 +156,11 @@ class _Builder:
 
     def _whole(self, name: str) -> int:
         """Return the bytes of an input that is a part of the batch: those of all micro-batches."""
-        pieces = [self._pieces(chunk, rows) for sizes in self.grid.rows for chunk, rows in enumerate(sizes)]
+        pieces = [
+            self._pieces(chunk, rows)
+            for sizes in self.grid.rows
+            for chunk, rows in enumerate(sizes)
+        ]
         sizes = [one.nbytes[name] for one in pieces]
         return max(sizes) if name in pieces[0].whole else sum(sizes)
 
@@ -134,11 +174,14 @@ class _Builder:
 
     def _passes(self) -> list[tuple[int, dict[int, slice]]]:
         """Return micro-batches and their rows by replica, of all replicas together if they exchange anything."""
-        start, found = 0, dict[tuple[int, int], dict[int, slice]]()
+        start = 0
+        found = dict[tuple[int, int], dict[int, slice]]()
         for replica, sizes in enumerate(self.grid.rows):
             for chunk, rows in enumerate(sizes):
                 alone = len(self._pieces(chunk, rows).levels) == 1
-                found.setdefault((replica if alone else -1, chunk), {})[replica] = slice(start, start + rows)
+                found.setdefault((replica if alone else -1, chunk), {})[replica] = slice(
+                    start, start + rows
+                )
                 start += rows
         return [(chunk, replicas) for (_, chunk), replicas in found.items()]
 
@@ -147,17 +190,23 @@ class _Builder:
 
     def _begin(self, replica: int, chunk: int, cut: slice) -> Pass:
         """Find what forward and backward of a micro-batch read."""
-        rows, prefix, devices = cut.stop - cut.start, self._prefix(replica, chunk), self.grid.devices[replica]
+        rows = cut.stop - cut.start
+        prefix = self._prefix(replica, chunk)
+        devices = self.grid.devices[replica]
         pieces = self._pieces(chunk, rows)
         values = {
-            name: self.left[replica].get(name, self._held(replica, name, devices[stage], pieces.nbytes[name]))
+            name: self.left[replica].get(
+                name, self._held(replica, name, devices[stage], pieces.nbytes[name])
+            )
             for name, stage in pieces.homes.items()
             if name not in self.batch and not name.startswith("sum.")
         }
         for name, leaf in self.batch.items():
             values[name] = leaf
             if rows < sum(map(sum, self.grid.rows)) and name not in pieces.whole:
-                values[name] = self.graph.add(getitem, leaf, cut, name=prefix + name, nbytes=pieces.nbytes[name])
+                values[name] = self.graph.add(
+                    getitem, leaf, cut, name=prefix + name, nbytes=pieces.nbytes[name]
+                )
         if chunk:
             values.update((f"sum.{name}", value) for name, value in self.gradients[replica].items())
         return Pass(rows, pieces, devices, prefix, values)
@@ -165,11 +214,15 @@ class _Builder:
     def _finish(self, replica: int, chunk: int, one: Pass) -> None:
         """Note what a micro-batch has made."""
         for name, piece in sorted(one.pieces.piece.items(), key=lambda item: item[1].part):
-            self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(one.prefix + name)
+            self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(
+                one.prefix + name
+            )
         self.losses.append(one.output("result"))
         template = one.pieces.template
         if not chunk:
-            self.gradients[replica] = {name: one.output(output) for name, output in template.gradients.items()}
+            self.gradients[replica] = {
+                name: one.output(output) for name, output in template.gradients.items()
+            }
         self.left[replica].update((name, one.output(name)) for name in template.places)
         if not replica and chunk == len(self.grid.rows[0]) - 1:
             for name, place in template.places.items():
@@ -190,9 +243,13 @@ class _Builder:
                 seconds=memory_seconds(self.grid.machine, device, 8 * len(self.losses), len(self.losses) - 1), nbytes=4,
             )  # fmt: skip
         self.graph.output(loss=loss)
-        if not self.grid.updates:  # only tried: then gradients take memory up to the end, as updates would let them
+        if (
+            not self.grid.updates
+        ):  # only tried: then gradients take memory up to the end, as updates would let them
             for replica, gradients in enumerate(self.gradients):
-                self.graph.output(**{f"{self._prefix(replica)}{name}.grad": g for name, g in gradients.items()})
+                self.graph.output(
+                    **{f"{self._prefix(replica)}{name}.grad": g for name, g in gradients.items()}
+                )
 
     # ---- sums over replicas, updates, and what the next step begins with
 
@@ -201,14 +258,21 @@ class _Builder:
         counted: dict[str, Value] = {}  # what has been done on the host, for all
         for replica, stages in enumerate(self.grid.devices):
             device = stages[update.stage]
-            values = {name: self._held(replica, name, device, update.nbytes[name]) for name in update.held}
-            values.update((name, self._held(0, name, None, update.nbytes[name])) for name in update.counted)
+            values = {
+                name: self._held(replica, name, device, update.nbytes[name]) for name in update.held
+            }
+            values.update(
+                (name, self._held(0, name, None, update.nbytes[name])) for name in update.counted
+            )
             for number in update.buckets:
                 if totals:
                     values[f"flat.{number}"] = totals[number][replica]
                     continue
                 own = self.gradients[replica]
-                values.update((f"gradients.{name}", own[name]) for name in self.grid.buckets[number].parameters)
+                values.update(
+                    (f"gradients.{name}", own[name])
+                    for name in self.grid.buckets[number].parameters
+                )
             only = update.on_device if replica else [task.name for task in update.graph.tasks]
             found = self.graph.include(
                 update.graph, {**counted, **values}, prefix=f"{self._prefix(replica)}b{update.buckets[0]}.", on=device,
@@ -226,7 +290,8 @@ class _Builder:
         for name in pieces.template.carried:
             for replica, stages in enumerate(self.grid.devices):
                 if replica and (replica, name) in self.inputs:
-                    device, own = stages[pieces.homes[name]], self.inputs[replica, name]
+                    device = stages[pieces.homes[name]]
+                    own = self.inputs[replica, name]
                     self.graph.add(
                         torch.Tensor.copy_, own, self.inputs[0, name], name=f"{self._prefix(replica)}{name}.copy_",
                         on=device, writes=own, outputs=(),
@@ -235,7 +300,8 @@ class _Builder:
 
     def _totals(self, number: int, bucket: Bucket) -> list[Value]:
         """Return for each replica the sum of the gradients in a bucket."""
-        grid, stage = self.grid, bucket.stage
+        grid = self.grid
+        stage = bucket.stage
         active = [replica for replica, sizes in enumerate(grid.rows) if sizes]
         devices = [grid.devices[replica][stage] for replica in active]
         nbytes = bucket.numel * bucket.dtype.itemsize
@@ -252,7 +318,9 @@ class _Builder:
                 self.graph, flats, devices, grid.compression, machine=grid.machine, numel=bucket.numel,
                 dtype=bucket.dtype, name=f"b{number}",
             )  # fmt: skip
-            self.residuals.update((n, (d, bucket.numel, bucket.dtype)) for n, d in zip(kept, devices, strict=False))
+            self.residuals.update(
+                (n, (d, bucket.numel, bucket.dtype)) for n, d in zip(kept, devices, strict=False)
+            )
         else:
             totals = reduce(
                 self.graph, flats, devices, grid.reduction, machine=grid.machine, numel=bucket.numel,
@@ -284,14 +352,17 @@ class _Builder:
                     "seconds": memory_seconds(self.grid.machine, stages[bucket.stage], 2 * nbytes),
                 }  # fmt: skip
                 if totals:
-                    totals[number][replica] = self.graph.add(scaled, totals[number][replica], by, nbytes=nbytes, **how)
+                    totals[number][replica] = self.graph.add(
+                        scaled, totals[number][replica], by, nbytes=nbytes, **how
+                    )
                 else:
                     own = [self.gradients[replica][name] for name in bucket.parameters]
                     self.graph.add(scale_, own, by, writes=own, outputs=(), **how)
 
     def _norms(self, number: int, totals: Sequence[Sequence[Value]]) -> Value:
         """Return the norms of the gradients of a bucket, of the first replica."""
-        bucket, device = self.grid.buckets[number], self.grid.devices[0][self.grid.buckets[number].stage]
+        bucket = self.grid.buckets[number]
+        device = self.grid.devices[0][self.grid.buckets[number].stage]
         how: dict[str, Any] = {
             "name": f"b{number}.norms", "on": device, "nbytes": bucket.dtype.itemsize * len(bucket.parameters),
             "seconds": memory_seconds(self.grid.machine, device, bucket.numel * bucket.dtype.itemsize, 2),
@@ -309,10 +380,21 @@ class _Builder:
 
     def _places_of_norms(self) -> list[tuple[int, int]]:
         """Return where norms are, by bucket and index there, in the order in which torch takes their norm."""
-        place = {name: (part, i) for part, names in enumerate(self._names()) for i, name in enumerate(names)}
-        known = {name: tensor for bucket in self.grid.buckets for name, tensor in bucket.parameters.items()}
+        place = {
+            name: (part, i)
+            for part, names in enumerate(self._names())
+            for i, name in enumerate(names)
+        }
+        known = {
+            name: tensor
+            for bucket in self.grid.buckets
+            for name, tensor in bucket.parameters.items()
+        }
         held = next(iter(self.grid.first.values())).template.state.parameters
-        return [place[name] for name in order_of_norms({name: known[name] for name in held if name in known})]
+        return [
+            place[name]
+            for name in order_of_norms({name: known[name] for name in held if name in known})
+        ]
 
     # ---- order
 
@@ -321,7 +403,9 @@ class _Builder:
         for replica, devices in enumerate(self.grid.devices):
             if self.grid.order is None:
                 for (owner, _, stage, kind), tasks in self.tasks.items():
-                    if owner == replica and kind != "R":  # which runs as soon as it can, for others wait for it
+                    if (
+                        owner == replica and kind != "R"
+                    ):  # which runs as soon as it can, for others wait for it
                         found.setdefault(devices[stage], []).extend(tasks)
                 continue
             for actions in self.grid.order:

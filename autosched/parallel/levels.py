@@ -28,7 +28,8 @@ class Level:
 def level_of(graph: Graph, late: Set[int] = frozenset()) -> list[int]:
     """Return by task how many exchanges lie before it, one behind the other.
 
-    Of tasks that are ``late`` (their indices) what others only need later is put off until then, for it takes memory.
+    Of tasks that are ``late`` (their indices) what others only need later is put off until then,
+    for it takes memory.
     """
     found: list[int] = []
     for task in graph.tasks:
@@ -48,7 +49,9 @@ def levels_of(graph: Graph) -> tuple[Level, ...]:
     for task, level in zip(graph.tasks, number, strict=True):
         if task.fn is not None and task.fn in EXCHANGES:
             ((given, _),), ((made, _),) = task.reads, task.outputs
-            exchanges[level].setdefault(task.fn, {})[graph.values[made].name] = graph.values[given].name
+            exchanges[level].setdefault(task.fn, {})[graph.values[made].name] = graph.values[
+                given
+            ].name
         else:
             tasks[level].append(task.name)
     return tuple(

@@ -1,6 +1,7 @@
 """Lockstep: what replicas exchange in the middle of a pass, so that they go through it level by level.
 
-What replicas exchange at one level goes in one piece. Knows pieces, and of exchanges what shares become together.
+What replicas exchange at one level goes in one piece. Knows pieces, and of exchanges what shares
+become together.
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -
 
 
 def _exchange(
-    graph: Graph, passes: Sequence[Pass], level: int, operator: Callable[..., Any], machine: Machine, name: str
+    graph: Graph,
+    passes: Sequence[Pass],
+    level: int,
+    operator: Callable[..., Any],
+    machine: Machine,
+    name: str,
 ) -> None:
     """Let micro-batches go on with what all of them have at the end of a level."""
     pairs = passes[0].pieces.levels[level].exchanges[operator]

@@ -1,7 +1,7 @@
 """Model parallelism: a model whose parts live on several devices, for what does not fit on one.
 
-One batch goes through one stage after another; what needs nothing of other stages, such as a second tower, does not
-wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
+One batch goes through one stage after another; what needs nothing of other stages, such as a second
+tower, does not wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def model_parallel(
     """Return the model as stages on several devices: its forward, or with loss and optimizer a training step.
 
     ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or the devices of modules
-    by patterns of their names, ``{"layer1": "cuda:0", "layer2.*": "cuda:1"}``, which mean what is inside too: the first
-    that fits counts, and what none fits goes with what runs before it. ``options`` are as of ``data_parallel``, and for
-    a training step ``averages``, ``clip_grad_norm`` and ``before_step`` of ``pipeline``. Raises ScheduleError for a
-    split that cannot be.
+    by patterns of their names, ``{"layer1": "cuda:0", "layer2.*": "cuda:1"}``, which mean what is
+    inside too: the first that fits counts, and what none fits goes with what runs before it.
+    ``options`` are as of ``data_parallel``, and for a training step ``averages``,
+    ``clip_grad_norm`` and ``before_step`` of ``pipeline``. Raises ScheduleError for a split that
+    cannot be.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> run = model_parallel(model, Machine.emulated(gpus=2), split={"0": "cuda:0", "2": "cuda:1"}, backend="host")
@@ -93,11 +94,17 @@ def model_parallel(
     machine = Machine.local() if machine is None else machine
     chosen = devices_of(machine, devices)
     if (loss_fn is None) != (optimizer is None):
-        raise ScheduleError("a training step needs both loss_fn= and optimizer=; without both, it is forward alone")
+        raise ScheduleError(
+            "a training step needs both loss_fn= and optimizer=; without both, it is forward alone"
+        )
     if loss_fn is None or optimizer is None:
         check_options("model_parallel", options)
         return Forward(model, machine, chosen, split, options)
-    how = {name: options.pop(name) for name in ("averages", "clip_grad_norm", "before_step") if name in options}
+    how = {
+        name: options.pop(name)
+        for name in ("averages", "clip_grad_norm", "before_step")
+        if name in options
+    }
     trained = Trained.of(
         "model_parallel", (model, loss_fn, optimizer), machine, chosen[0], how.get("averages", True), options,
         how.get("clip_grad_norm"), how.get("before_step"),
@@ -116,7 +123,11 @@ class Forward:
         split: Split,
         options: Mapping[str, Any],
     ):
-        self.model, self.machine, self.devices, self.split, self.options = model, machine, devices, split, options
+        self.model = model
+        self.machine = machine
+        self.devices = devices
+        self.split = split
+        self.options = options
         self._known: dict[Hashable, tuple[Schedule, Template, Cuts]] = {}
         self._watch: Watch | None = None
         self._guard = threading.RLock()
@@ -151,7 +162,10 @@ class Forward:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -175,15 +189,25 @@ class Forward:
             cuts = balanced(template.graph, costs, self.machine, self.devices, held)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
-        pieces = pieces_of(template, cuts.stages(template.graph), costs, self.machine, branching=True)
-        graph, values, given = Graph("model parallel"), {}, batch_homes(template, batch)
+        pieces = pieces_of(
+            template, cuts.stages(template.graph), costs, self.machine, branching=True
+        )
+        graph = Graph("model parallel")
+        values = {}
+        given = batch_homes(template, batch)
         for name, home in pieces.homes.items():
             device = given.get(name) if name in template.batch else cuts.devices[home]
             with graph.on(device) if device is not None else contextlib.nullcontext():
                 values[name] = graph.input(name, nbytes=pieces.nbytes[name])
         on = {name: cuts.devices[piece.stage] for name, piece in pieces.piece.items()}
-        outputs = graph.include(pieces.graph, values, on=on, seconds=pieces.seconds, nbytes=pieces.nbytes)
+        outputs = graph.include(
+            pieces.graph, values, on=on, seconds=pieces.seconds, nbytes=pieces.nbytes
+        )
         graph.output(**outputs)
         homes = {name: value.home for name, value in values.items() if value.home is not None}
         settle(self.machine, template.state, homes)
-        return asc.schedule(graph, self.machine, policy=in_order({}), **self.options), template, cuts
+        return (
+            asc.schedule(graph, self.machine, policy=in_order({}), **self.options),
+            template,
+            cuts,
+        )

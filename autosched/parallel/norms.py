@@ -1,8 +1,8 @@
 """Norms: batch normalisation by the statistics of all replicas, in operators that a capture writes down.
 
-What a replica knows of its share of the batch goes through an operator that stands for an exchange: ``moments`` returns
-the moments of all shares, ``total`` the sum over them. Alone, each returns what it was given; ``EXCHANGES`` says what
-several return. Knows no graph and no device.
+What a replica knows of its share of the batch goes through an operator that stands for an exchange:
+``moments`` returns the moments of all shares, ``total`` the sum over them. Alone, each returns what
+it was given; ``EXCHANGES`` says what several return. Knows no graph and no device.
 """
 
 from __future__ import annotations
@@ -24,25 +24,31 @@ __all__ = ["EXCHANGES", "Synchronised", "check_norms"]
 
 def _operator(name: str) -> Callable[[Tensor], Tensor]:
     """Make an operator that returns its argument, in memory of its own."""
-    made = torch.library.custom_op(f"autosched::{name}", torch.clone, mutates_args=(), schema="(Tensor own) -> Tensor")
+    made = torch.library.custom_op(
+        f"autosched::{name}", torch.clone, mutates_args=(), schema="(Tensor own) -> Tensor"
+    )
     made.register_fake(torch.empty_like)
     found: Callable[[Tensor], Tensor] = getattr(torch.ops.autosched, name).default
     return found
 
 
-moments, total = _operator("moments"), _operator("total")
+moments = _operator("moments")
+total = _operator("total")
 
 
 def moments_together(shares: Sequence[Tensor]) -> Tensor:
     """Return count, mean and sum of squared differences of several shares, from those of each, as rows of a tensor.
 
-    As differences are those from the mean of all, they are as exact where that is large (Chan, Golub and LeVeque,
-    "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+    As differences are those from the mean of all, they are as exact where that is large (Chan,
+    Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+    1979).
     """
     counts, means, squares = torch.stack(list(shares), 1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
-    return torch.stack([count, mean, torch.addcmul(squares, counts, (means - mean).square()).sum(0)])
+    return torch.stack(
+        [count, mean, torch.addcmul(squares, counts, (means - mean).square()).sum(0)]
+    )
 
 
 def total_together(shares: Sequence[Tensor]) -> Tensor:
@@ -66,7 +72,11 @@ EXCHANGES: Mapping[Callable[..., Any] | None, Exchange] = {
 def check_norms(model: nn.Module) -> None:
     """Raise CaptureError for a batch norm that looks at its count of batches, which a graph does not know."""
     for name, module in model.named_modules():
-        counts = isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is None
+        counts = (
+            isinstance(module, _BatchNorm)
+            and module.track_running_stats
+            and module.momentum is None
+        )
         if counts and module.training:
             raise CaptureError(
                 f"batch norm {name!r} has momentum=None, for which it looks at its count of batches, and a graph has "
@@ -101,7 +111,8 @@ class _Normalised(torch.autograd.Function):
         running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
         """Return the result, and write the running statistics."""
-        wide, size = x.to(_wide(x)), x.numel() / x.shape[1]
+        wide = x.to(_wide(x))
+        size = x.numel() / x.shape[1]
         mean, var = torch.batch_norm_update_stats(wide, None, None, 0.0)
         count, mean, squares = moments(torch.stack([torch.full_like(mean, size), mean, var * size]))
         var = squares / count
@@ -117,7 +128,9 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradients of input, weight and bias; those of the last two are this replica's share."""
         x, weight, count, mean, var = ctx.saved_tensors
-        wide, given, inverse = x.to(_wide(x)), gradient.to(_wide(x)), (var + ctx.eps).rsqrt()
+        wide = x.to(_wide(x))
+        given = gradient.to(_wide(x))
+        inverse = (var + ctx.eps).rsqrt()
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             given, wide, None, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
         )  # in evaluation, as then it returns sums over the share by any mean and variance
@@ -126,7 +139,9 @@ class _Normalised(torch.autograd.Function):
             slope, shift = total(torch.stack([of_weight, of_bias])) / count
             scale = inverse if weight is None else inverse * weight
             turned = torch.addcmul(given, wide - _along(x, mean), _along(x, -slope * inverse))
-            of_input = torch.addcmul(_along(x, -shift * scale), turned, _along(x, scale)).to(x.dtype)
+            of_input = torch.addcmul(_along(x, -shift * scale), turned, _along(x, scale)).to(
+                x.dtype
+            )
         shares = zip((of_weight, of_bias), ctx.needs_input_grad[1:3], strict=True)
         return of_input, *(share if needed else None for share, needed in shares), *[None] * 4
 

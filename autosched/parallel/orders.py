@@ -1,10 +1,11 @@
 """Pipeline orders: which piece of which micro-batch each device computes, one after another.
 
-A model is cut into stages; each device has one or several. A piece is the forward of a stage for one micro-batch, or
-its backward, whole or in two: the gradient by the input, which the stage before waits for, and that by the weights,
-for which nobody waits. An order is a pure function of numbers. In what follows p is the number of devices, m that of
-micro-batches, v that of stages on a device ("rounds"), and a bubble is the share of time in which devices idle, where
-copies take no time, stages are equally long, and a backward takes twice as long as a forward.
+A model is cut into stages; each device has one or several. A piece is the forward of a stage for
+one micro-batch, or its backward, whole or in two: the gradient by the input, which the stage before
+waits for, and that by the weights, for which nobody waits. An order is a pure function of numbers.
+In what follows p is the number of devices, m that of micro-batches, v that of stages on a device
+("rounds"), and a bubble is the share of time in which devices idle, where copies take no time,
+stages are equally long, and a backward takes twice as long as a forward.
 
 Knows no model, no graph and no machine; durations only where they are given.
 """
@@ -18,7 +19,17 @@ from typing import Literal, NamedTuple
 
 from autosched import ScheduleError
 
-__all__ = ["ORDERS", "Action", "Kind", "Order", "gpipe", "interleaved", "one_f_one_b", "stage_devices", "zero_bubble"]
+__all__ = [
+    "ORDERS",
+    "Action",
+    "Kind",
+    "Order",
+    "gpipe",
+    "interleaved",
+    "one_f_one_b",
+    "stage_devices",
+    "zero_bubble",
+]
 
 Kind = Literal["F", "B", "I", "W"]
 
@@ -57,23 +68,26 @@ def gpipe(devices: int, chunks: int) -> Order:
 def one_f_one_b(devices: int, chunks: int) -> Order:
     """Return 1F1B: backwards as early as can be (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
 
-    Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe, (p-1) / (m+p-1).
+    Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe,
+    (p-1) / (m+p-1).
 
     >>> print(*one_f_one_b(2, 3)[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
     _check(devices, chunks)
     return tuple(
-        _in_turn(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1) for rank in range(devices)
+        _in_turn(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1)
+        for rank in range(devices)
     )
 
 
 def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
     """Return 1F1B over several stages per device (Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473).
 
-    Stage s is on device s mod p. Micro-batches visit a device's stages in groups of p; beyond the paper, where m is no
-    multiple of p, in groups as even as can be, none below p. With g in the first group, device r holds the activations
-    of at most 2(p-r-1) + (v-1)g + 1 stages (with one round, those of 1F1B). Bubble: (p-1) / (vm+p-1) where m >= p.
+    Stage s is on device s mod p. Micro-batches visit a device's stages in groups of p; beyond the
+    paper, where m is no multiple of p, in groups as even as can be, none below p. With g in the
+    first group, device r holds the activations of at most 2(p-r-1) + (v-1)g + 1 stages (with one
+    round, those of 1F1B). Bubble: (p-1) / (vm+p-1) where m >= p.
 
     >>> print(*interleaved(2, 2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
@@ -82,13 +96,17 @@ def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
     if rounds == 1:
         return one_f_one_b(devices, chunks)
     count = max(1, chunks // devices)
-    sizes = [chunks // count + (group < chunks % count) for group in range(count)]  # larger ones first: else it hangs
+    sizes = [
+        chunks // count + (group < chunks % count) for group in range(count)
+    ]  # larger ones first: else it hangs
     groups = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     turns = [(lap, chunk) for group in groups for lap in range(rounds) for chunk in group]
 
     def row(rank: int) -> tuple[Action, ...]:
         forwards = [Action(lap * devices + rank, "F", chunk) for lap, chunk in turns]
-        backwards = [Action((rounds - 1 - lap) * devices + rank, "B", chunk) for lap, chunk in turns]
+        backwards = [
+            Action((rounds - 1 - lap) * devices + rank, "B", chunk) for lap, chunk in turns
+        ]
         return _in_turn(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * sizes[0])
 
     return tuple(map(row, range(devices)))
@@ -104,9 +122,10 @@ def zero_bubble(
 ) -> Order:
     """Return an order that fills bubbles with gradients by weights (Qi et al., "Zero bubble", arXiv 2401.10241).
 
-    With one round forwards and backwards go as in 1F1B (ZB-H1), with two as in a V, stages s and 2p-1-s on device s
-    (ZB-V). Gradients by weights, W, fill the gaps, and go first where the limit is reached: a device holds at most
-    vp activations of stages, from F to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are equally long and m >= p.
+    With one round forwards and backwards go as in 1F1B (ZB-H1), with two as in a V, stages s and
+    2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and go first where the limit
+    is reached: a device holds at most vp activations of stages, from F to W. Bubble: (p-1) /
+    (3vm+p-1) where F, I and W are equally long and m >= p.
 
     ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is what a copy between devices takes.
     How large a gap must be to get a W is tried, and the best kept.
@@ -116,9 +135,13 @@ def zero_bubble(
     """
     _check(devices, chunks, rounds, most=2)
     ones = [1.0] * (rounds * devices)
-    given: Mapping[Kind, Sequence[float]] = {"F": ones, "I": ones, "W": ones} if seconds is None else seconds
+    given: Mapping[Kind, Sequence[float]] = (
+        {"F": ones, "I": ones, "W": ones} if seconds is None else seconds
+    )
     if any(len(given.get(kind, ())) != len(ones) for kind in _HALVES):
-        raise ScheduleError(f"seconds= must have F, I and W for each of {len(ones)} stages, got {seconds!r}")
+        raise ScheduleError(
+            f"seconds= must have F, I and W for each of {len(ones)} stages, got {seconds!r}"
+        )
     shape = _in_a_v if rounds == 2 else _in_a_line
     rows = tuple(shape(rank, devices, chunks) for rank in range(devices))
     filled = [_Filling(rows, given, copy, share).run() for share in (0.0, 0.5, 1.0)]
@@ -145,7 +168,9 @@ def stage_devices(order: Order) -> tuple[int, ...]:
 
 def _check(devices: int, chunks: int, rounds: int = 1, most: int | None = None) -> None:
     if min(devices, chunks, rounds) < 1:
-        raise ScheduleError(f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, {rounds}")
+        raise ScheduleError(
+            f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, {rounds}"
+        )
     if most is not None and rounds > most:
         raise ScheduleError(f"this order is known for 1 to {most} rounds, got {rounds}")
 
@@ -154,10 +179,16 @@ def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
     return tuple(Action(stage, kind, chunk) for chunk in range(chunks))
 
 
-def _in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> tuple[Action, ...]:
+def _in_turn(
+    forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
+) -> tuple[Action, ...]:
     """Return ``ahead`` forwards, then a forward and a backward in turn, then the backwards that are left."""
     turns = zip(forwards[ahead:], backwards, strict=False)
-    return (*forwards[:ahead], *chain.from_iterable(turns), *backwards[max(0, len(forwards) - ahead) :])
+    return (
+        *forwards[:ahead],
+        *chain.from_iterable(turns),
+        *backwards[max(0, len(forwards) - ahead) :],
+    )
 
 
 def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
@@ -167,10 +198,15 @@ def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 
 def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
     """Return F and I of a device where stages lie in a V: its first stage is ``rank``, its other one comes back."""
-    enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; what is too much is left out in the end
-    there, back = rank, 2 * devices - 1 - rank
-    f, i = iter(_row(there, "F", enough)), iter(_row(there, "I", enough))
-    g, j = iter(_row(back, "F", enough)), iter(_row(back, "I", enough))
+    enough = max(
+        chunks, 2 * devices - 1
+    )  # to fill the pipeline; what is too much is left out in the end
+    there = rank
+    back = 2 * devices - 1 - rank
+    f = iter(_row(there, "F", enough))
+    i = iter(_row(there, "I", enough))
+    g = iter(_row(back, "F", enough))
+    j = iter(_row(back, "I", enough))
     turns = [
         ((f,), 2 * (devices - rank) - 1),
         ((g, f), rank),
@@ -187,8 +223,13 @@ def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 class _Filling:
     """Rows of F and I that are run on paper, with W in the gaps."""
 
-    def __init__(self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float):
-        self.rows, self.seconds, self.copy, self.share = rows, seconds, copy, share
+    def __init__(
+        self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float
+    ):
+        self.rows = rows
+        self.seconds = seconds
+        self.copy = copy
+        self.share = share
         self.where = stage_devices(rows)
         self.ends: dict[Action, float] = {}
         self.free = [0.0 for _ in rows]
@@ -209,8 +250,11 @@ class _Filling:
 
     def _step(self, rank: int) -> tuple[float, int, Action] | None:
         """Return what a device does next: its start, the device, the action."""
-        free, owed = self.free[rank], self.owed[rank]
-        action = self.rows[rank][self.next[rank]] if self.next[rank] < len(self.rows[rank]) else None
+        free = self.free[rank]
+        owed = self.owed[rank]
+        action = (
+            self.rows[rank][self.next[rank]] if self.next[rank] < len(self.rows[rank]) else None
+        )
         start = None if action is None else self._start(rank, action)
         if owed:
             gap = self.share * self.seconds["W"][owed[0].stage]
@@ -224,10 +268,16 @@ class _Filling:
         before = stage - 1 if kind == "F" else stage + 1
         if kind == "F" and self.held[rank] == len(self.where):
             return None
-        if not 0 <= before < len(self.where):  # an I of the last stage is behind its F, in the same row
+        if (
+            not 0 <= before < len(self.where)
+        ):  # an I of the last stage is behind its F, in the same row
             return self.free[rank]
         end = self.ends.get(Action(before, kind, chunk))
-        return None if end is None else max(self.free[rank], end + (self.copy if self.where[before] != rank else 0.0))
+        return (
+            None
+            if end is None
+            else max(self.free[rank], end + (self.copy if self.where[before] != rank else 0.0))
+        )
 
     def _do(self, rank: int, action: Action, start: float) -> None:
         stage, kind, chunk = action

@@ -1,8 +1,8 @@
 """Pieces: which operators of a micro-batch become one task: a stage's forward, its backward, or parts of that.
 
-A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I, what earlier stages
-wait for, and W, gradients of weights. R draws the random numbers of a stage, for which nothing must be waited for.
-Pieces of several stages have the stage's number: ``F0``.
+A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I,
+what earlier stages wait for, and W, gradients of weights. R draws the random numbers of a stage,
+for which nothing must be waited for. Pieces of several stages have the stage's number: ``F0``.
 """
 
 from __future__ import annotations
@@ -88,15 +88,18 @@ def pieces_of(
 ) -> Pieces:
     """Merge a template's tasks into pieces; ``stage`` is the stage of each task, by name.
 
-    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients of each are there;
-    if ``branching``, stages are cut where some of their tasks need not wait for another one.
+    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients
+    of each are there; if ``branching``, stages are cut where some of their tasks need not wait for
+    another one.
     """
     graph = template.graph
     label = _labels(template, stage, apart, buckets)
     if branching:
         label = _branched(graph, label, costs, machine)
     several = len({piece.stage for piece in label.values()}) > 1
-    merged = merge(graph, {name: _name(piece, several, len(buckets) > 1) for name, piece in label.items()})
+    merged = merge(
+        graph, {name: _name(piece, several, len(buckets) > 1) for name, piece in label.items()}
+    )
     found = {
         task.name: label[next(part.name for part in (*task.parts, task) if not part.view)]
         for task in merged.tasks
@@ -124,7 +127,9 @@ def _labels(
         for name in bucket:
             for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
                 part[index] = number
-    found, level, drawn = {}, level_of(graph, backward), _drawn(graph)
+    found = {}
+    level = level_of(graph, backward)
+    drawn = _drawn(graph)
     for task in graph.tasks:
         if task.view or task.fn in EXCHANGES:
             continue
@@ -136,13 +141,18 @@ def _labels(
     return found
 
 
-def _branched(graph: Graph, label: Mapping[str, Piece], costs: Costs, machine: Machine) -> dict[str, Piece]:
+def _branched(
+    graph: Graph, label: Mapping[str, Piece], costs: Costs, machine: Machine
+) -> dict[str, Piece]:
     """Return pieces of which some are cut into parts."""
     device = machine.device((machine.accelerators or machine.names)[0])
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     seconds = {name: costs.task_seconds(graph.task(name), device) for name in label}
     part = branches(graph, {name: piece.stage for name, piece in label.items()}, backward, seconds)
-    return {name: piece if piece.kind == "R" else replace(piece, part=part[name]) for name, piece in label.items()}
+    return {
+        name: piece if piece.kind == "R" else replace(piece, part=part[name])
+        for name, piece in label.items()
+    }
 
 
 def _drawn(graph: Graph) -> set[int]:
@@ -151,7 +161,9 @@ def _drawn(graph: Graph) -> set[int]:
     found: set[int] = set()
     for task in graph.tasks:
         before = [d.task for d in task.dependencies if d.kind == "data"]
-        free = all(i in found or not (graph.tasks[i].reads or graph.tasks[i].random) for i in before)
+        free = all(
+            i in found or not (graph.tasks[i].reads or graph.tasks[i].random) for i in before
+        )
         if task.random and free and sources.isdisjoint(use.value for use in task.reads):
             found.update((*before, task.index))
     return found
@@ -175,13 +187,22 @@ def _ready(template: Template, name: str) -> int:
     """Return the task behind which a gradient is there: what makes it, or adds it to a sum."""
     graph = template.graph
     output = template.gradients[name]
-    return maker_of(graph, output) if output in graph.outputs else graph.task(f"sum.{name}.add").index
+    return (
+        maker_of(graph, output) if output in graph.outputs else graph.task(f"sum.{name}.add").index
+    )
 
 
 def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
     """Return the tasks of backward that those of an earlier stage need; of the first stage, those of its beginning."""
     first = [graph.tasks[i] for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0]
-    start = next((_key(task) for task in reversed(first) if task.origin.phase == "backward" and not task.view), None)
+    start = next(
+        (
+            _key(task)
+            for task in reversed(first)
+            if task.origin.phase == "backward" and not task.view
+        ),
+        None,
+    )
     found: set[int] = set()
     for i in sorted(backward, reverse=True):
         task = graph.tasks[i]
@@ -212,7 +233,9 @@ def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]
     return list(found)
 
 
-def costs_of(graph: Graph, costs: Costs, machine: Machine) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
+def costs_of(
+    graph: Graph, costs: Costs, machine: Machine
+) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Return the seconds of each task on each device, and the bytes of each value; equal devices are asked once."""
     found: dict[str, dict[str, float]] = {}
     for task in graph.tasks:

@@ -50,23 +50,31 @@ def pipeline(
 ) -> Pipeline:
     """Return a training step that cuts a model into stages, and batches into micro-batches that follow each other.
 
-    A batch of any size does what the model does with its micro-batches one after another, their gradients added up:
-    what the whole batch does at once, but for rounding, and for batch norms, which see a micro-batch each. Each device
-    keeps its part of the model, which remains the user's own: its ``state_dict`` is that of the plain model.
+    A batch of any size does what the model does with its micro-batches one after another, their
+    gradients added up: what the whole batch does at once, but for rounding, and for batch norms,
+    which see a micro-batch each. Each device keeps its part of the model, which remains the user's
+    own: its ``state_dict`` is that of the plain model.
 
     * ``devices``: those of the stages, in order; default: all accelerators.
     * ``split``: as of ``model_parallel``; ``"auto"`` cuts where stages take equally long, and fit.
     * ``chunks``: how many micro-batches; ``"auto"`` tries many by simulation: see ``curve``.
-    * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device; ``"zero-bubble"``, which
-      makes gradients of weights when there is nothing else to do; ``"auto"`` tries all.
-    * ``checkpoint``: compute forward again in backward instead of keeping what it made: less memory, a third more time.
-    * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are summed as in
+    * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device;
+      ``"zero-bubble"``, which makes gradients of weights when there is nothing else to do;
+      ``"auto"`` tries all.
+    * ``checkpoint``: compute forward again in backward instead of keeping what it made: less
+      memory, a third more time.
+    * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
+      summed as in
       ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
-    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does; ``step.grad_norm`` is what it was.
-    * ``before_step``: a function of the model that changes gradients otherwise, before the optimizer's step.
-    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those of ``data_parallel``.
+    * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
+      ``step.grad_norm`` is what it was.
+    * ``before_step``: a function of the model that changes gradients otherwise, before the
+      optimizer's step.
+    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those
+      of ``data_parallel``.
 
-    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for words that are none of these.
+    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for words that
+    are none of these.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -78,12 +86,18 @@ def pipeline(
     check_sizes(buckets)
     machine = Machine.local() if machine is None else machine
     if schedule != "auto" and schedule not in ORDERS:
-        raise ScheduleError(f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}")
+        raise ScheduleError(
+            f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}"
+        )
     chosen = devices_of(machine, devices)
     trio = model, loss_fn, optimizer
-    trained = Trained.of("pipeline", trio, machine, chosen[0], averages, options, clip_grad_norm, before_step)
+    trained = Trained.of(
+        "pipeline", trio, machine, chosen[0], averages, options, clip_grad_norm, before_step
+    )
     if not isinstance(replicas, int) or replicas < 1 or len(chosen) % replicas:
-        raise ScheduleError(f"{len(chosen)} devices cannot be shared by replicas={replicas!r}, each with as many")
+        raise ScheduleError(
+            f"{len(chosen)} devices cannot be shared by replicas={replicas!r}, each with as many"
+        )
     sums = Sums(check_strategy(reduction), tuple(buckets))
     return Pipeline(Planner(trained, chosen, split, chunks, schedule, checkpoint, replicas, sums))
 

@@ -1,7 +1,7 @@
 """Planning: from a model, a batch and devices to the grid of a step, and its schedule.
 
-Captures what micro-batches and updates are, for each number of rows that occurs. Knows no system: which devices there
-are, and what is tried, others say.
+Captures what micro-batches and updates are, for each number of rows that occurs. Knows no system:
+which devices there are, and what is tried, others say.
 """
 
 from __future__ import annotations
@@ -59,12 +59,24 @@ _MANY = 16  # replicas, behind which what grows with their number is not worth a
 _FOR_MANY = ("tree", "exchange")  # ... whole tensors that come to one device
 
 
-def check_trained(name: str, model: Any, loss_fn: Any, optimizer: Any, options: Mapping[str, Any]) -> None:
+def check_trained(
+    name: str, model: Any, loss_fn: Any, optimizer: Any, options: Mapping[str, Any]
+) -> None:
     """Raise ScheduleError unless these can be trained, and are options of a system of this name."""
     for what, item, fits, kind in (
         ("model", model, isinstance(model, torch.nn.Module), "a torch.nn.Module"),
-        ("loss_fn", loss_fn, callable(loss_fn), "a function of what the model returns and of a target"),
-        ("optimizer", optimizer, isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer"),
+        (
+            "loss_fn",
+            loss_fn,
+            callable(loss_fn),
+            "a function of what the model returns and of a target",
+        ),
+        (
+            "optimizer",
+            optimizer,
+            isinstance(optimizer, torch.optim.Optimizer),
+            "a torch.optim.Optimizer",
+        ),
     ):
         if not fits:
             raise ScheduleError(f"{what} of {name} must be {kind}, got {item!r}")
@@ -84,11 +96,20 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             why = f"{name} has none of this name"
         else:
             continue
-        raise ScheduleError(f"unexpected option {option}=: {why}. Of schedule it takes {', '.join(_OPTIONS)}")
+        raise ScheduleError(
+            f"unexpected option {option}=: {why}. Of schedule it takes {', '.join(_OPTIONS)}"
+        )
 
 
 _OPTIONS = ("backend", "check", "costs", "nvtx", "outputs", "progress", "replay")
-_DECIDED = ("policy", "place", "inputs", "examples", "seconds", "seed")  # the last two are for policies that search
+_DECIDED = (
+    "policy",
+    "place",
+    "inputs",
+    "examples",
+    "seconds",
+    "seed",
+)  # the last two are for policies that search
 
 
 def check_count(what: str, count: Any) -> None:
@@ -100,7 +121,9 @@ def check_count(what: str, count: Any) -> None:
 def check_strategy(name: str) -> str:
     """Return a strategy to sum, or "auto". Raises ScheduleError for another word."""
     if name != "auto" and name not in STRATEGIES:
-        raise ScheduleError(f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {name!r}")
+        raise ScheduleError(
+            f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {name!r}"
+        )
     return name
 
 
@@ -114,7 +137,9 @@ class Trained:
     machine: Machine
     averages: bool
     options: Mapping[str, Any]
-    place: str | None = None  # the torch device where the model is captured, if that is a real accelerator
+    place: str | None = (
+        None  # the torch device where the model is captured, if that is a real accelerator
+    )
     clip: float | None = None  # the largest norm of all gradients
     before_step: BeforeStep | None = None  # what else is done to gradients
 
@@ -126,7 +151,9 @@ class Trained:
         """Return what is trained by a system of this name: model, loss and optimizer. Raises ScheduleError."""
         check_trained(name, *trio, options)
         place = torch_device(machine, first)
-        return cls(*trio, machine, averages, options, place, check_clip(clip_grad_norm), before_step)
+        return cls(
+            *trio, machine, averages, options, place, check_clip(clip_grad_norm), before_step
+        )
 
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
@@ -152,10 +179,18 @@ class Trained:
         stages: dict[int, list[int]] = {}
         for number, bucket in enumerate(buckets):
             stages.setdefault(bucket.stage, []).append(number)
-        return tuple(update for numbers in stages.values() for update in self._updates(numbers, buckets, flat))
+        return tuple(
+            update
+            for numbers in stages.values()
+            for update in self._updates(numbers, buckets, flat)
+        )
 
-    def _updates(self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool) -> list[Update]:
-        parameters = {name: tensor for n in numbers for name, tensor in buckets[n].parameters.items()}
+    def _updates(
+        self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool
+    ) -> list[Update]:
+        parameters = {
+            name: tensor for n in numbers for name, tensor in buckets[n].parameters.items()
+        }
         if self.before_step is not None and len({buckets[n].stage for n in numbers}) > 1:
             stages = {name: buckets[n].stage for n in numbers for name in buckets[n].parameters}
             check_apart(hook_of(self.model, parameters, self.before_step).graph, stages)
@@ -170,7 +205,8 @@ class Trained:
     def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
         """Return a step's schedule for each strategy by which replicas may sum. Raises ScheduleError if none fits."""
         names = sums.strategies(len(grid.devices)) if grid.compression is None else ("compressed",)
-        found, refused = {}, list[ScheduleError]()
+        found = {}
+        refused = list[ScheduleError]()
         for name in names:
             try:
                 found[name] = self.scheduled(replace(grid, reduction=name))
@@ -184,7 +220,9 @@ class Trained:
         """Return a step's schedule."""
         built = build(replace(grid, clip=self.clip))
         self._check_memory(built)
-        return asc.schedule(built.graph, self.machine, policy=in_order(built.sequences), **self.options), built
+        return asc.schedule(
+            built.graph, self.machine, policy=in_order(built.sequences), **self.options
+        ), built
 
     def _check_memory(self, built: Built) -> None:
         """Raise ScheduleError if devices cannot hold what this step leaves there: the next step would say so."""
@@ -208,13 +246,17 @@ def torch_device(machine: Machine, device: str) -> str | None:
     return None if machine.imagined or found.kind == "cpu" else found.physical or device
 
 
-def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: str | None) -> None:
+def gather(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: str | None
+) -> None:
     """Bring a model and what its optimizer holds to one torch device, to be captured there; None: leave all."""
     if device is None:
         return
     model.to(device)
     for state in optimizer.state.values() if optimizer is not None else ():
-        state.update((k, v.to(device)) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dim())
+        state.update(
+            (k, v.to(device)) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dim()
+        )
 
 
 def settle(machine: Machine, state: Any, homes: Mapping[str, str]) -> None:
@@ -250,7 +292,9 @@ def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ..
     if devices is None:
         return machine.accelerators or machine.names
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
-        raise MachineError(f"devices= needs the names of one or more devices, each once, got {devices!r}")
+        raise MachineError(
+            f"devices= needs the names of one or more devices, each once, got {devices!r}"
+        )
     return tuple(machine.device(device).name for device in devices)
 
 

@@ -1,10 +1,11 @@
 """Reduce: add to a graph what sums one flat tensor per device, so that each device can read the total.
 
-A strategy says which device adds what, in which order. Copies are no part of it: lowering inserts one wherever a value
-is read on another device, from where that value was made. So what a device passes on is a value made there. Knows no
-gradient and no optimizer.
+A strategy says which device adds what, in which order. Copies are no part of it: lowering inserts
+one wherever a value is read on another device, from where that value was made. So what a device
+passes on is a value made there. Knows no gradient and no optimizer.
 
-To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in ``STRATEGIES``.
+To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in
+``STRATEGIES``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def reduce(
     """Sum flat values, one on each of the devices, by a strategy, and return for each device the value to read there.
 
     ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are added. All devices
-    read the same bits. What is returned must only be read, and by no view: views live where the total was made. Names
-    of tasks begin with ``name``. Raises ScheduleError for an unknown strategy.
+    read the same bits. What is returned must only be read, and by no view: views live where the
+    total was made. Names of tasks begin with ``name``. Raises ScheduleError for an unknown
+    strategy.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -72,11 +74,21 @@ class _Sum:
     def total(self, values: Sequence[Value], device: str, numel: int) -> Value:
         """Add several tensors, in their order."""
         count = len(values) - 1
-        return self._task("add", added, list(values), device=device, numel=numel, accesses=3 * count, launches=count)
+        return self._task(
+            "add",
+            added,
+            list(values),
+            device=device,
+            numel=numel,
+            accesses=3 * count,
+            launches=count,
+        )
 
     def put_together(self, pieces: Sequence[Value], device: str) -> Value:
         """Put pieces together again."""
-        return self._task("cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2)
+        return self._task(
+            "cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2
+        )
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
         """Return what has come to a device as a value made there, in the same memory: it is copied from there."""
@@ -140,11 +152,13 @@ def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     """Sum n pieces at a time, each on its way around the ring, then send each around again.
 
-    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009. 2 (n - 1) / n N
-    bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on device k: r(k+1) + r(k+2) + ... + rk. So
-    the order of a sum depends on where the element stands, and for more than two devices its rounding does.
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    2009. 2 (n - 1) / n N bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on
+    device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum depends on where the element stands,
+    and for more than two devices its rounding does.
     """
-    n, size = len(flats), -(-of.numel // len(flats))
+    n = len(flats)
+    size = -(-of.numel // len(flats))
     pieces = [of.split(flat, size) for flat in flats]
     last = [pieces[(k + 1) % n][k] for k in range(len(pieces[0]))]
     for step in range(2, n + 1):
@@ -158,7 +172,9 @@ def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
             if step < n - 1:
                 last[k] = of.relay(total, of.devices[device], size)
             read[device][k] = last[k]
-    return [of.put_together(totals, device) for totals, device in zip(read, of.devices, strict=True)]
+    return [
+        of.put_together(totals, device) for totals, device in zip(read, of.devices, strict=True)
+    ]
 
 
 def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
@@ -166,7 +182,8 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
     (r0 + r1) + (r2 + r3) ...; 2 ceil(log2 n) copies of N bytes one after another.
     """
-    n, read = len(flats), list(flats)
+    n = len(flats)
+    read = list(flats)
     steps = [2**level for level in range((n - 1).bit_length())]
     for step in steps:
         for i in range(0, n - step, 2 * step):
@@ -174,27 +191,34 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     for step in reversed(steps):
         for i in range(0, n - step, 2 * step):
             passes_on = step > 1 and i + step + 1 < n
-            read[i + step] = of.relay(read[i], of.devices[i + step], of.numel) if passes_on else read[i]
+            read[i + step] = (
+                of.relay(read[i], of.devices[i + step], of.numel) if passes_on else read[i]
+            )
     return read
 
 
 def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     """Sum a piece on each device of a node, then that of all nodes on one each; send totals back the same way.
 
-    (r0 + r1 + ...) + (...) + ..., a node in brackets: what is told by the rates of links. For g devices in each of m
-    nodes, 2 (g - 1) / g N bytes from each device to others of its node, and 2 (m - 1) / m N / g to other nodes. Where
-    nodes differ in size, all are taken for one. As many copies as a ring has, which do not wait for each other.
+    (r0 + r1 + ...) + (...) + ..., a node in brackets: what is told by the rates of links. For g
+    devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and 2
+    (m - 1) / m N / g to other nodes. Where nodes differ in size, all are taken for one. As many
+    copies as a ring has, which do not wait for each other.
     """
     nodes = _nodes(of)
     if len(nodes) == 1:
         return _exchanged(of, flats)
     inner = [replace(of, devices=tuple(of.devices[i] for i in node)) for node in nodes]
-    sums = [_scattered(one, [flats[i] for i in node]) for one, node in zip(inner, nodes, strict=True)]
+    sums = [
+        _scattered(one, [flats[i] for i in node]) for one, node in zip(inner, nodes, strict=True)
+    ]
     size = -(-of.numel // len(nodes[0]))
     totals = []  # by piece and node
     for k, row in enumerate(zip(*sums, strict=True)):
         owners = tuple(one.devices[k] for one in inner)
-        totals.append(_exchanged(replace(of, devices=owners, numel=min(size, of.numel - k * size)), row))
+        totals.append(
+            _exchanged(replace(of, devices=owners, numel=min(size, of.numel - k * size)), row)
+        )
     found = {
         i: of.put_together(own, of.devices[i])
         for node, own in zip(nodes, zip(*totals, strict=True), strict=True)
@@ -239,7 +263,9 @@ def _nodes(of: _Sum) -> list[list[int]]:
         return math.inf if a == b else 0.0 if link is None else link.bytes_per_second
 
     first = of.devices[0]
-    fastest = max((rate(first, device) for device in of.devices if device != first), default=math.inf)
+    fastest = max(
+        (rate(first, device) for device in of.devices if device != first), default=math.inf
+    )
     nodes: list[list[int]] = []
     for i, device in enumerate(of.devices):
         own = next((node for node in nodes if rate(of.devices[node[0]], device) >= fastest), None)

@@ -24,15 +24,21 @@ Stages = Mapping[str, int]  # of tasks, by name
 def drawn_ahead(one: Template) -> Template:
     """Let random numbers be drawn before anything else, where they depend on nothing but a shape.
 
-    Masks of dropout are drawn into memory "like" an activation; it becomes memory of that shape, for which nobody
-    waits. Else all that draws, on all devices, would stand in one row with what comes before it.
+    Masks of dropout are drawn into memory "like" an activation; it becomes memory of that shape,
+    for which nobody waits. Else all that draws, on all devices, would stand in one row with what
+    comes before it.
     """
     graph = one.graph
     drawing = {use.value for task in graph.tasks if task.random for use in task.writes}
-    like = [t for t in graph.tasks if _name(t).startswith("empty_like") and t.outputs[0].value in drawing]
+    like = [
+        t
+        for t in graph.tasks
+        if _name(t).startswith("empty_like") and t.outputs[0].value in drawing
+    ]
     if not like:
         return one
-    copy, looks = _Copy(one), _looks(one, {task.outputs[0].value for task in like})
+    copy = _Copy(one)
+    looks = _looks(one, {task.outputs[0].value for task in like})
     for task in graph.tasks:
         if task not in like:
             copy.take(task)
@@ -50,7 +56,8 @@ def _looks(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
     """Return tensors without data that look like some values (by index), by running all tasks on such."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         data: dict[int, Any] = {
-            v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor) for v in one.graph.sources
+            v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor)
+            for v in one.graph.sources
         }
         found: dict[int, torch.Tensor] = {}
         for task in one.graph.tasks:
@@ -64,7 +71,13 @@ def _looks(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
 
 
 def _known(leaf: Any, data: Mapping[int, Any]) -> Any:
-    return data[leaf.index] if isinstance(leaf, Value) else leaf.usual if isinstance(leaf, Here) else leaf
+    return (
+        data[leaf.index]
+        if isinstance(leaf, Value)
+        else leaf.usual
+        if isinstance(leaf, Here)
+        else leaf
+    )
 
 
 def _name(task: Task) -> str:
@@ -74,13 +87,18 @@ def _name(task: Task) -> str:
 
 def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
     """Make the gradients of convolutions two tasks each: by the input, for which others wait, and by the weights."""
-    copy, found = _Copy(one), dict(stage)
+    copy = _Copy(one)
+    found = dict(stage)
     for task in one.graph.tasks:
         mask = _convolution(task)
         if len(mask) == 3 and mask[0] and any(mask[1:]):
             for half, needs in (("input", (True, False, False)), ("weight", (False, *mask[1:]))):
                 made = copy.call(task, (*task.args[:-1], needs), f"{task.name}.{half}")
-                copy.note({use.value for use, need in zip(task.outputs, needs, strict=True) if need}, task, made)
+                copy.note(
+                    {use.value for use, need in zip(task.outputs, needs, strict=True) if need},
+                    task,
+                    made,
+                )
                 found[f"{task.name}.{half}"] = stage[task.name]
         else:
             copy.take(task)
@@ -95,10 +113,12 @@ def _convolution(task: Task) -> tuple[bool, ...]:
 def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
     """Let backward do again what forward did in its stage, so that a stage keeps between them only what it was given.
 
-    What draws random numbers, or writes what was there before, is not done again, and its results are kept; of batch
-    norms, all but writing the running statistics is done again.
+    What draws random numbers, or writes what was there before, is not done again, and its results
+    are kept; of batch norms, all but writing the running statistics is done again.
     """
-    graph, copy, found = one.graph, _Copy(one), dict(stage)
+    graph = one.graph
+    copy = _Copy(one)
+    found = dict(stage)
     backward = {task.index for task in graph.tasks if task.origin.phase == "backward"}
     for task in graph.tasks:
         if task.index not in backward:
@@ -107,7 +127,9 @@ def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
     for number in order:
         own = [i for i in sorted(backward) if stage[graph.tasks[i].name] == number]
         again = _again(
-            graph, own, {i for i, t in enumerate(graph.tasks) if i not in backward and stage[t.name] == number}
+            graph,
+            own,
+            {i for i, t in enumerate(graph.tasks) if i not in backward and stage[t.name] == number},
         )
         names = copy.repeat(again)
         found.update((f"again.{name}", number) for name in names)
@@ -133,7 +155,9 @@ class _Copy:
     def flush(self) -> None:
         """Add what was taken."""
         if self.pending:
-            self.values.update(self.graph.include(self.old, {**self.values, **self.instead}, only=self.pending))
+            self.values.update(
+                self.graph.include(self.old, {**self.values, **self.instead}, only=self.pending)
+            )
             self.pending = []
 
     def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
@@ -168,7 +192,9 @@ class _Copy:
                     self.instead[self.old.values[use.value].name] = value
             else:
                 self.instead.update(
-                    self.graph.include(self.old, {**self.values, **self.instead}, prefix="again.", only=[task.name])
+                    self.graph.include(
+                        self.old, {**self.values, **self.instead}, prefix="again.", only=[task.name]
+                    )
                 )
             names.append(task.name)
         return names
@@ -238,8 +264,12 @@ def _fixed(graph: Graph, forward: set[int]) -> set[int]:
     for i in sorted(forward):
         task = graph.tasks[i]
         roots = [graph.values[use.value].root for use in (*task.outputs, *task.changes)]
-        foreign = [r for r in (graph.values[use.value].root for use in task.changes) if r in sources]
-        stale = _norm(task) is None and any(graph.values[use.value].root in changed for use in task.reads)
+        foreign = [
+            r for r in (graph.values[use.value].root for use in task.changes) if r in sources
+        ]
+        stale = _norm(task) is None and any(
+            graph.values[use.value].root in changed for use in task.reads
+        )
         if (
             task.random
             or stale

@@ -1,7 +1,7 @@
 """Scaling: what operators cost for any number of rows, from what they cost for two.
 
-Work and bytes of almost all operators are a constant, such as reading weights, plus a share of each row. Knows no
-device.
+Work and bytes of almost all operators are a constant, such as reading weights, plus a share of each
+row. Knows no device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Scaling:
             name: Work(between(w.flops, v.flops), between(w.nbytes, v.nbytes), w.launches)
             for name, w, v in _pairs(self.small.work, self.large.work)
         }
-        nbytes = {name: between(a, b) for name, a, b in _pairs(self.small.nbytes, self.large.nbytes)}
+        nbytes = {
+            name: between(a, b) for name, a, b in _pairs(self.small.nbytes, self.large.nbytes)
+        }
         return Costs(work=work, nbytes=nbytes)
 
 

@@ -1,7 +1,8 @@
 """Stages: a captured model cut into parts that follow each other, balanced by cost, or as the user says.
 
-A model is a row of blocks, each a call of a module or a line of code, in the order in which they run; cuts are between
-blocks. Backward goes the other way and belongs to the blocks of its forward. Knows costs and memory, no order in time.
+A model is a row of blocks, each a call of a module or a line of code, in the order in which they
+run; cuts are between blocks. Backward goes the other way and belongs to the blocks of its forward.
+Knows costs and memory, no order in time.
 """
 
 from __future__ import annotations
@@ -48,21 +49,38 @@ class Cuts:
         Operators may differ by size; blocks of the same name are in the same stage then.
         """
         blocks = blocks_of(graph)
-        own = [number for number, end in enumerate(self.ends) for _ in range(end - (0, *self.ends)[number])]
+        own = [
+            number
+            for number, end in enumerate(self.ends)
+            for _ in range(end - (0, *self.ends)[number])
+        ]
         if len(blocks) != len(own):
-            named = {block.name: stage for block, stage in zip(reversed(self.blocks), reversed(own), strict=True)}
+            named = {
+                block.name: stage
+                for block, stage in zip(reversed(self.blocks), reversed(own), strict=True)
+            }
             own = list(accumulate((named.get(block.name, 0) for block in blocks), max))
         found: dict[str, int] = {}
         for block, stage in zip(blocks, own, strict=True):
-            found.update((graph.tasks[task].name, stage) for task in (*block.forward, *block.backward))
+            found.update(
+                (graph.tasks[task].name, stage) for task in (*block.forward, *block.backward)
+            )
         return found
 
     def __str__(self) -> str:
         lines = []
         for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
             names = list(dict.fromkeys(block.name for block in self.blocks[start:end]))
-            what = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else "nothing"
-            lines.append(f"stage {number} on {self.devices[number]}: {what}, {self.seconds[number] * 1e3:.3g} ms")
+            what = (
+                names[0]
+                if len(names) == 1
+                else f"{names[0]} ... {names[-1]}"
+                if names
+                else "nothing"
+            )
+            lines.append(
+                f"stage {number} on {self.devices[number]}: {what}, {self.seconds[number] * 1e3:.3g} ms"
+            )
             if number < len(self) - 1:
                 lines[-1] += f"; {self.nbytes[number] / 1e6:.3g} MB to the next"
         return "\n".join(lines)
@@ -85,12 +103,15 @@ def blocks_of(graph: Graph) -> list[Block]:
         found[-1].append(task)
     block = {key[task.index]: number for number, tasks in enumerate(found) for task in tasks}
     backward: list[list[int]] = [[] for _ in found]
-    number, of = len(found) - 1, dict[int, int]()
+    number = len(found) - 1
+    of = dict[int, int]()
     for task in graph.tasks:
         if task.origin.phase == "backward":
             number = block.get(key[task.index], number)
             behind = [of[d.task] for d in task.dependencies if d.task in of]
-            of[task.index] = min(number, *behind) if behind else number  # it flows from later blocks to earlier ones
+            of[task.index] = (
+                min(number, *behind) if behind else number
+            )  # it flows from later blocks to earlier ones
             backward[of[task.index]].append(task.index)
     return [
         Block(_name(tasks), tuple(task.index for task in tasks), tuple(behind))
@@ -119,49 +140,62 @@ def balanced(
 ) -> Cuts:
     """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as can be.
 
-    Dynamic programming over cut points, for the least of the longest stage, computing or sending, and of what is sent
-    in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two stages. ``held`` is how many bytes stay
-    with each parameter, by name, beside the activations of one micro-batch, by ``least`` if that is given; devices hold
-    no more than they have. Raises ScheduleError where there are fewer blocks than stages, or no cut that fits.
+    Dynamic programming over cut points, for the least of the longest stage, computing or sending,
+    and of what is sent in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two
+    stages. ``held`` is how many bytes stay with each parameter, by name, beside the activations of
+    one micro-batch, by ``least`` if that is given; devices hold no more than they have. Raises
+    ScheduleError where there are fewer blocks than stages, or no cut that fits.
     """
     blocks = blocks_of(graph)
     if len(blocks) < len(devices):
-        raise ScheduleError(f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}")
+        raise ScheduleError(
+            f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}"
+        )
     table = _Table(graph, costs, machine, blocks, held or {}, least)
     best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
     shares = {name: devices.count(name) for name in devices}
     for number, device in enumerate(devices):
         after: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
         stages_left = len(devices) - number - 1
-        ends = [len(blocks)] if not stages_left else range(number + 1, len(blocks) - stages_left + 1)
+        ends = (
+            [len(blocks)] if not stages_left else range(number + 1, len(blocks) - stages_left + 1)
+        )
         for end in ends:
             options = []
             for start, ((so_far, sent), cuts) in best.items():
                 if start < end and table.fits(start, end, device, shares[device]):
-                    crossing = table.sending(end, device, devices[number + 1]) if stages_left else 0.0
+                    crossing = (
+                        table.sending(end, device, devices[number + 1]) if stages_left else 0.0
+                    )
                     longest = max(so_far, table.seconds(start, end, device), crossing)
                     options.append(((longest, sent + crossing), (*cuts, end)))
             if options:
                 after[end] = min(options)
         best = after
     if len(blocks) not in best:
-        raise ScheduleError("no cut leaves each device with no more than its memory; name more devices, or checkpoint")
+        raise ScheduleError(
+            "no cut leaves each device with no more than its memory; name more devices, or checkpoint"
+        )
     return table.cuts(best[len(blocks)][1], devices)
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
     """Cut where the user's map of modules to devices says: a block that no pattern fits goes with the one before.
 
-    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and mean what is inside too; the first that fits
-    counts. Raises ScheduleError for one that fits nothing.
+    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and mean what is inside too; the
+    first that fits counts. Raises ScheduleError for one that fits nothing.
     """
     blocks = blocks_of(graph)
     for pattern, device in split.items():
         machine.device(device)
         if not any(_fits(block.name, pattern) for block in blocks):
             names = ", ".join(dict.fromkeys(block.name for block in blocks))
-            raise ScheduleError(f"split= names {pattern!r}, which fits no module that was called; there are {names}")
-    device = next((split[p] for block in blocks for p in split if _fits(block.name, p)), machine.names[0])
+            raise ScheduleError(
+                f"split= names {pattern!r}, which fits no module that was called; there are {names}"
+            )
+    device = next(
+        (split[p] for block in blocks for p in split if _fits(block.name, p)), machine.names[0]
+    )
     devices: list[str] = []
     ends: list[int] = []
     for number, block in enumerate(blocks):
@@ -189,7 +223,10 @@ class _Table:
         held: Mapping[str, float],
         least: Costs | None = None,
     ):
-        self.graph, self.costs, self.machine, self.blocks = graph, costs, machine, blocks
+        self.graph = graph
+        self.costs = costs
+        self.machine = machine
+        self.blocks = blocks
         self.least = costs if least is None else least
         self._seconds: dict[object, list[float]] = {}
         self.readers: dict[int, list[int]] = {}  # of memory, by the value that it is of
@@ -205,7 +242,10 @@ class _Table:
         rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
         if rates not in self._seconds:
             each = [
-                sum(self.costs.task_seconds(self.graph.tasks[i], found) for i in (*block.forward, *block.backward))
+                sum(
+                    self.costs.task_seconds(self.graph.tasks[i], found)
+                    for i in (*block.forward, *block.backward)
+                )
                 for block in self.blocks
             ]
             self._seconds[rates] = [0.0, *accumulate(each)]
@@ -214,11 +254,17 @@ class _Table:
 
     def sending(self, end: int, device: str, other: str) -> float:
         """Return how long what crosses behind a block takes to the next device."""
-        return self.machine.copy_seconds(device, other, self.crossing[end - 1]) if device != other else 0.0
+        return (
+            self.machine.copy_seconds(device, other, self.crossing[end - 1])
+            if device != other
+            else 0.0
+        )
 
     def fits(self, start: int, end: int, device: str, shares: int) -> bool:
         """Whether a device can hold what blocks need, ``shares`` times such."""
-        return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(device).nbytes
+        return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(
+            device
+        ).nbytes
 
     def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
         """Return cuts with their figures."""
@@ -249,11 +295,17 @@ class _Table:
         """Return the bytes that a block keeps: its parameters, and what its backward needs of its forward."""
         forward = set(block.forward)
         backward = set(block.backward)
-        read = {self.graph.values[use.value].name for task in forward for use in self.graph.tasks[task].reads}
+        read = {
+            self.graph.values[use.value].name
+            for task in forward
+            for use in self.graph.tasks[task].reads
+        }
         total = sum(nbytes for name, nbytes in held.items() if name in read)
         for task in forward:
             for use in self.graph.tasks[task].outputs:
                 value = self.graph.values[use.value]
-                if value.root == value.index and not backward.isdisjoint(self.readers.get(use.value, ())):
+                if value.root == value.index and not backward.isdisjoint(
+                    self.readers.get(use.value, ())
+                ):
                     total += self.least.value_nbytes(value)
         return total

@@ -1,7 +1,8 @@
 """Step: what data_parallel, pipeline and model_parallel return: called with a batch, it trains the model by one step.
 
-Plans once for each kind of batch and of state, keeps the copies of the model that replicas have, and lets them follow
-the model wherever it was changed between steps. Knows no device's work: a planner says what is to run.
+Plans once for each kind of batch and of state, keeps the copies of the model that replicas have,
+and lets them follow the model wherever it was changed between steps. Knows no device's work: a
+planner says what is to run.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class _Copy:
 class Step:
     """One training step of a model on several devices. ``close()`` it, or let go of it.
 
-    Between steps the model and the optimizer may be changed, but not through ``tensor.data.mul_(...)`` and its kin, of
-    which torch does not tell: say ``with torch.no_grad(): tensor.mul_(...)``.
+    Between steps the model and the optimizer may be changed, but not through
+    ``tensor.data.mul_(...)`` and its kin, of which torch does not tell: say ``with torch.no_grad():
+    tensor.mul_(...)``.
     """
 
     def __init__(
@@ -69,8 +71,12 @@ class Step:
         place: str | None,
         before_step: BeforeStep | None = None,
     ):
-        self.model, self.loss_fn, self.optimizer, self.machine = model, loss_fn, optimizer, machine
-        self._plan, self._place = plan, place  # the torch device where the model is captured, if that is a real one
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.machine = machine
+        self._plan = plan  # the torch device where the model is captured, if that is a real one
+        self._place = place
         self._before_step = before_step
         self._known: dict[Hashable, Planned] = {}
         self._watch: Watch | None = None
@@ -78,12 +84,15 @@ class Step:
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
         self._guard = threading.RLock()
-        self.grad_norm: torch.Tensor | None = None  # of the last step, before it was clipped; None where it is not
+        self.grad_norm: torch.Tensor | None = (
+            None  # of the last step, before it was clipped; None where it is not
+        )
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
 
-        All tensors of the batch are cut along their first dimension. Raises ScheduleError for those that differ there.
+        All tensors of the batch are cut along their first dimension. Raises ScheduleError for those
+        that differ there.
         """
         with self._guard:
             planned = self._of(batch)
@@ -127,7 +136,10 @@ class Step:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -136,7 +148,11 @@ class Step:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, of the optimizer, and what compression has kept."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
-        return {"model": self.model.state_dict(), "optimizer": optimizer, "residuals": dict(self._residuals)}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer,
+            "residuals": dict(self._residuals),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what ``state_dict`` returned; that of the model is a plain model's."""
@@ -144,7 +160,9 @@ class Step:
             self.model.load_state_dict(state["model"])
             if self.optimizer is not None and state.get("optimizer"):
                 self.optimizer.load_state_dict(state["optimizer"])
-            self._residuals = {name: tensor.clone() for name, tensor in state.get("residuals", {}).items()}
+            self._residuals = {
+                name: tensor.clone() for name, tensor in state.get("residuals", {}).items()
+            }
 
     # ---- a call
 
@@ -155,7 +173,8 @@ class Step:
             rows = rows_of(batch)
             gather(self.model, self.optimizer, self._place)
             with _without_collecting():
-                planned, self._last = self._plan(batch, rows), None
+                planned = self._plan(batch, rows)
+                self._last = None
         self._known[key] = planned
         while len(self._known) > KEPT:
             self._known.pop(next(iter(self._known))).schedule.close()
@@ -166,8 +185,15 @@ class Step:
         if self._watch is None or not self._watch.holds():
             hooks = () if self._before_step is None else (self._before_step,)
             self._watch = Watch(self.model, self.loss_fn, *hooks)
-        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())  # what is planned keeps them
-        return tuple(look(leaf) for leaf in leaves(batch)), self._watch.key, parameters, *self._optimizing()
+        parameters = tuple(
+            (id(p), p.requires_grad) for p in self.model.parameters()
+        )  # what is planned keeps them
+        return (
+            tuple(look(leaf) for leaf in leaves(batch)),
+            self._watch.key,
+            parameters,
+            *self._optimizing(),
+        )
 
     def _optimizing(self) -> Iterator[Hashable]:
         if self.optimizer is None:
@@ -190,26 +216,41 @@ class Step:
         inputs = dict(zip(names, tensors, strict=True))
         held = planned.state.tensors()
         for label, (replica, name) in planned.built.state.items():
-            inputs[label] = self._copy(planned, label, replica, name, held[name]) if replica else held[name]
+            inputs[label] = (
+                self._copy(planned, label, replica, name, held[name]) if replica else held[name]
+            )
         for name, (device, numel, dtype) in planned.built.residuals.items():
             kept = self._residuals.get(name)
             if kept is None or (kept.numel(), kept.dtype) != (numel, dtype):
-                self._residuals[name] = torch.zeros(numel, dtype=dtype, device=torch_device(self.machine, device))
+                self._residuals[name] = torch.zeros(
+                    numel, dtype=dtype, device=torch_device(self.machine, device)
+                )
             inputs[name] = self._residuals[name]
         return inputs, held
 
-    def _copy(self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor) -> torch.Tensor:
+    def _copy(
+        self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor
+    ) -> torch.Tensor:
         """Return a replica's tensor, a fresh copy if the model's was changed since."""
         found = self._copies.get((replica, name))
         if found is None or not found.follows(source):
             home = planned.schedule.graph.value(label).home
             place = torch_device(self.machine, home) if home is not None else None
             with torch.no_grad():
-                tensor = _copied(source.detach()) if place is None else source.detach().clone().to(place)
-            found = self._copies[replica, name] = _Copy(tensor, source, source.detach(), source._version)
+                tensor = (
+                    _copied(source.detach()) if place is None else source.detach().clone().to(place)
+                )
+            found = self._copies[replica, name] = _Copy(
+                tensor, source, source.detach(), source._version
+            )
         return found.tensor
 
-    def _leave(self, planned: Planned, outputs: Mapping[str, torch.Tensor], held: Mapping[str, torch.Tensor]) -> None:
+    def _leave(
+        self,
+        planned: Planned,
+        outputs: Mapping[str, torch.Tensor],
+        held: Mapping[str, torch.Tensor],
+    ) -> None:
         """Keep what a run has made, and note that replicas did what the model did."""
         for name, place in planned.built.places.items():
             planned.state.put(place, outputs[name])
@@ -221,9 +262,15 @@ class Step:
     def _begin(self, planned: Planned) -> None:
         """Put the model where this plan has it; let replicas take buffers anew, for those of the first one count."""
         homes = {
-            name: planned.schedule.graph.value(label).home for label, (r, name) in planned.built.state.items() if not r
+            name: planned.schedule.graph.value(label).home
+            for label, (r, name) in planned.built.state.items()
+            if not r
         }
-        settle(self.machine, planned.state, {name: home for name, home in homes.items() if home is not None})
+        settle(
+            self.machine,
+            planned.state,
+            {name: home for name, home in homes.items() if home is not None},
+        )
         for replica, name in list(self._copies):
             if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
                 del self._copies[replica, name]
@@ -232,7 +279,11 @@ class Step:
 def _copied(source: torch.Tensor) -> torch.Tensor:
     """Return a copy that begins at the same address modulo a line of the cache: kernels of CPUs depend on that."""
     copy = source.clone()
-    if source.device.type != "cpu" or not source.data_ptr() % _LINE or copy.stride() != source.stride():
+    if (
+        source.device.type != "cpu"
+        or not source.data_ptr() % _LINE
+        or copy.stride() != source.stride()
+    ):
         return copy
     size = source.element_size()
     room = torch.empty(source.numel() + _LINE // size, dtype=source.dtype)
@@ -257,10 +308,14 @@ def _without_collecting() -> Iterator[None]:
 
 def rows_of(batch: Sequence[Any]) -> int:
     """Return the size of the first dimension of all tensors in a batch. Raises ScheduleError if there is none."""
-    sizes = [leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    sizes = [
+        leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
+    ]
     if not sizes or min(sizes) != max(sizes) or not sizes[0]:
         found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
-        raise ScheduleError(f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got {found}")
+        raise ScheduleError(
+            f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got {found}"
+        )
     return int(sizes[0])
 
 

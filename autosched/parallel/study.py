@@ -1,6 +1,7 @@
 """Study: how a pipeline's step is planned: cuts, orders and numbers of micro-batches are simulated, the best captured.
 
-Two captured sizes tell what each operator does for any number of rows, so that what is only tried is not captured.
+Two captured sizes tell what each operator does for any number of rows, so that what is only tried
+is not captured.
 """
 
 from __future__ import annotations
@@ -46,8 +47,13 @@ class Planner:
         replicas: int,
         sums: Sums,
     ):
-        self.trained, self.split, self.chunks = trained, split, chunks
-        self.order, self.checkpoint, self.replicas, self.sums = order, checkpoint, replicas, sums
+        self.trained = trained
+        self.split = split
+        self.chunks = chunks
+        self.order = order
+        self.checkpoint = checkpoint
+        self.replicas = replicas
+        self.sums = sums
         given = devices if isinstance(split, str) else tuple(dict.fromkeys(split.values()))
         each = len(given) // replicas
         self.groups = tuple(given[i * each : (i + 1) * each] for i in range(replicas))
@@ -92,7 +98,10 @@ class _Study:
     """One kind of batch: what is captured of it, and what is tried."""
 
     def __init__(self, planner: Planner, batch: Sequence[Any], rows: int):
-        self.planner, self.trained, self.batch, self.rows = planner, planner.trained, batch, rows
+        self.planner = planner
+        self.trained = planner.trained
+        self.batch = batch
+        self.rows = rows
         self.own = shares(rows, planner.replicas)  # rows of each replica
         self.machine = planner.trained.machine
         self.passes: dict[int, Template] = {}
@@ -104,14 +113,20 @@ class _Study:
         most = self.own[0]
         numbers = candidates(most) if chunks is None else [min(number, most) for number in chunks]
         sizes = [size for number in numbers for size in shares(most, number)]
-        pair = (min(max(2, min(sizes)), max(sizes)), max(sizes))  # batch norms cannot do with one row
-        tried, refused = list[Tried](), list[ScheduleError]()
+        pair = (
+            min(max(2, min(sizes)), max(sizes)),
+            max(sizes),
+        )  # batch norms cannot do with one row
+        tried = list[Tried]()
+        refused = list[ScheduleError]()
         for order in self._orders(pair):
             best = math.inf
             for number in numbers:
                 try:
                     tried.append(self._tried(order, number, pair))
-                except ScheduleError as error:  # such as random numbers that must be drawn in another order
+                except (
+                    ScheduleError
+                ) as error:  # such as random numbers that must be drawn in another order
                     refused.append(error)
                     break
                 best = min(best, tried[-1].seconds)
@@ -139,7 +154,9 @@ class _Study:
         several = self.planner.replicas > 1
         buckets = self._buckets(one, homes, several)
         updates = self.trained.updates(one, buckets, several)
-        grid = replace(self._grid(best.order, sizes, made, variant), buckets=buckets, updates=updates)
+        grid = replace(
+            self._grid(best.order, sizes, made, variant), buckets=buckets, updates=updates
+        )
         reduction = self._reduction(grid)
         schedule, built = self.trained.scheduled(replace(grid, reduction=reduction))
         notes = {"curve": curve, "order": best.order, "chunks": best.chunks, "cuts": variant.cuts}
@@ -155,7 +172,9 @@ class _Study:
         plans = self.trained.reduced(last, self.planner.sums)
         return min(plans, key=lambda name: plans[name][0].makespan)
 
-    def _buckets(self, one: Template, homes: Mapping[str, int], several: bool) -> tuple[Bucket, ...]:
+    def _buckets(
+        self, one: Template, homes: Mapping[str, int], several: bool
+    ) -> tuple[Bucket, ...]:
         """Return the parameters of each stage, in buckets for several replicas."""
         stages: dict[int, dict[str, torch.Tensor]] = {}
         for name in one.gradients:
@@ -188,7 +207,11 @@ class _Study:
     def _layout(self, order: str) -> tuple[str, ...]:
         """Return the device of each stage."""
         devices = self.planner.used
-        return devices if order == SERIAL else tuple(devices[r] for r in stage_devices(ORDERS[order](len(devices), 1)))
+        return (
+            devices
+            if order == SERIAL
+            else tuple(devices[r] for r in stage_devices(ORDERS[order](len(devices), 1)))
+        )
 
     def _pass(self, size: int) -> Template:
         if size not in self.passes:
@@ -197,32 +220,52 @@ class _Study:
 
     def _variant(self, order: str, pair: tuple[int, int]) -> _Variant:
         """Return how the model is cut for an order."""
-        layout, apart = self._layout(order), order == "zero-bubble"
+        layout = self._layout(order)
+        apart = order == "zero-bubble"
         if (layout, apart) not in self.variants:
             large = self._pass(pair[1])
             costs = Costs.estimate(large.graph, large.examples)
             split = self.planner.split
             if isinstance(split, str):
-                cuts = balanced(large.graph, costs, self.machine, layout, self._held(large), self._least(costs, pair))
+                cuts = balanced(
+                    large.graph,
+                    costs,
+                    self.machine,
+                    layout,
+                    self._held(large),
+                    self._least(costs, pair),
+                )
             else:
                 cuts = by_map(large.graph, costs, self.machine, split)
             first, more = self._rewritten(large, cuts, order)
             whole = _costs(more)
-            scaling = Scaling(whole if pair[0] == pair[1] else self._costs(pair[0], cuts, order), whole, pair)
-            self.variants[layout, apart] = _Variant(cuts, *self._merged(first, more, whole, apart), scaling)
+            scaling = Scaling(
+                whole if pair[0] == pair[1] else self._costs(pair[0], cuts, order), whole, pair
+            )
+            self.variants[layout, apart] = _Variant(
+                cuts, *self._merged(first, more, whole, apart), scaling
+            )
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
         """Return the bytes that go with each tensor of the model: itself, its gradient, what optimizers hold."""
         moments = self._moments(one)
-        held = {name: float(one.examples[name].nbytes) for name in one.state.tensors() if name in one.examples}
-        return held | {name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients}
+        held = {
+            name: float(one.examples[name].nbytes)
+            for name in one.state.tensors()
+            if name in one.examples
+        }
+        return held | {
+            name: 2.0 * one.examples[name].nbytes + moments.get(name, 0.0) for name in one.gradients
+        }
 
     def _moments(self, one: Template) -> dict[str, float]:
         """Return the bytes that the optimizer holds for each parameter; where memory is limited, after a step."""
         names = {id(tensor): name for name, tensor in one.state.parameters.items()}
         now = {
-            names[id(parameter)]: float(sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor)))
+            names[id(parameter)]: float(
+                sum(item.nbytes for item in state.values() if isinstance(item, torch.Tensor))
+            )
             for parameter, state in self.trained.optimizer.state.items()
             if id(parameter) in names and state
         }
@@ -266,9 +309,15 @@ class _Study:
     def _costs(self, size: int, cuts: Cuts, order: str) -> Costs:
         return _costs(self._rewritten(self._pass(size), cuts, order)[1])
 
-    def _merged(self, first: _Staged, more: _Staged, costs: Costs, apart: bool) -> tuple[Pieces, Pieces]:
+    def _merged(
+        self, first: _Staged, more: _Staged, costs: Costs, apart: bool
+    ) -> tuple[Pieces, Pieces]:
         make = partial(
-            pieces_of, costs=costs, machine=self.machine, apart=apart, branching=self.planner.order == SERIAL
+            pieces_of,
+            costs=costs,
+            machine=self.machine,
+            apart=apart,
+            branching=self.planner.order == SERIAL,
         )
         return make(*first), make(*more)
 
@@ -281,7 +330,8 @@ class _Study:
 
     def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
         """Simulate, as if there were memory enough."""
-        variant, sizes = self._variant(order, pair), shares(self.own[0], chunks)
+        variant = self._variant(order, pair)
+        sizes = shares(self.own[0], chunks)
         made = {
             size: tuple(self._scaled(one, variant, size) for one in (variant.first, variant.more))
             for size in dict.fromkeys(sizes)
@@ -291,7 +341,9 @@ class _Study:
         schedule, _ = trained.scheduled(self._grid(order, (sizes,), made, variant))
         devices = dict.fromkeys(variant.cuts.devices)
         timeline = schedule.simulate()
-        busy = sum(s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices)
+        busy = sum(
+            s.seconds for s in timeline.spans if s.kind == "run" and s.streams[0].device in devices
+        )
         idle = 1 - busy / (len(devices) * timeline.makespan) if timeline.makespan else 0.0
         peak: dict[str, float] = {device: schedule.peak_bytes[device] for device in devices}
         for name, nbytes in self._moments(variant.first.template).items():
@@ -305,7 +357,11 @@ class _Study:
         return replace(pieces, seconds=seconds, nbytes=nbytes)
 
     def _grid(
-        self, order: str, sizes: tuple[tuple[int, ...], ...], made: Mapping[int, tuple[Pieces, ...]], variant: _Variant
+        self,
+        order: str,
+        sizes: tuple[tuple[int, ...], ...],
+        made: Mapping[int, tuple[Pieces, ...]],
+        variant: _Variant,
     ) -> Grid:
         """Return the grid of as many replicas as there are ``sizes``."""
         first = {size: pieces[0] for size, pieces in made.items()}
@@ -328,7 +384,11 @@ class _Study:
             return None
         if order != "zero-bubble":
             return ORDERS[order](count, chunks)
-        seconds: dict[Kind, list[float]] = {"F": [0.0] * len(cuts), "I": [0.0] * len(cuts), "W": [0.0] * len(cuts)}
+        seconds: dict[Kind, list[float]] = {
+            "F": [0.0] * len(cuts),
+            "I": [0.0] * len(cuts),
+            "W": [0.0] * len(cuts),
+        }
         for task, piece in pieces.piece.items():
             kind: Kind = piece.kind if piece.kind != "R" else "F"
             seconds[kind][piece.stage] += pieces.seconds[task][cuts.devices[piece.stage]]

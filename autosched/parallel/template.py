@@ -1,6 +1,7 @@
 """Template: what one micro-batch needs, as a graph of operators: forward, loss and backward; and what an update does.
 
-Captured once for each size of a micro-batch, and included as often as there are micro-batches. Knows no device.
+Captured once for each size of a micro-batch, and included as often as there are micro-batches.
+Knows no device.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ class Template:
     def carried(self) -> tuple[str, ...]:
         """What else of its inputs it writes and reads, as a running mean that it subtracts; not what it only counts."""
         values = self.graph.values
-        written, read = dict[int, None](), dict[int, None]()
+        written = dict[int, None]()
+        read = dict[int, None]()
         for task in self.graph.tasks:
             changed = dict.fromkeys(values[use.value].root for use in task.changes)
             written |= changed
             seen = (values[use.value].root for use in task.reads if not task.view)
             read |= dict.fromkeys(root for root in seen if root not in changed)
         names = ((value.name, value.index) for value in self.graph.sources if value.tensor is None)
-        return tuple(name for name, i in names if i in written and i in read and name not in self.batch)
+        return tuple(
+            name for name, i in names if i in written and i in read and name not in self.batch
+        )
 
 
 def pass_of(
@@ -80,8 +84,8 @@ def pass_of(
 ) -> Template:
     """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward; the target is the last of ``batch``.
 
-    It puts out ``result``, the loss; forward runs within ``around()``. Raises CaptureError for what cannot be captured,
-    and GraphError for a loss that gives no gradient to what the optimizer has.
+    It puts out ``result``, the loss; forward runs within ``around()``. Raises CaptureError for what
+    cannot be captured, and GraphError for a loss that gives no gradient to what the optimizer has.
     """
     compute = _quiet(loss_fn)
 
@@ -107,7 +111,9 @@ def pass_of(
     own = set(map(id, model.parameters()))
     for name in made:
         if id(known[name]) not in own:
-            raise GraphError(f"the loss trains {name!r}, which is no parameter of the model; make it one")
+            raise GraphError(
+                f"the loss trains {name!r}, which is no parameter of the model; make it one"
+            )
     ready = dict(sorted(made.items(), key=lambda item: maker_of(graph, item[1])))
     places = {output: place for output, place in graph.made.items() if place[0] != "grad"}
     return Template(graph, graph.examples, ready, places, graph.switched, graph.state)
@@ -121,7 +127,9 @@ def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
             return model(*batch)
 
     graph = capture(forward, *batch)
-    return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state, finish=graph.finish)
+    return Template(
+        graph, graph.examples, {}, graph.made, graph.switched, graph.state, finish=graph.finish
+    )
 
 
 def update_of(
@@ -135,7 +143,8 @@ def update_of(
 
     Their gradients are inputs ``gradients.NAME``.
     """
-    compute, names = _quiet(loss_fn), dict(_names(model, parameters))
+    compute = _quiet(loss_fn)
+    names = dict(_names(model, parameters))
 
     def update(gradients: dict[str, torch.Tensor]) -> None:
         _ = compute  # so that things have the same names as in ``forward_backward``
@@ -148,11 +157,15 @@ def update_of(
         optimizer.zero_grad()
 
     with without_gradients(model):
-        graph = capture(update, {key: torch.empty_like(tensor) for key, tensor in parameters.items()})
+        graph = capture(
+            update, {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
+        )
     return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
 
 
-def hook_of(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], before_step: BeforeStep) -> Template:
+def hook_of(
+    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], before_step: BeforeStep
+) -> Template:
     """Capture what ``before_step`` does to the gradients of some parameters, which are inputs ``gradients.NAME``."""
     names = dict(_names(model, parameters))
 
@@ -163,7 +176,9 @@ def hook_of(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], befo
         before_step(model)
 
     with without_gradients(model):
-        graph = capture(change, {key: torch.empty_like(tensor) for key, tensor in parameters.items()})
+        graph = capture(
+            change, {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
+        )
     return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
 
 
@@ -175,7 +190,14 @@ def accumulating(one: Template) -> Template:
     examples = dict(one.examples)
     for name, output in one.gradients.items():
         total = graph.input(f"sum.{name}")
-        graph.add(torch.Tensor.add_, total, outputs[output], name=f"sum.{name}.add", writes=total, outputs=())
+        graph.add(
+            torch.Tensor.add_,
+            total,
+            outputs[output],
+            name=f"sum.{name}.add",
+            writes=total,
+            outputs=(),
+        )
         examples[f"sum.{name}"] = one.examples[name]
     gradients = set(one.gradients.values())
     graph.output(**{name: value for name, value in outputs.items() if name not in gradients})
@@ -220,7 +242,9 @@ def _quiet(loss_fn: Loss) -> Loss:
     if not isinstance(loss_fn, torch.nn.Module):
         return loss_fn
     if any(parameter.requires_grad for parameter in loss_fn.parameters()):
-        raise GraphError(f"loss_fn {type(loss_fn).__name__} has parameters to train; make it a part of the model")
+        raise GraphError(
+            f"loss_fn {type(loss_fn).__name__} has parameters to train; make it a part of the model"
+        )
     return loss_fn if any(True for _ in loss_fn.buffers()) else _Quiet(loss_fn)
 
 
@@ -229,7 +253,9 @@ def _trained(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _names(model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
+def _names(
+    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, str]]:
     """Yield parameters' names in a model, and the keys that they have here."""
     keys = {id(tensor): key for key, tensor in parameters.items()}
     for name, parameter in model.named_parameters():

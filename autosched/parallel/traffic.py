@@ -10,7 +10,9 @@ from autosched import Machine
 __all__ = ["memory_seconds"]
 
 
-def memory_seconds(machine: Machine, device: str, nbytes: float, launches: float = 1) -> dict[str, float]:
+def memory_seconds(
+    machine: Machine, device: str, nbytes: float, launches: float = 1
+) -> dict[str, float]:
     """Return, by device, the seconds of a task that reads and writes so many bytes by so many launches.
 
     Raises MachineError for a device that the machine does not have.

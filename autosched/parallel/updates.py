@@ -1,7 +1,8 @@
 """Updates: what an optimizer does to the parameters of a stage, cut into tasks that need few gradients each.
 
-An optimizer may update each parameter by itself, or many by one operator; what belongs together is read off the graph.
-So the update of one bucket need not wait for the gradients of another. Knows no replica and no order.
+An optimizer may update each parameter by itself, or many by one operator; what belongs together is
+read off the graph. So the update of one bucket need not wait for the gradients of another. Knows no
+replica and no order.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Update:
     """What an optimizer does with some buckets (their numbers), of one stage.
 
     ``graph`` takes the gradients as ``gradients.NAME``, or all of a bucket as one flat tensor ``flat.NUMBER``. ``held``
-    are its inputs that live on the device, ``counted`` those that live on the host; ``places`` is where outputs are to
-    be kept. What runs on the host, such as counting steps, is the same for all replicas.
+    are its inputs that live on the device, ``counted`` those that live on the host; ``places`` is
+    where outputs are to be kept. What runs on the host, such as counting steps, is the same for all
+    replicas.
     """
 
     stage: int
@@ -57,7 +59,9 @@ class Update:
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
     state: Any  # what holds the model's tensors, and the optimizer's
-    begun: Mapping[str, int]  # the bytes of what on the device it begins to keep, such as moments, by output
+    begun: Mapping[
+        str, int
+    ]  # the bytes of what on the device it begins to keep, such as moments, by output
 
     @cached_property
     def on_device(self) -> tuple[str, ...]:
@@ -70,7 +74,11 @@ class Update:
 
 
 def updates_of(
-    template: Template, buckets: Sequence[Bucket], numbers: Sequence[int], machine: Machine, flat: bool
+    template: Template,
+    buckets: Sequence[Bucket],
+    numbers: Sequence[int],
+    machine: Machine,
+    flat: bool,
 ) -> list[Update]:
     """Return the updates of the buckets which have these numbers; ``flat``: their gradients come flat."""
     graph = template.graph
@@ -99,31 +107,44 @@ def _update(
     template: Template, buckets: Sequence[Bucket], numbers: Sequence[int], tasks: Sequence[str],
     machine: Machine, flat: bool,
 ) -> Update:  # fmt: skip
-    graph, old = Graph(template.graph.name), template.graph
+    graph = Graph(template.graph.name)
+    old = template.graph
     read = {old.values[use.value].name for name in tasks for use in old.task(name).reads}
     held = [name for name in old.input_names if name in read and not name.startswith("gradients.")]
     values = {name: graph.input(name) for name in held}
     examples = {name: template.examples[name] for name in held}
     for number in numbers:
-        bucket, start = buckets[number], 0
+        bucket = buckets[number]
+        start = 0
         device = template.examples[next(iter(bucket.parameters))].device
         if flat:
-            examples[f"flat.{number}"] = torch.empty(bucket.numel, dtype=bucket.dtype, device=device)
+            examples[f"flat.{number}"] = torch.empty(
+                bucket.numel, dtype=bucket.dtype, device=device
+            )
             whole = graph.input(f"flat.{number}")
             if _are_written(old, tasks, bucket):
-                whole = graph.add(torch.clone, whole)  # all replicas read the sum, which lives where it was made
+                whole = graph.add(
+                    torch.clone, whole
+                )  # all replicas read the sum, which lives where it was made
         for name, tensor in bucket.parameters.items():
             label = f"gradients.{name}"
             if flat:
                 values[label] = whole[start : start + tensor.numel()].view(tensor.shape)
             else:
-                values[label], examples[label] = graph.input(label), template.examples[label]
+                values[label] = graph.input(label)
+                examples[label] = template.examples[label]
             start += tensor.numel()
-    found = graph.include(old, {name: value for name, value in values.items() if name in read}, only=tasks)
+    found = graph.include(
+        old, {name: value for name, value in values.items() if name in read}, only=tasks
+    )
     left = {name: place for name, place in template.places.items() if made_by(old, name) in found}
     graph.output(**{name: found[made_by(old, name)] for name in left})
     costs = Costs.estimate(graph, examples)
-    kinds = {task.name: "count" if task.device == "host" else "update" for task in graph.tasks if not task.view}
+    kinds = {
+        task.name: "count" if task.device == "host" else "update"
+        for task in graph.tasks
+        if not task.view
+    }
     merged = merge(graph, kinds)
     counted = _counted(merged, template, held)
     on_device = tuple(name for name in held if name not in counted)
@@ -138,10 +159,14 @@ def _update(
 def _are_written(graph: Graph, tasks: Sequence[str], bucket: Bucket) -> bool:
     """Whether tasks write gradients of a bucket, as clipping does."""
     roots = (graph.values[use.value].root for name in tasks for use in graph.task(name).changes)
-    return any(graph.values[root].name.removeprefix("gradients.") in bucket.parameters for root in roots)
+    return any(
+        graph.values[root].name.removeprefix("gradients.") in bucket.parameters for root in roots
+    )
 
 
-def _begun(graph: Graph, left: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]) -> dict[str, int]:
+def _begun(
+    graph: Graph, left: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]
+) -> dict[str, int]:
     """Return the bytes of what tasks on the device make that nothing held before, by output."""
     before = {place for place, _ in template.state.places().values()}
     found = {}
@@ -156,18 +181,23 @@ def _begun(graph: Graph, left: Mapping[str, Place], template: Template, nbytes: 
 def _packed(graph: Graph, tensors: Collection[str]) -> Graph:
     """Let what the host counts for the device travel as one list: numbers by themselves would take a copy each.
 
-    Changes a graph of one task on the host and one on the device, that reads numbers, and no tensors, of the first.
+    Changes a graph of one task on the host and one on the device, that reads numbers, and no
+    tensors, of the first.
     """
     by_host = {task.device == "host": task for task in graph.tasks}
     if len(graph.tasks) != 2 or len(by_host) != 2 or any(task.fn is None for task in graph.tasks):
         return graph
-    count, update = by_host[True], by_host[False]
+    count = by_host[True]
+    update = by_host[False]
     made = [use.value for use in count.outputs]
     sent = [value for value in made if any(use.value == value for use in update.reads)]
     if len(sent) < 2 or update.kwargs or any(graph.values[value].name in tensors for value in sent):
         return graph
     new = Graph(graph.name)
-    values = {v.index: new.input(v.name) if v.tensor is None else new.constant(v.tensor) for v in graph.sources}
+    values = {
+        v.index: new.input(v.name) if v.tensor is None else new.constant(v.tensor)
+        for v in graph.sources
+    }
     kept = [value for value in made if value not in sent]
     places = [made.index(value) for value in sent], [made.index(value) for value in kept]
     numbers, *others = new.record(
@@ -176,7 +206,10 @@ def _packed(graph: Graph, tensors: Collection[str]) -> Graph:
         writes=[values[use.value] for use in count.writes], origin=count.origin,
     )  # fmt: skip
     values.update(zip(kept, others, strict=True))
-    where = [sent.index(arg.index) if isinstance(arg, Value) and arg.index in sent else None for arg in update.args]
+    where = [
+        sent.index(arg.index) if isinstance(arg, Value) and arg.index in sent else None
+        for arg in update.args
+    ]
     rest = [_now(arg, values) for arg, at in zip(update.args, where, strict=True) if at is None]
     results = new.record(
         _Unpacking(update, where), [numbers, *rest], {}, name=update.name,
@@ -198,7 +231,8 @@ class _Packing:
     def __init__(self, task: Task, packed: Sequence[int], others: Sequence[int]):
         assert task.fn is not None
         self.fn: Callable[..., Any] = task.fn
-        self.packed, self.others = packed, others
+        self.packed = packed
+        self.others = others
 
     def __call__(self, *args: Any) -> list[Any]:
         found = self.fn(*args)
@@ -290,4 +324,8 @@ def _counted(graph: Graph, template: Template, held: Sequence[str]) -> tuple[str
         for use in task.reads if not task.view else ():
             name = graph.values[graph.values[use.value].root].name
             readers.setdefault(name, set()).add(task.device == "host")
-    return tuple(name for name in held if readers.get(name) == {True} or places.get(name, ("",))[0] == "setting")
+    return tuple(
+        name
+        for name in held
+        if readers.get(name) == {True} or places.get(name, ("",))[0] == "setting"
+    )

@@ -1,13 +1,15 @@
 """Policies: where each task runs, and in which order tasks are issued.
 
-A policy is a pure function ``(graph: Graph, machine: Machine, costs: Costs) -> Placement``. It returns no times,
-chooses no streams, makes no copies. Its answer passes ``placement.check`` and needs no copy between devices without
-a link; where nothing like that exists it raises ScheduleError naming the task, the devices and why.
+A policy is a pure function ``(graph: Graph, machine: Machine, costs: Costs) -> Placement``. It
+returns no times, chooses no streams, makes no copies. Its answer passes ``placement.check`` and
+needs no copy between devices without a link; where nothing like that exists it raises ScheduleError
+naming the task, the devices and why.
 
-To add one, write such a function in a file of its own, with the paper it comes from in its docstring, and enter it
-in ``POLICIES``; the tests run over that table. ``Problem`` has graph, machine and costs as tables, ``Possible`` keeps
-track of where tasks may still go, ``Room`` of the bytes on each device, ``ranks`` measures tasks, ``Plan`` times them
-and their copies, ``turns`` places them one by one. A policy with parameters is a function that returns one, as
+To add one, write such a function in a file of its own, with the paper it comes from in its
+docstring, and enter it in ``POLICIES``; the tests run over that table. ``Problem`` has graph,
+machine and costs as tables, ``Possible`` keeps track of where tasks may still go, ``Room`` of the
+bytes on each device, ``ranks`` measures tasks, ``Plan`` times them and their copies, ``turns``
+places them one by one. A policy with parameters is a function that returns one, as
 ``single_on(device)``, ``in_order(sequences)`` and ``robust(noise)`` do. Any function of this signature works as
 ``policy=`` without being in the table.
 """

@@ -26,7 +26,8 @@ def candidates(
 ) -> tuple[Policy, ...]:
     """Return the policies to try: one device alone, the simple ones, and a search, which weighs many lists.
 
-    Of equal devices that nothing is bound to, one is tried alone; of large graphs none, since the search has done that.
+    Of equal devices that nothing is bound to, one is tried alone; of large graphs none, since the
+    search has done that.
 
     >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
     6

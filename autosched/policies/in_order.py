@@ -1,8 +1,9 @@
 """Tasks in an order that is given, such as that of a pipeline; all others as soon as they can start.
 
-List scheduling over the graph and one more edge between neighbours of a sequence. Tasks are issued in the order in
-which they are predicted to end. Copies are planned as lowering and the simulator have them, on the copy streams that
-they hold; those that bring written inputs home at the end are left out.
+List scheduling over the graph and one more edge between neighbours of a sequence. Tasks are issued
+in the order in which they are predicted to end. Copies are planned as lowering and the simulator
+have them, on the copy streams that they hold; those that bring written inputs home at the end are
+left out.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ __all__ = ["in_order"]
 def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     """Return the policy that runs the tasks of ``sequences[device]`` on that device, in that order.
 
-    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They start when they can,
-    ahead of those in sequences; of several that could start at once, the one added first does. That policy raises
-    ScheduleError where sequences contradict the graph, and MachineError or GraphError for devices and tasks that are
-    not there.
+    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They
+    start when they can, ahead of those in sequences; of several that could start at once, the one
+    added first does. That policy raises ScheduleError where sequences contradict the graph, and
+    MachineError or GraphError for devices and tasks that are not there.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
@@ -47,7 +48,9 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
         if len(plan.order) < len(devices):
             raise _contradiction(graph, plan.missing, behind, devices)
         names = [task.name for task in graph.tasks]
-        return Placement(dict(zip(names, devices, strict=True)), tuple(names[task] for task in plan.order))
+        return Placement(
+            dict(zip(names, devices, strict=True)), tuple(names[task] for task in plan.order)
+        )
 
     policy.__name__ = "in_order"
     return policy
@@ -61,20 +64,28 @@ def _neighbours(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[in
             raise ScheduleError(f"task {name!r} stands in sequences twice; each task runs once")
         seen[name] = None
     number = {name: graph.task(name).index for name in seen}
-    return {number[task]: number[before] for names in sequences.values() for before, task in pairwise(names)}
+    return {
+        number[task]: number[before]
+        for names in sequences.values()
+        for before, task in pairwise(names)
+    }
 
 
 def _devices(graph: Graph, machine: Machine, sequences: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the device of each task: that of the sequence which names it or one that it must be with, else its own."""
     allowed = choices(graph, machine)
-    found: dict[int, tuple[str, str]] = {}  # by group: the device, and a task that stands in its sequence
+    found: dict[
+        int, tuple[str, str]
+    ] = {}  # by group: the device, and a task that stands in its sequence
     for device, names in sequences.items():
         machine.device(device)
         for name in names:
             task = graph.task(name).index
             if device not in allowed.devices[task]:
                 must = allowed.devices[task][0]
-                raise ScheduleError(f"task {name!r} stands in the sequence of {device!r}, but must run on {must!r}")
+                raise ScheduleError(
+                    f"task {name!r} stands in the sequence of {device!r}, but must run on {must!r}"
+                )
             before, other = found.setdefault(allowed.group[task], (device, name))
             if before != device:
                 raise ScheduleError(
@@ -84,37 +95,59 @@ def _devices(graph: Graph, machine: Machine, sequences: Mapping[str, Sequence[st
     for task, (group, possible) in enumerate(zip(allowed.group, allowed.devices, strict=True)):
         if group not in found and len(possible) > 1:
             name = graph.tasks[task].name
-            raise ScheduleError(f"task {name!r} stands in no sequence and is bound to no device; bind it with on=")
+            raise ScheduleError(
+                f"task {name!r} stands in no sequence and is bound to no device; bind it with on="
+            )
     return [
-        found[g][0] if g in found else possible[0] for g, possible in zip(allowed.group, allowed.devices, strict=True)
+        found[g][0] if g in found else possible[0]
+        for g, possible in zip(allowed.group, allowed.devices, strict=True)
     ]
 
 
 class _Plan:
     """What is planned so far. Tasks and devices are numbers, tasks in insertion order."""
 
-    def __init__(self, graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str], behind: Mapping[int, int]):
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        costs: Costs,
+        devices: Sequence[str],
+        behind: Mapping[int, int],
+    ):
         number = {name: p for p, name in enumerate(machine.names)}
         self.users = graph.users
-        self.order: list[int] = []  # as tasks end: copies run in order of issue, and none shall wait for a later one
+        self.order: list[
+            int
+        ] = []  # as tasks end: copies run in order of issue, and none shall wait for a later one
         self.device = [number[name] for name in devices]
         self.seconds = list(_seconds(graph, machine, costs, devices))
         self.next = {before: task for task, before in behind.items()}
-        self.kept = {*behind, *behind.values()}  # in a sequence: the rest goes first, since other devices wait for it
+        self.kept = {
+            *behind,
+            *behind.values(),
+        }  # in a sequence: the rest goes first, since other devices wait for it
         self.missing = [len(task.dependencies) + (task.index in behind) for task in graph.tasks]
         self.ready = [0.0 for _ in devices]
         self.copies = _copies(graph, machine, costs, self.device)
-        self.path = cache(lambda q, p: Path.between(machine, machine.devices[q], machine.devices[p]))
+        self.path = cache(
+            lambda q, p: Path.between(machine, machine.devices[q], machine.devices[p])
+        )
         self.out_free = [0.0 for _ in number]
         self.in_free = [0.0 for _ in number]
-        self.streams = [[0.0] * device.streams for device in machine.devices]  # heaps of when they are free
+        self.streams = [
+            [0.0] * device.streams for device in machine.devices
+        ]  # heaps of when they are free
         self.running: list[tuple[float, int, int]] = []  # end, number of starts before, task
         self.started = 0
-        # Of each device, what waits for it alone: by when its data are there; where they are there already, by task.
+        # Of each device, what waits for it alone: by when its data are there; where they are there
+        # already, by task.
         self.later: list[list[tuple[float, int]]] = [[] for _ in number]
         self.now: list[list[tuple[bool, int]]] = [[] for _ in number]
         self.offer: list[tuple[float, int] | None] = [None for _ in number]
-        self.offers: list[tuple[float, int, int]] = []  # start, task, device; stale unless it is that device's offer
+        self.offers: list[
+            tuple[float, int, int]
+        ] = []  # start, task, device; stale unless it is that device's offer
 
     def run(self) -> None:
         """Plan all tasks that can ever start."""
@@ -154,7 +187,8 @@ class _Plan:
         """Copy what a task made to the devices where it is needed."""
         for seconds, p, readers in self.copies.get(maker, ()):
             path = self.path(source, p)
-            out, into = self.out_free[source] if path.holds_out else 0.0, self.in_free[p] if path.holds_in else 0.0
+            out = self.out_free[source] if path.holds_out else 0.0
+            into = self.in_free[p] if path.holds_in else 0.0
             end = max(since, out, into) + seconds
             if path.holds_out:
                 self.out_free[source] = end
@@ -177,7 +211,9 @@ class _Plan:
 
     def _choose(self, p: int) -> None:
         """Offer what a device could start first."""
-        free, now, later = self.streams[p][0], self.now[p], self.later[p]
+        free = self.streams[p][0]
+        now = self.now[p]
+        later = self.later[p]
         while later and later[0][0] <= free:
             task = heappop(later)[1]
             heappush(now, (task in self.kept, task))
@@ -194,32 +230,41 @@ class _Copy(NamedTuple):
     readers: list[int]
 
 
-def _copies(graph: Graph, machine: Machine, costs: Costs, device: Sequence[int]) -> dict[int, list[_Copy]]:
+def _copies(
+    graph: Graph, machine: Machine, costs: Costs, device: Sequence[int]
+) -> dict[int, list[_Copy]]:
     """Return the copies of what each task makes; of what lives on device ``p`` from the beginning, under ``~p``."""
     number = {name: p for p, name in enumerate(machine.names)}
     found: dict[tuple[Use, int], _Copy] = {}
     copies: dict[int, list[_Copy]] = {}
     for task, here in zip(graph.tasks, device, strict=True):
         for use in graph.needs(task):
-            value, maker = graph.values[use.value], graph.maker(use)
+            value = graph.values[use.value]
+            maker = graph.maker(use)
             source = number[home(graph, machine, value)] if maker is None else device[maker]
             if source == here:
                 continue
             if (use, here) not in found:
                 ends = machine.devices[source], machine.devices[here]
-                path = Path.between(machine, *ends, pageable=maker is None and value.name in costs.pageable)
+                path = Path.between(
+                    machine, *ends, pageable=maker is None and value.name in costs.pageable
+                )
                 found[use, here] = copy = _Copy(path.seconds(costs.value_nbytes(value)), here, [])
                 copies.setdefault(~source if maker is None else maker, []).append(copy)
             found[use, here].readers.append(task.index)
     return copies
 
 
-def _seconds(graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str]) -> Iterator[float]:
+def _seconds(
+    graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str]
+) -> Iterator[float]:
     """Yield what each task takes. Raises ScheduleError where that is for ever."""
     for task, name in zip(graph.tasks, devices, strict=True):
         seconds = costs.task_seconds(task, machine.device(name))
         if math.isinf(seconds):
-            raise ScheduleError(f"task {task.name!r} must run on {name!r}, but its seconds there are infinite")
+            raise ScheduleError(
+                f"task {task.name!r} must run on {name!r}, but its seconds there are infinite"
+            )
         yield seconds
 
 
@@ -232,12 +277,18 @@ def _contradiction(
     says = []
     for (_, needs), (other, _) in pairwise([*corners, corners[0]]):
         name = graph.tasks[other].name
-        says.append(f"needs {name!r}" if needs else f"stands behind {name!r} in the sequence of {devices[other]!r}")
+        says.append(
+            f"needs {name!r}"
+            if needs
+            else f"stands behind {name!r} in the sequence of {devices[other]!r}"
+        )
     first = graph.tasks[corners[0][0]].name
     return ScheduleError(f"sequences contradict the graph: {first!r} {', which '.join(says)}")
 
 
-def _circle(graph: Graph, missing: Sequence[int], behind: Mapping[int, int]) -> list[tuple[int, bool]]:
+def _circle(
+    graph: Graph, missing: Sequence[int], behind: Mapping[int, int]
+) -> list[tuple[int, bool]]:
     """Return tasks that wait each for the next, the last for the first; with each, whether the graph says so.
 
     Of the first it is, of the last it is not.
@@ -245,7 +296,11 @@ def _circle(graph: Graph, missing: Sequence[int], behind: Mapping[int, int]) -> 
     walked: dict[int, bool] = {}
     task = next(task for task, count in enumerate(missing) if count)
     while task not in walked:
-        needed = [dependency.task for dependency in graph.tasks[task].dependencies if missing[dependency.task]]
+        needed = [
+            dependency.task
+            for dependency in graph.tasks[task].dependencies
+            if missing[dependency.task]
+        ]
         walked[task] = bool(needed)
         task = needed[0] if needed else behind[task]
     circle = list(walked.items())[list(walked).index(task) :]

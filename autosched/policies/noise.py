@@ -1,7 +1,8 @@
 """Noise: what a program takes if tasks and copies take a little more or less than predicted.
 
-Draws numbers, and reads programs as ``simulate`` does; decides nothing. The same seed draws the same for each task and
-each value whatever the placement, so plans of a graph are compared under the same luck.
+Draws numbers, and reads programs as ``simulate`` does; decides nothing. The same seed draws the
+same for each task and each value whatever the placement, so plans of a graph are compared under the
+same luck.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def noisy_makespans(
 ) -> tuple[float, float]:
     """Return the median of 100 makespans, and the worst of the best 95.
 
-    In each, all tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1 + noise; copies of
-    one value share it. Raises ScheduleError as ``simulate`` does, and for noise that is not from 0 to 1.
+    In each, all tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1
+    + noise; copies of one value share it. Raises ScheduleError as ``simulate`` does, and for noise
+    that is not from 0 to 1.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -47,22 +49,34 @@ def noisy_makespans(
     seconds = np.array(durations(program, graph, machine, costs), float)
     names = [task.name for task in graph.tasks], [value.name for value in graph.values]
     tasks, values = ({name: i for i, name in enumerate(some)} for some in names)
-    drawn = np.zeros(len(program), int)  # the number among tasks, and behind them values; 0 for what takes no time
+    drawn = np.zeros(
+        len(program), int
+    )  # the number among tasks, and behind them values; 0 for what takes no time
     for i, instruction in enumerate(program.instructions):
         if isinstance(instruction, Run):
             drawn[i] = tasks[instruction.task]
         elif isinstance(instruction, Copy):
             drawn[i] = len(tasks) + values[instruction.value]
-    factors = np.random.default_rng(seed).uniform(1 - noise, 1 + noise, (_TRIALS, len(tasks) + len(values)))
+    factors = np.random.default_rng(seed).uniform(
+        1 - noise, 1 + noise, (_TRIALS, len(tasks) + len(values))
+    )
     ends = sorted(makespan(program, (seconds * luck[drawn]).tolist()) for luck in factors)
     return float(np.median(ends)), ends[_TRIALS * PERCENT // 100 - 1]
 
 
 def noisy_placement(
-    graph: Graph, machine: Machine, costs: Costs, placement: Placement, noise: float, *, seed: int = 0
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    placement: Placement,
+    noise: float,
+    *,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Return the same for a placement."""
-    return noisy_makespans(lower(graph, machine, placement, {}), graph, machine, costs, noise, seed=seed)
+    return noisy_makespans(
+        lower(graph, machine, placement, {}), graph, machine, costs, noise, seed=seed
+    )
 
 
 def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, seed: int) -> Costs:
@@ -70,7 +84,9 @@ def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, s
     factors = np.random.default_rng(seed).uniform(1 - noise, 1 + noise, len(graph)).tolist()
     return costs.override(
         {
-            task.name: {device.name: costs.task_seconds(task, device) * luck for device in machine.devices}
+            task.name: {
+                device.name: costs.task_seconds(task, device) * luck for device in machine.devices
+            }
             for task, luck in zip(graph.tasks, factors, strict=True)
         }
     )
@@ -79,5 +95,7 @@ def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, s
 def checked_noise(noise: Any) -> float:
     """Return a share, such as 0.2 for 20% more or less. Raises ScheduleError for what is not from 0 to 1."""
     if not is_number(noise) or noise > 1:
-        raise ScheduleError(f"noise must be a share from 0 to 1, such as 0.2 for 20% more or less; got {shown(noise)}")
+        raise ScheduleError(
+            f"noise must be a share from 0 to 1, such as 0.2 for 20% more or less; got {shown(noise)}"
+        )
     return float(noise)

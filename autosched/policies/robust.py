@@ -1,7 +1,7 @@
 """Robust: of several placements the one that stays good when tasks and copies take more or less than predicted.
 
-Many that run side by side end with the slowest of them, and one that was alone in time makes others wait. A plan that
-is a little longer but waits less may so be the shorter one in most runs.
+Many that run side by side end with the slowest of them, and one that was alone in time makes others
+wait. A plan that is a little longer but waits less may so be the shorter one in most runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ __all__ = ["robust"]
 _PLANS = 4  # made for costs as they might be
 
 
-def robust(noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed: int = 0) -> Policy:
+def robust(
+    noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed: int = 0
+) -> Policy:
     """Return the policy that takes the placement whose 95th of 100 noisy makespans is least.
 
-    All tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1 + noise, the same for each
-    placement. That percentile, and not the mean, because replicas of a step wait for the slowest. Placements come from
+    All tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1 + noise,
+    the same for each placement. That percentile, and not the mean, because replicas of a step wait
+    for the slowest. Placements come from
     ``policies``, by default those that ``"auto"`` tries, and from HEFT for costs as they might be. Raises ScheduleError
     for noise that is not from 0 to 1; that policy does where no other finds a placement.
 
@@ -50,14 +53,18 @@ def robust(noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed
             found += [placement] if placement not in found else []
         if not found:
             raise refusal
-        return min(found, key=lambda placed: noisy_placement(graph, machine, costs, placed, noise, seed=seed)[1])
+        return min(
+            found,
+            key=lambda placed: noisy_placement(graph, machine, costs, placed, noise, seed=seed)[1],
+        )
 
     def plans(graph: Graph, machine: Machine, costs: Costs) -> Iterator[tuple[Policy, Costs]]:
         for one in candidates(graph, machine) if policies is None else policies:
             yield one, costs
         if policies is None:
             for i in range(_PLANS):
-                # Other luck than that by which plans are judged, or those made for it would look better than they are.
+                # Other luck than that by which plans are judged, or those made for it would look
+                # better than they are.
                 yield heft, noisy_costs(graph, machine, costs, noise, seed=seed + 1 + i)
 
     policy.__name__ = "robust"

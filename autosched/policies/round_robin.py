@@ -15,7 +15,8 @@ __all__ = ["round_robin"]
 def round_robin(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Deal tasks to the devices in turn, in insertion order; what must stay together is dealt together.
 
-    A task that may go to one device only takes no turn. Raises ScheduleError where tasks cannot all be placed.
+    A task that may go to one device only takes no turn. Raises ScheduleError where tasks cannot all
+    be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
@@ -24,10 +25,16 @@ def round_robin(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
-    placed, turn = [], 0
+    placed = []
+    turn = 0
     for task in range(len(problem.tasks)):
         devices = possible.devices(task)
         if len(devices) > 1:
-            turn = possible.settle(task, [p for p in devices if p >= turn] + [p for p in devices if p < turn]) + 1
+            turn = (
+                possible.settle(
+                    task, [p for p in devices if p >= turn] + [p for p in devices if p < turn]
+                )
+                + 1
+            )
         placed.append(possible.devices(task)[0])
     return problem.placement(placed, range(len(placed)))

@@ -27,8 +27,12 @@ def single(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
-    candidates = [_gather(problem, possible.copy(), device) for device in range(len(problem.devices))]
-    return problem.placement(min(candidates, key=lambda placed: _total(problem, placed)), range(len(problem.tasks)))
+    candidates = [
+        _gather(problem, possible.copy(), device) for device in range(len(problem.devices))
+    ]
+    return problem.placement(
+        min(candidates, key=lambda placed: _total(problem, placed)), range(len(problem.tasks))
+    )
 
 
 def single_on(device: str) -> Policy:
@@ -45,7 +49,9 @@ def single_on(device: str) -> Policy:
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         wanted = machine.names.index(machine.device(device).name)
         problem = Problem.of(graph, machine, costs)
-        return problem.placement(_gather(problem, Possible(problem), wanted), range(len(problem.tasks)))
+        return problem.placement(
+            _gather(problem, Possible(problem), wanted), range(len(problem.tasks))
+        )
 
     policy.__name__ = f"single_on {device}"
     return policy
@@ -65,7 +71,9 @@ def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
 def _total(problem: Problem, placed: Sequence[int]) -> float:
     """Return the seconds of all tasks and of all copies, one for each datum and device that needs it."""
     data = problem.data
-    copies = {(datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads}
+    copies = {
+        (datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads
+    }
     copies |= dict.fromkeys(problem.returns)
     total = sum(seconds[device] for seconds, device in zip(problem.seconds, placed, strict=True))
     for datum, device in copies:

@@ -18,7 +18,13 @@ from autosched.program.program import Copy, Free, Instruction, Program, Record, 
 __all__ = ["COPY", "FREE", "RECORD", "RUN", "WAIT", "Columns", "columns"]
 
 RUN, COPY, RECORD, WAIT, FREE = range(5)
-_KIND: Mapping[type[Instruction], int] = {Run: RUN, Copy: COPY, Record: RECORD, Wait: WAIT, Free: FREE}
+_KIND: Mapping[type[Instruction], int] = {
+    Run: RUN,
+    Copy: COPY,
+    Record: RECORD,
+    Wait: WAIT,
+    Free: FREE,
+}
 
 Ints = NDArray[np.int64]
 
@@ -44,7 +50,8 @@ class Columns:
     @cached_property
     def is_clean(self) -> bool:
         """Whether each event is recorded once, and before all waits for it."""
-        record, wait = self.kind == RECORD, self.kind == WAIT
+        record = self.kind == RECORD
+        wait = self.kind == WAIT
         at = record.nonzero()[0]
         found = self.event[wait]
         return bool(
@@ -71,7 +78,8 @@ def _columns(program: Program) -> Columns:
     first: dict[int, int] = {}
     for k, name in enumerate(events):
         first.setdefault(name, k)
-    also, event = np.full(len(kind), -1), np.full(len(kind), -1)
+    also = np.full(len(kind), -1)
+    event = np.full(len(kind), -1)
     also[kind == COPY] = [-1 if i.also is None else number[i.also] for i in copies]
     event[kind == RECORD] = _numbers(events, first.__getitem__, len(events))
     waits = [first.get(i.event, -1) for i in instructions if type(i) is Wait]

@@ -1,6 +1,7 @@
 """Vector clocks as flat arrays, for kernels: the arithmetic of ``clocks``, whose docstring says what it means.
 
-Streams are numbers; those that have a place in clocks come first. Knows no instruction and no program.
+Streams are numbers; those that have a place in clocks come first. Knows no instruction and no
+program.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def advance(m: Moments, own: int, also: int) -> None:
     """Let a run or copy take place; one that occupies two streams (else -1) orders each behind the other."""
     m.count[own] += 1
     if also >= 0:
-        a, b = own * m.places, also * m.places
+        a = own * m.places
+        b = also * m.places
         for k in range(m.places):
             m.behind[a + k] = m.behind[b + k] = max(m.behind[a + k], m.behind[b + k])
         m.behind[a + own] = m.behind[b + own] = m.count[own]

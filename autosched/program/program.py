@@ -1,6 +1,7 @@
 """Program: the flat list of instructions, in issue order, that a schedule is; its text form and parser.
 
-Names tasks, values, devices and streams; holds no function, no tensor and no time, so it prints, diffs and travels.
+Names tasks, values, devices and streams; holds no function, no tensor and no time, so it prints,
+diffs and travels.
 
 Rules that every reader relies on:
 
@@ -47,8 +48,9 @@ class Run:
 class Copy:
     """Copy a version of a value to another device: ``copy h -> cuda:1``, or ``copy x <- cpu`` on the reader's side.
 
-    Where both ends have copy streams it occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite`` copies back into
-    the input of that name, which tasks wrote elsewhere: ``copy w@1 -> cpu overwriting``.
+    Where both ends have copy streams it occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite``
+    copies back into the input of that name, which tasks wrote elsewhere: ``copy w@1 -> cpu
+    overwriting``.
     """
 
     stream: Stream
@@ -64,7 +66,9 @@ class Copy:
             ends = f"-> {self.also or self.destination}"
         else:
             ends = f"<- {self.source}"
-        return f"copy {_versioned(self.value, self.version)} {ends}" + (" overwriting" if self.overwrite else "")
+        return f"copy {_versioned(self.value, self.version)} {ends}" + (
+            " overwriting" if self.overwrite else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,9 @@ class Program:
         arrows: list[tuple[int, int]] = []
         for i, instruction in enumerate(self.instructions):
             match instruction:
-                case Record(stream, event):  # where no run or copy stands between a wait and this, it hands that on
+                case Record(
+                    stream, event
+                ):  # where no run or copy stands between a wait and this, it hands that on
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:
@@ -173,7 +179,9 @@ class Program:
         """
         if not isinstance(text, str):
             raise ProgramError(f"a program is read from a string, got {text!r}")
-        inputs, outputs, instructions = [], [], []
+        inputs = []
+        outputs = []
+        instructions = []
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             match words:
@@ -197,7 +205,9 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
     return (instruction.stream,)
 
 
-def excerpt(program: Program, at: int, law: str, what: str, other: int | None, around: int = 3) -> str:
+def excerpt(
+    program: Program, at: int, law: str, what: str, other: int | None, around: int = 3
+) -> str:
     """Return a message with the program around a fault, an arrow, and the other side of the conflict."""
     instructions = program.instructions
     if not 0 <= at < len(instructions):
@@ -233,7 +243,8 @@ def _parse(where: str, words: list[str]) -> Instruction | None:
         case ["free", value] if found := _parse_value(value):
             return Free(stream, *found)
         case ["copy", value, ("->" | "<-") as arrow, end, *flag] if flag in ([], ["overwriting"]):
-            found, also = _parse_value(value), _parse_stream(end)
+            found = _parse_value(value)
+            also = _parse_stream(end)
             if found is None or (also is not None and arrow == "<-"):
                 return None
             other = also.device if also is not None else end

@@ -1,12 +1,13 @@
 """Vector clocks over the streams of a program (Fidge, Mattern, 1988): what has surely happened when.
 
 ``behind[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. That a stream is
-behind all of itself goes without saying, and is not kept there. Streams are numbers here: ``index`` has them. Knows no
-instruction; what must be ordered is for others to say.
+behind all of itself goes without saying, and is not kept there. Streams are numbers here: ``index``
+has them. Knows no instruction; what must be ordered is for others to say.
 
-A machine without contention gives each copy a stream of its own, and a place in every clock for each of these would
-make planning quadratic. So a stream of one copy alone may have none: who comes behind that copy comes behind one of
-those who waited for it, and these few are kept instead. Nothing that is known is lost.
+A machine without contention gives each copy a stream of its own, and a place in every clock for
+each of these would make planning quadratic. So a stream of one copy alone may have none: who comes
+behind that copy comes behind one of those who waited for it, and these few are kept instead.
+Nothing that is known is lost.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wa
 __all__ = ["Clocks", "Stamp", "alone", "joined"]
 
 
-# A moment: a stream, how far along that is, and how far along each stream that has a place it is behind.
-# Plain tuples of numbers all through: the garbage collector leaves those alone, and planning makes very many.
+# A moment: a stream, how far along that is, and how far along each stream that has a place it is
+# behind. Plain tuples of numbers all through: the garbage collector leaves those alone, and
+# planning makes very many.
 Stamp = tuple[int, int, tuple[int, ...]]
 
 
 class Clocks:
     """The clocks while a program is walked in issue order.
 
-    Streams that are ``alone`` have no place in clocks. Each holds one copy, which is on no other stream, and only
-    streams that have a place wait for it.
+    Streams that are ``alone`` have no place in clocks. Each holds one copy, which is on no other
+    stream, and only streams that have a place wait for it.
 
     >>> clocks = Clocks([Stream("cpu", "a"), Stream("cpu", "b")])
     >>> stamp = clocks.advance(0)
@@ -48,9 +50,13 @@ class Clocks:
         self.places = len(self.index)  # streams from here on have none
         for stream in known if alone else ():
             self.index.setdefault(stream, len(self.index))
-        self.count = [0] * len(self.index)  # of each stream, its runs and copies so far, and its waits for copies alone
+        self.count = [0] * len(
+            self.index
+        )  # of each stream, its runs and copies so far, and its waits for copies alone
         self.behind = [(0,) * self.places] * len(self.index)
-        self.waiters: dict[int, list[tuple[int, int]]] = {}  # of streams alone: who is behind them, from where on
+        self.waiters: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # of streams alone: who is behind them, from where on
 
     def resume(self, m: Moments) -> None:
         """Go on from where kernels have come."""
@@ -58,7 +64,8 @@ class Clocks:
         rows = np.array(m.behind, np.int64).reshape(len(self.index), self.places)
         self.behind = list(map(tuple, rows.tolist()))
         for other in (np.asarray(m.last) >= 0).nonzero()[0].tolist():
-            found, w = [], m.last[other]
+            found = []
+            w = m.last[other]
             while w >= 0:
                 found.append((int(m.waiter[w]), int(m.since[w])))
                 w = m.before[w]
@@ -70,7 +77,8 @@ class Clocks:
         count[own] += 1
         if also is not None:
             both = joined(self.behind[own], self.behind[also])
-            both[own], both[also] = count[own], count[also]
+            both[own] = count[own]
+            both[also] = count[also]
             self.behind[own] = self.behind[also] = tuple(both)
         return own, count[own], self.behind[own]
 
@@ -85,7 +93,8 @@ class Clocks:
         if other < self.places:
             behind[other] = max(behind[other], position)
         elif not self.reaches(behind, other, position):
-            # A moment of its own, so that who waits for this stream from now on is told from who did before.
+            # A moment of its own, so that who waits for this stream from now on is told from who
+            # did before.
             behind[own] = self.count[own] = self.count[own] + 1
             self.waiters.setdefault(other, []).append((own, behind[own]))
         self.behind[own] = tuple(behind)
@@ -101,7 +110,9 @@ class Clocks:
         """Whether what is so far along each stream that has a place is behind a position of any stream."""
         if other < self.places:
             return behind[other] >= position
-        return not position or any(behind[own] >= since for own, since in self.waiters.get(other, ()))
+        return not position or any(
+            behind[own] >= since for own, since in self.waiters.get(other, ())
+        )
 
 
 def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
@@ -125,7 +136,11 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
     for instruction in instructions if found else ():
         if isinstance(instruction, Record):
             recorded[instruction.event] = instruction.stream
-        elif isinstance(instruction, Wait) and instruction.stream in found and instruction.event in recorded:
+        elif (
+            isinstance(instruction, Wait)
+            and instruction.stream in found
+            and instruction.event in recorded
+        ):
             waited.add(recorded[instruction.event])
     return frozenset(found - waited)
 

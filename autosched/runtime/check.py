@@ -1,7 +1,8 @@
 """Watch a task while it runs: what it writes, shares and draws must be what it declared.
 
-Compares version counters before and after. Where these cannot tell, because tasks write parts of the same memory, and
-with ``"bytes"`` throughout, it compares copies of the arguments bit by bit. Counters do not see writes through
+Compares version counters before and after. Where these cannot tell, because tasks write parts of
+the same memory, and with ``"bytes"`` throughout, it compares copies of the arguments bit by bit.
+Counters do not see writes through
 ``.data`` or NumPy, nor those of some fused kernels.
 """
 
@@ -31,13 +32,18 @@ class Watcher:
     """Watches the tasks of one run at a time, some of them at the same time."""
 
     def __init__(self, graph: Graph, check: Check, entangled: Callable[[int], bool]):
-        self.graph, self.check = graph, check
-        self.entangled = entangled  # whether an input (an index) shares a counter with one that is written
+        self.graph = graph
+        self.check = check
+        self.entangled = (
+            entangled  # whether an input (an index) shares a counter with one that is written
+        )
         self._pieces: set[int] = set()  # results that share one with others of their task
         self._guard = threading.Lock()
         self._running: list[_Watch] = []
 
-    def around(self, task: Task, call: Callable[[], None], arguments: Values, results: Values) -> Callable[[], None]:
+    def around(
+        self, task: Task, call: Callable[[], None], arguments: Values, results: Values
+    ) -> Callable[[], None]:
         """Return ``call`` with a check around it. The result raises HazardError naming task, argument and line.
 
         ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
@@ -49,9 +55,11 @@ class Watcher:
             watch = _Watch(self.graph, task, looks)
             self._enter(watch)
             try:
-                before, drawn = watch.state(given), _generators()
+                before = watch.state(given)
+                drawn = _generators()
                 call()
-                after, drawn_then = watch.state(given), _generators()
+                after = watch.state(given)
+                drawn_then = _generators()
             finally:
                 self._running.remove(watch)
             watch.compare(before, after)
@@ -63,16 +71,21 @@ class Watcher:
 
     def _look(self, task: Task, value: int) -> Callable[[Any], Any]:
         """Return what sees whether an argument was written: nothing where it may be."""
-        root, part = self.graph.values[value].root, self.graph.values[value].part
+        root = self.graph.values[value].root
+        part = self.graph.values[value].part
         written = [self.graph.values[use.value] for use in task.writes]
         if any(other.root == root and other.part.overlaps(part) for other in written):
             known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
-            return _strides if self.graph.in_parts(value) and known not in RESHAPE | MOVE else _nothing
+            return (
+                _strides if self.graph.in_parts(value) and known not in RESHAPE | MOVE else _nothing
+            )
         if self.graph.touched(task, value) is not None:  # a view, which others may write meanwhile
             return _nothing
         if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):
             return _bytes
-        return lambda item: _bytes(item) if root in self._pieces or self.entangled(root) else _versions(item)
+        return lambda item: (
+            _bytes(item) if root in self._pieces or self.entangled(root) else _versions(item)
+        )
 
     def _enter(self, watch: _Watch) -> None:
         with self._guard:
@@ -92,14 +105,18 @@ class Watcher:
         what += f"\n    added at {watch.task.source}"
         if self.check:
             raise HazardError(what)
-        warnings.warn(what, stacklevel=2)  # it may have been another thread, of which we do not know
+        warnings.warn(
+            what, stacklevel=2
+        )  # it may have been another thread, of which we do not know
 
 
 class _Watch:
     """One run of one task."""
 
     def __init__(self, graph: Graph, task: Task, looks: Sequence[Callable[[Any], Any]]):
-        self.graph, self.task, self.looks = graph, task, looks
+        self.graph = graph
+        self.task = task
+        self.looks = looks
         self.names = [graph.values[use.value].name for use in task.reads]
         self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
         self.beside: list[Task] = []  # what ran at the same time
@@ -127,9 +144,17 @@ class _Watch:
         for value, extent in made:
             near = [(v, e) for v, e in lent if e.storage == extent.storage or e.meets(extent)]
             near = [(v, e) for v, e in near if e.meets(extent)] or near
-            if near and all(v.root != value.root for v, _ in near) and self._matters((value, extent), near[-1]):
+            if (
+                near
+                and all(v.root != value.root for v, _ in near)
+                and self._matters((value, extent), near[-1])
+            ):
                 raise self._shares(value.name, near[-1][0].name)
-            if self.graph.in_parts(value.index) and value.root == value.index and overlaps_itself(extent.tensor):
+            if (
+                self.graph.in_parts(value.index)
+                and value.root == value.index
+                and overlaps_itself(extent.tensor)
+            ):
                 raise self._error(
                     f"returned {value.name!r}, parts of which are written, lying on itself in memory; clone it"
                 )
@@ -150,7 +175,9 @@ class _Watch:
         written = self.graph.last_version(one.root) or self.graph.last_version(other.root)
         if one is other:
             return one.root == one.index and written > 0
-        arrays = not hasattr(extent.tensor, "untyped_storage") and not hasattr(also.tensor, "untyped_storage")
+        arrays = not hasattr(extent.tensor, "untyped_storage") and not hasattr(
+            also.tensor, "untyped_storage"
+        )
         return one.root != other.root and (written > 0 or not arrays)
 
     def _shares(self, result: str, other: str) -> HazardError:
@@ -175,7 +202,9 @@ def _nothing(item: Any) -> None:
 def _strides(item: Any) -> list[Any]:
     """Return how tensors lie in memory."""
     return [
-        (extent.tensor.shape, extent.tensor.stride()) for extent in extents(item) if hasattr(extent.tensor, "stride")
+        (extent.tensor.shape, extent.tensor.stride())
+        for extent in extents(item)
+        if hasattr(extent.tensor, "stride")
     ]
 
 
@@ -204,8 +233,15 @@ def _copied(leaf: Any) -> Any:
     if hasattr(leaf, "untyped_storage"):
         if next(extents(leaf), None) is None:
             return None
-        leaf = leaf.int_repr() if leaf.is_quantized else leaf  # another look at a quantized one's bytes crashes
-        plain = leaf.detach().resolve_conj().resolve_neg().clone(memory_format=sys.modules["torch"].contiguous_format)
+        leaf = (
+            leaf.int_repr() if leaf.is_quantized else leaf
+        )  # another look at a quantized one's bytes crashes
+        plain = (
+            leaf.detach()
+            .resolve_conj()
+            .resolve_neg()
+            .clone(memory_format=sys.modules["torch"].contiguous_format)
+        )
         return plain.reshape(-1).view(sys.modules["torch"].uint8)
     return leaf.tobytes() if hasattr(leaf, "tobytes") else leaf
 

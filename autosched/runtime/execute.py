@@ -1,8 +1,8 @@
 """Run a program: compile each instruction to a step once, then drain the steps, thread by thread, on every run.
 
-Holds no opinion: which stream, which order and which waits stand in the program; what a stream or an event is, the
-backend knows. What this module adds is that a wait never comes before its record where two threads issue them, and
-what happens when a step raises.
+Holds no opinion: which stream, which order and which waits stand in the program; what a stream or
+an event is, the backend knows. What this module adds is that a wait never comes before its record
+where two threads issue them, and what happens when a step raises.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Executor:
     """A program, compiled for a backend. Call it as often as you like; ``close()`` it, or let go of it, in the end.
 
     ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first run is watched for
-    writes, aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and with
+    writes, aliases and random numbers that tasks did not declare; so is every run if ``check`` is
+    set, and with
     ``"bytes"`` by all bits of their arguments. With ``nvtx`` runs and copies stand in ranges of NVTX, by their streams.
     """
 
@@ -65,10 +66,17 @@ class Executor:
     ):
         for task in graph.tasks:
             if task.fn is None:
-                raise ScheduleError(f"task {task.name!r} has no function: it can be planned, not run")
+                raise ScheduleError(
+                    f"task {task.name!r} has no function: it can be planned, not run"
+                )
         if id(backend) in _serving:
-            raise ScheduleError(f"{backend!r} serves another schedule, which is not closed; make a backend for each")
-        self.program, self.graph, self.backend, self.seconds = program, graph, backend, seconds
+            raise ScheduleError(
+                f"{backend!r} serves another schedule, which is not closed; make a backend for each"
+            )
+        self.program = program
+        self.graph = graph
+        self.backend = backend
+        self.seconds = seconds
         self.nvtx = nvtx
         cut = segmented(program, reals(machine)) if hasattr(backend, "recorder") else None
         backend.open(program if cut is None else cut.everything, machine)
@@ -82,14 +90,23 @@ class Executor:
         self.replaying: Replaying | None = None
         if cut is not None and not check:
             compiled: Any = functools.partial(Executor._compile, weakref.proxy(self), None, None)  # type: ignore[arg-type]
-            parts = Parts(cut, reals(machine), graph, self.memory, cast("Replayer", backend), self.calls, compiled)
+            parts = Parts(
+                cut,
+                reals(machine),
+                graph,
+                self.memory,
+                cast("Replayer", backend),
+                self.calls,
+                compiled,
+            )
             self.replaying = Replaying(parts, self.tape)
 
     def _begin(self) -> None:
         """Make all that belongs to this process: threads, and what they and callers wait for."""
         self.forks = forks()
         self.tape = self._compile()
-        self.watcher, self.checked = Watcher(self.graph, self.check, self.memory.is_entangled), False
+        self.watcher = Watcher(self.graph, self.check, self.memory.is_entangled)
+        self.checked = False
         self.crew = self.backend.crew([thread for thread in self.tape.steps if thread is not None])
         self.busy = threading.Lock()
         self.caller = 0  # the thread that holds it, or held it last
@@ -127,15 +144,22 @@ class Executor:
         if self.forks != forks():
             self._begin_in_child()
         deadline = None if timeout is None else time.perf_counter() + timeout
-        watched, traced = self.check or not self.checked, is_traced()
+        watched = self.check or not self.checked
+        traced = is_traced()
         if self.replaying is not None and not watched:
             return self._replay(self.replaying, inputs, deadline)
         if not watched and not traced:
-            if deadline is None and self.inline is not None and all(map(_is_tensor, inputs.values())):
+            if (
+                deadline is None
+                and self.inline is not None
+                and all(map(_is_tensor, inputs.values()))
+            ):
                 return self._run_inline(self.inline, inputs)
             return self._run(lambda: self.tape, inputs, self._outputs, deadline)
         call = self._watch if watched else None
-        outputs = self._run(lambda: self._compile_named(call, None, deadline), inputs, self._outputs, deadline)
+        outputs = self._run(
+            lambda: self._compile_named(call, None, deadline), inputs, self._outputs, deadline
+        )
         self.checked = True
         if self.replaying is not None:
             self.replaying.note(inputs)
@@ -149,12 +173,21 @@ class Executor:
         notes = Notes(self.program, self.backend, self.memory.results)
         try:
             notes.open()
-            return self._run(lambda: self._compile_named(None, notes.timed, deadline), inputs, notes.timeline, deadline)
+            return self._run(
+                lambda: self._compile_named(None, notes.timed, deadline),
+                inputs,
+                notes.timeline,
+                deadline,
+            )
         finally:
             notes.close()
 
     def _run(
-        self, make: Callable[[], Tape], inputs: Mapping[str, Any], read: Callable[[], Read], deadline: float | None
+        self,
+        make: Callable[[], Tape],
+        inputs: Mapping[str, Any],
+        read: Callable[[], Read],
+        deadline: float | None,
     ) -> Read:
         """Drain a tape once, and return what ``read`` finds at its end."""
         crew = self.crew
@@ -169,17 +202,23 @@ class Executor:
                 self.backend.join()
                 return read()
             finally:
-                if not self.crew.afterwards(self.tidy):  # left to a thread; but the caller's streams are its own again
+                if not self.crew.afterwards(
+                    self.tidy
+                ):  # left to a thread; but the caller's streams are its own again
                     with contextlib.suppress(Exception):
                         self.backend.join()
 
-    def _replay(self, replaying: Replaying, inputs: Mapping[str, Any], deadline: float | None) -> dict[str, Any]:
+    def _replay(
+        self, replaying: Replaying, inputs: Mapping[str, Any], deadline: float | None
+    ) -> dict[str, Any]:
         """Run once, from recorded graphs if there are any for inputs of this kind."""
 
         def outputs() -> dict[str, Any]:
             return self._outputs() if replaying.now is None else replaying.outputs(inputs)
 
-        return self._run(lambda: replaying.tape(inputs, deadline is not None), inputs, outputs, deadline)
+        return self._run(
+            lambda: replaying.tape(inputs, deadline is not None), inputs, outputs, deadline
+        )
 
     @property
     def not_replayed(self) -> str | None:
@@ -194,12 +233,17 @@ class Executor:
     @functools.cached_property
     def inline(self) -> Inline | None:
         """The generated code, if it is at hand and the backend adds nothing to it."""
-        tape, program, backend = self.tape, self.program, self.backend
+        tape = self.tape
+        program = self.program
+        backend = self.backend
         plain = (
             self.code is not None
             and "torch" in sys.modules
             and tape.steps.keys() <= {None}
-            and all(isinstance(step, Stretch) or step is self.calls[i] for i, step in tape.steps.get(None, ()))
+            and all(
+                isinstance(step, Stretch) or step is self.calls[i]
+                for i, step in tape.steps.get(None, ())
+            )
             and not any(isinstance(instruction, Copy) for instruction in program)
             and all(backend.free(stream) is None for stream in program.streams)
         )
@@ -236,7 +280,10 @@ class Executor:
                 if not self.close.alive:
                     raise ScheduleError("the schedule is closed; make a new one")
                 try:
-                    self._raise(self.crew.settle(deadline), "begin in time, as a run that was given up goes on")
+                    self._raise(
+                        self.crew.settle(deadline),
+                        "begin in time, as a run that was given up goes on",
+                    )
                     yield
                 finally:
                     self.caller = 0
@@ -246,13 +293,18 @@ class Executor:
     def _raise(self, end: Fault | Late | None, do: str) -> None:
         """Raise what a run, or the wait for the last one, ended with, unless all is well."""
         if isinstance(end, Late):
-            raise RunTimeoutError(f"the run did not {do}:\n{report(self.program, self.graph, end.places)}")
+            raise RunTimeoutError(
+                f"the run did not {do}:\n{report(self.program, self.graph, end.places)}"
+            )
         if end is not None:
             self._raise_fault(end, self.memory.arguments(end.position))
 
     def _raise_fault(self, fault: Fault, arguments: Sequence[Any]) -> NoReturn:
-        instruction, error = self.program.instructions[fault.position], fault.error
-        if isinstance(error, AutoschedError) or not isinstance(error, Exception):  # the latter is no task's fault
+        instruction = self.program.instructions[fault.position]
+        error = fault.error
+        if isinstance(error, AutoschedError) or not isinstance(
+            error, Exception
+        ):  # the latter is no task's fault
             raise error
         raise failed(self.graph, instruction, error, arguments) from error
 
@@ -262,13 +314,18 @@ class Executor:
         """Return what an instruction does to memory; a record or a wait does nothing to it, and some frees nothing."""
         match self.program.instructions[i]:
             case Run(_, name):
-                task, dropped = self.graph.task(name), self._dropped(i)
+                task = self.graph.task(name)
+                dropped = self._dropped(i)
                 call = self.memory.call(i, task, dropped)
-                return Stretch(self.memory.data, [call]) if call else self.memory.run(i, task, dropped)
+                return (
+                    Stretch(self.memory.data, [call]) if call else self.memory.run(i, task, dropped)
+                )
             case Copy() as copy:
                 return self.memory.copy(i, copy, self.backend.transfer(copy))
             case Free(stream):
-                return None if self._dropped(i - 1) else self.memory.free(i, self.backend.free(stream))
+                return (
+                    None if self._dropped(i - 1) else self.memory.free(i, self.backend.free(stream))
+                )
         return _nothing
 
     def _dropped(self, i: int) -> int:
@@ -279,7 +336,9 @@ class Executor:
                 return slots[0] if len(slots) == 1 else 0
         return 0
 
-    def _compile(self, call: Wrap | None = None, launched: Wrap | None = None, lines: Lines | None = None) -> Tape:
+    def _compile(
+        self, call: Wrap | None = None, launched: Wrap | None = None, lines: Lines | None = None
+    ) -> Tape:
         """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
         lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
         program, calls, positions, backend = lines
@@ -287,7 +346,8 @@ class Executor:
         handshakes = _Handshakes(program, backend, tape)
         current: dict[str | None, Sequence[Any]] = {}
         for at, instruction in enumerate(program.instructions):
-            i, made = positions[at], calls[at]
+            i = positions[at]
+            made = calls[at]
             streams = occupied(instruction)
             thread = backend.thread(instruction.stream)
             match instruction:
@@ -303,7 +363,10 @@ class Executor:
                         tape.add(thread, i, backend.enter(streams))
                     step = backend.launch(streams, self.seconds[i], call(i, made) if call else made)
                     if self.nvtx:
-                        step = ranged(f"{annotation(i, instruction)} on {' and '.join(map(str, streams))}", step)
+                        step = ranged(
+                            f"{annotation(i, instruction)} on {' and '.join(map(str, streams))}",
+                            step,
+                        )
                     with handshakes.meeting(i, streams):
                         tape.add(thread, i, launched(i, step) if launched else step)
         return tape
@@ -312,19 +375,26 @@ class Executor:
         instruction = self.program.instructions[i]
         if not isinstance(instruction, Run):
             return call
-        task, memory = self.graph.task(instruction.task), self.memory
+        task = self.graph.task(instruction.task)
+        memory = self.memory
         watched = getattr(self.backend, "watched", None)  # by backends that emulate
         if watched is not None:
             call = watched(instruction.stream.device, task.fn, call, lambda: memory.arguments(i))
-        return self.watcher.around(task, call, lambda: memory.arguments(i), lambda: memory.results(i))
+        return self.watcher.around(
+            task, call, lambda: memory.arguments(i), lambda: memory.results(i)
+        )
 
-    def _compile_named(self, call: Wrap | None, launched: Wrap | None, deadline: float | None) -> Tape:
+    def _compile_named(
+        self, call: Wrap | None, launched: Wrap | None, deadline: float | None
+    ) -> Tape:
         """Return steps that stand in the trace of a torch.profiler, if one is active."""
         if not is_traced():
             return self._compile(call, launched)
         idle = bool(self.crew.threads) and None not in self.tape.steps and deadline is None
         trace = Trace(self.program, idle, lambda: self.crew.stopped)
-        tape = self._compile(call, lambda i, step: trace.named(i, launched(i, step) if launched else step))
+        tape = self._compile(
+            call, lambda i, step: trace.named(i, launched(i, step) if launched else step)
+        )
         for told in trace.telling(tape.lock):
             tape.add(None, 0, told)
         return tape
@@ -334,7 +404,8 @@ class _Handshakes:
     """Locks between threads: a record lets those go on that wait for its event; a copy on two streams meets both."""
 
     def __init__(self, program: Program, backend: Backend, tape: Tape):
-        self.backend, self.tape = backend, tape
+        self.backend = backend
+        self.tape = tape
         self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
         self.waiting: dict[int, list[threading.Lock]] = {}
         recorder: dict[int, str | None] = {}
@@ -344,7 +415,9 @@ class _Handshakes:
             match instruction:
                 case Record(_, event):
                     recorder[event] = thread
-                case Wait(_, event) if recorder.get(event, thread) != thread and (event, thread) not in held:
+                case Wait(_, event) if (
+                    recorder.get(event, thread) != thread and (event, thread) not in held
+                ):
                     held.add((event, thread))
                     self.locks[i] = tape.lock()
                     self.waiting.setdefault(event, []).append(self.locks[i])
@@ -367,7 +440,8 @@ class _Handshakes:
         if not others or others[0] == here:
             yield
             return
-        arrived, done = self.tape.lock(), self.tape.lock()
+        arrived = self.tape.lock()
+        done = self.tape.lock()
         self.tape.add(others[0], i, arrived.release, done.acquire)
         self.tape.add(here, i, arrived.acquire)
         yield

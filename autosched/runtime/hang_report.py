@@ -1,6 +1,7 @@
 """Progress in words: where each thread of a run is, who waits for whom, and what failed.
 
-Sees places in a program. How the threads got there, and whether they will get further, it does not know.
+Sees places in a program. How the threads got there, and whether they will get further, it does not
+know.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from typing import Any
 
 from autosched.errors import TaskError
 from autosched.graph.graph import Graph
-from autosched.program.program import Copy, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Instruction,
+    Program,
+    Record,
+    Run,
+    Stream,
+    Wait,
+    occupied,
+)
 from autosched.runtime.threads.tapes import Place
 
 __all__ = ["failed", "report"]
@@ -24,7 +34,9 @@ def report(program: Program, graph: Graph, places: Mapping[str | None, Place | N
         gpu/compute waits for e0, which cpu/compute records behind 'slow'
         cpu/compute is at: record e0
     """
-    return "\n".join(f"    {_line(program, graph, thread, place)}" for thread, place in places.items())
+    return "\n".join(
+        f"    {_line(program, graph, thread, place)}" for thread, place in places.items()
+    )
 
 
 def _line(program: Program, graph: Graph, thread: str | None, place: Place | None) -> str:
@@ -60,7 +72,9 @@ def _name(instruction: Instruction) -> str:
     return repr(instruction.task) if isinstance(instruction, Run) else f"'{instruction}'"
 
 
-def failed(graph: Graph, instruction: Instruction, error: Exception, arguments: Sequence[Any]) -> TaskError:
+def failed(
+    graph: Graph, instruction: Instruction, error: Exception, arguments: Sequence[Any]
+) -> TaskError:
     """Return the error that names the task, its arguments and the user's line, or the copy that failed."""
     what = f"{type(error).__name__}: {_told(str, error)}"
     if not isinstance(instruction, Run):

@@ -1,6 +1,7 @@
 """Inline: a program's generated code as the way to run it, where a backend adds nothing to calls in one thread.
 
-Python runs the text faster than a loop over steps. Functions whose text was taken over are themselves here.
+Python runs the text faster than a loop over steps. Functions whose text was taken over are
+themselves here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Inline:
         module.update(code.means)
         self._step = module["step"].__wrapped__  # its caller has switched autograd off
         self._inputs = tuple(code.inputs)
-        self._given, self._calls = dict(code.given), code.calls
+        self._given = dict(code.given)
+        self._calls = code.calls
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         """Run once; return the outputs by name."""

@@ -1,7 +1,7 @@
 """Memory: the tensors of one executor in numbered slots, and each run, copy and free as a step on them.
 
-A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no stream and no
-event: when a step may be called is for others to see to.
+A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no
+stream and no event: when a step may be called is for others to see to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from autosched.runtime.backends import Step, Transfer
 
 __all__ = ["Memory"]
 
-_Call = tuple[int, Callable[..., Any], int, int, int, int]  # see autosched.runtime.threads.tapes.Call
+_Call = tuple[
+    int, Callable[..., Any], int, int, int, int
+]  # see autosched.runtime.threads.tapes.Call
 
 
 class Memory:
@@ -36,30 +38,45 @@ class Memory:
         place: Callable[[str], Any],
         here: Callable[[str, Any], Any] | None = None,
     ):
-        self.program, self.graph, self.place = program, graph, place
-        self.here = here or (lambda device, usual: place(device) or usual)  # what a task gets for ``Here``
+        self.program = program
+        self.graph = graph
+        self.place = place
+        self.here = here or (
+            lambda device, usual: place(device) or usual
+        )  # what a task gets for ``Here``
         self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
-        self.made: dict[int, list[int | None]] = {}  # and those it fills; None for a result that nothing uses
+        self.made: dict[
+            int, list[int | None]
+        ] = {}  # and those it fills; None for a result that nothing uses
         self.freed: dict[int, list[int]] = {}
         self._slots: Standing[int, int] = Standing()
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()
-        self._constants = {value.name: value.tensor for value in graph.sources if value.tensor is not None}
-        self.written = {name for name, _ in program.inputs if graph.last_version(graph.value(name).index)}
+        self._constants = {
+            value.name: value.tensor for value in graph.sources if value.tensor is not None
+        }
+        self.written = {
+            name for name, _ in program.inputs if graph.last_version(graph.value(name).index)
+        }
         self._used = {name for name, _ in program.inputs if graph.is_used(graph.value(name).index)}
         self._in_parts = {name for name in self.written if graph.in_parts(graph.value(name).index)}
         self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
         self._counted = _counted(program, graph)
-        self._untied = self._in_parts | self.written & copied  # whose tensors are told apart, or become so
+        self._untied = (
+            self._in_parts | self.written & copied
+        )  # whose tensors are told apart, or become so
         placed = [(name, place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
         self._outputs = [
-            (label, self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device))
+            (
+                label,
+                self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device),
+            )
             for label, device in program.outputs
         ]
 
@@ -81,7 +98,8 @@ class Memory:
         given = {**self._constants, **inputs}
         self._entangled = set()
         if self.written and not (
-            are_apart(given.values()) and all(given[name].is_contiguous() for name in self._in_parts)
+            are_apart(given.values())
+            and all(given[name].is_contiguous() for name in self._in_parts)
         ):
             self._check_apart(given)
         for name, device in self._placed:
@@ -93,11 +111,19 @@ class Memory:
                     )
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
-        written, in_parts = self.written, self._in_parts
-        owned = [(name, extent) for name, item in given.items() if name in self._used for extent in extents(item)]
+        written = self.written
+        in_parts = self._in_parts
+        owned = [
+            (name, extent)
+            for name, item in given.items()
+            if name in self._used
+            for extent in extents(item)
+        ]
         self._entangled = _sharing_storage(owned, written)
         untied = self._untied
-        shared = first_meeting(owned, lambda a, b: a in untied if a == b else a in written or b in written)
+        shared = first_meeting(
+            owned, lambda a, b: a in untied if a == b else a in written or b in written
+        )
         if shared is not None and shared[0] == shared[1]:
             raise HazardError(
                 f"tensors in {shared[0]!r} share memory with each other, and it is written in place; pass clones, or "
@@ -162,7 +188,9 @@ class Memory:
 
     def run(self, i: int, task: Task, dropped: int) -> Step:
         """Return the call of any task as a step, which lets go of slot ``dropped`` at its end."""
-        data, made, call = self.data, self.made[i], self._called(i, task)
+        data = self.data
+        made = self.made[i]
+        call = self._called(i, task)
         if isinstance(task.result, Value) and (target := made[0]) is not None:
 
             def single() -> None:
@@ -182,13 +210,18 @@ class Memory:
 
     def _called(self, i: int, task: Task) -> Callable[[], Any]:
         """Return a task's function with its arguments, as they are whenever it is called."""
-        data, fn, args, kwargs = self.data, task.fn, task.args, task.kwargs
+        data = self.data
+        fn = task.fn
+        args = task.args
+        kwargs = task.kwargs
         assert fn is not None
         if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
             args, kwargs = transform(
                 lambda leaf: self._here(i, leaf) if isinstance(leaf, Here) else leaf, (args, kwargs)
             )
-        whole = all(_is_whole(fn, arg) for arg in args) and all(_is_fixed(fn, item) for item in kwargs.values())
+        whole = all(_is_whole(fn, arg) for arg in args) and all(
+            _is_fixed(fn, item) for item in kwargs.values()
+        )
         if args and whole:
             slots = [self._argument(i, task, arg) for arg in args]
             if len(slots) == 1:
@@ -200,7 +233,8 @@ class Memory:
 
         def general() -> Any:
             found, named = transform(
-                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf, (args, kwargs)
+                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf,
+                (args, kwargs),
             )
             return fn(*found, **named)
 
@@ -229,7 +263,9 @@ class Memory:
 
     def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
         """Return a copy as a step."""
-        data, source, target = self.data, self.reads[i][0], self.made[i][0]
+        data = self.data
+        source = self.reads[i][0]
+        target = self.made[i][0]
         assert target is not None
 
         def step() -> None:
@@ -239,11 +275,16 @@ class Memory:
             self.check_copy(i, copy)
             step()
 
-        return checked if (self.graph.value(copy.value).root, copy.destination) in self._counted else step
+        return (
+            checked
+            if (self.graph.value(copy.value).root, copy.destination) in self._counted
+            else step
+        )
 
     def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
         """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
-        data, slots = self.data, self.freed[i]
+        data = self.data
+        slots = self.freed[i]
         if spoil is None and len(slots) == 1:
             return partial(setitem, data, slots[0], None)
 
@@ -269,7 +310,9 @@ class Memory:
         homes = dict(self.program.inputs)
         self._home: dict[int, int] = {}
         for value in self.graph.sources:
-            slot = self._home[value.index] = self._new(value.index, 0, homes[value.name], value.tensor)
+            slot = self._home[value.index] = self._new(
+                value.index, 0, homes[value.name], value.tensor
+            )
             if value.tensor is None:
                 self._inputs.append((value.name, slot))
         for i, instruction in enumerate(self.program.instructions):
@@ -304,7 +347,9 @@ class Memory:
             self.made[i].append(self._new(*use, device) if used else None)
             if used and value.root != value.index:
                 slots = zip(task.reads, self.reads[i], strict=True)
-                base = next(slot for read, slot in slots if self.graph.values[read.value].root == value.root)
+                base = next(
+                    slot for read, slot in slots if self.graph.values[read.value].root == value.root
+                )
                 group = self.sharing[base]
                 group.append(len(self.data) - 1)
                 self.sharing[len(self.data) - 1] = group
@@ -331,7 +376,9 @@ def _is_fixed(fn: Any, tree: Any) -> bool:
     """Whether there is no value in it, and nothing that a run may change: operators of torch leave lists alone."""
     if isinstance(tree, (tuple, list, dict)):
         items = tree.values() if isinstance(tree, dict) else tree
-        return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(_is_fixed(fn, item) for item in items)
+        return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(
+            _is_fixed(fn, item) for item in items
+        )
     return not isinstance(tree, Value)
 
 
@@ -352,7 +399,9 @@ def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
 
 def _has_gaps(tensor: Any) -> bool:
     """Whether there is memory between a tensor's elements that is not its own."""
-    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     own = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return bool(span > own)
 
@@ -366,4 +415,6 @@ def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> 
     by_storage: dict[int, set[str]] = {}
     for name, extent in owned:
         by_storage.setdefault(extent.storage, set()).add(name)
-    return set().union(*(names for names in by_storage.values() if len(names) > 1 and names & written))
+    return set().union(
+        *(names for names in by_storage.values() if len(names) > 1 and names & written)
+    )

@@ -1,7 +1,8 @@
 """Nesting: tasks that call schedules, and schedules that would wait for each other for ever.
 
-A run waits for its tasks. A task that calls a schedule waits for that call, and the call waits for the run that is
-going on there. If these waits form a cycle, none of them ends. Knows no program: what is called has a name.
+A run waits for its tasks. A task that calls a schedule waits for that call, and the call waits for
+the run that is going on there. If these waits form a cycle, none of them ends. Knows no program:
+what is called has a name.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Calls:
         """Note a call in this thread. Raises ScheduleError if it would wait for itself to end."""
         me = threading.get_ident()
         with self._guard:
-            # An interrupt may have kept a call from being taken off, so look at what really goes on.
+            # An interrupt may have kept a call from being taken off, so look at what really goes
+            # on.
             stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
             if self._stacks:
                 self._check(called, me, stack)
@@ -64,8 +66,14 @@ class Calls:
 
     def _check(self, called: Called, me: int, stack: list[Called]) -> None:
         if stack[-1:] == [called] or (not stack and me in called.threads):
-            raise ScheduleError("a task calls the schedule that it is part of, and would wait for itself")
-        path = stack[stack.index(called) :] if called in stack else self._path(called, me, stack, [called])
+            raise ScheduleError(
+                "a task calls the schedule that it is part of, and would wait for itself"
+            )
+        path = (
+            stack[stack.index(called) :]
+            if called in stack
+            else self._path(called, me, stack, [called])
+        )
         if path is not None:
             names = [repr(item.name) for item in path]
             raise ScheduleError(
@@ -74,12 +82,17 @@ class Calls:
                 + ": each would wait for the other for ever; call one of them after the other has ended"
             )
 
-    def _path(self, called: Called, me: int, stack: list[Called], path: list[Called]) -> list[Called] | None:
+    def _path(
+        self, called: Called, me: int, stack: list[Called], path: list[Called]
+    ) -> list[Called] | None:
         """Return how ``called`` waits for a run that this thread is part of, from one to the next; None if not."""
         for other in self._waited_for(called):
             if (other is stack[-1]) if stack else (me in other.threads):
                 return [*path, other]
-            if other not in path and (found := self._path(other, me, stack, [*path, other])) is not None:
+            if (
+                other not in path
+                and (found := self._path(other, me, stack, [*path, other])) is not None
+            ):
                 return found
         return None
 
@@ -96,12 +109,15 @@ class Turn:
     """A lock, to be had before a deadline."""
 
     def __init__(self, lock: threading.Lock, deadline: float):
-        self.lock, self.deadline = lock, deadline
+        self.lock = lock
+        self.deadline = deadline
 
     def __enter__(self) -> None:
         left = max(0.0, self.deadline - time.perf_counter())
         if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise RunTimeoutError("the run did not begin in time: another thread's call of the schedule goes on")
+            raise RunTimeoutError(
+                "the run did not begin in time: another thread's call of the schedule goes on"
+            )
 
     def __exit__(self, *_: object) -> None:
         self.lock.release()

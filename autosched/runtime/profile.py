@@ -1,7 +1,8 @@
 """Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
 
-Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one thing: to write the
-names of runs and copies into the trace of a torch.profiler that is active, or into ranges for Nsight.
+Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one
+thing: to write the names of runs and copies into the trace of a torch.profiler that is active, or
+into ranges for Nsight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Notes:
     """What one run of a program notes. Call ``close`` in any case, or Python goes on telling it of its pauses."""
 
     def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
-        self.program, self.backend, self.made = program, backend, made
+        self.program = program
+        self.backend = backend
+        self.made = made
         self.stamps: dict[int, tuple[Any, Any]] = {}
         self.nbytes: dict[int, float] = {}
         self.pauses: list[tuple[Any, Any]] = []
@@ -37,7 +40,8 @@ class Notes:
     def timed(self, i: int, step: Step) -> Step:
         """Return a run or a copy that notes when it began and ended, and what it moved."""
         instruction = self.program.instructions[i]
-        stamp, stamps = self.backend.stamp(occupied(instruction)), self.stamps
+        stamp = self.backend.stamp(occupied(instruction))
+        stamps = self.stamps
         moves = isinstance(instruction, Copy)
 
         def timed() -> None:
@@ -70,7 +74,10 @@ class Notes:
         seconds = self.backend.seconds
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
-        told = [(max(0.0, seconds(start)), min(seconds(end), made.makespan)) for start, end in self.pauses]
+        told = [
+            (max(0.0, seconds(start)), min(seconds(end), made.makespan))
+            for start, end in self.pauses
+        ]
         pauses = tuple((start, end) for start, end in told if start < end)
         doubt = getattr(self.backend, "doubt", 0.0)  # only where devices have clocks of their own
         return Timeline(made.spans, made.arrows, pauses, doubt=doubt)
@@ -78,7 +85,9 @@ class Notes:
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]
         assert isinstance(instruction, (Run, Copy))
-        return Span(*what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0))
+        return Span(
+            *what(instruction), occupied(instruction), start, end, i, self.nbytes.get(i, 0.0)
+        )
 
 
 def is_traced() -> bool:
@@ -90,7 +99,8 @@ def is_traced() -> bool:
 class Trace:
     """Names runs and copies in the trace of a torch.profiler.
 
-    By default that sees the thread that it was started in. If this one is ``idle`` while others work, it tells of them.
+    By default that sees the thread that it was started in. If this one is ``idle`` while others
+    work, it tells of them.
     """
 
     def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
@@ -114,19 +124,23 @@ class Trace:
 class _Relay:
     """Has the calling thread write the steps of other threads into a trace, for a profiler that sees it alone.
 
-    It is idle while they work. Each of them posts the begin and the end of its steps; what it does inside stays unseen.
-    The times are some microseconds late, and slices of steps that overlap lie on one thread.
+    It is idle while they work. Each of them posts the begin and the end of its steps; what it does
+    inside stays unseen. The times are some microseconds late, and slices of steps that overlap lie
+    on one thread.
     """
 
     def __init__(self, stopped: Callable[[], bool]):
         self._stopped = stopped
-        self._posted: deque[tuple[int, str]] = deque()  # the number of a step, and its name, or "" at its end
+        self._posted: deque[tuple[int, str]] = (
+            deque()
+        )  # the number of a step, and its name, or "" at its end
         self._expected = 0  # ends
         self._lock = threading.Lock()
 
     def around(self, name: str, step: Step) -> Step:
         """Return a step that posts when it begins and ends."""
-        number, posted = self._expected, self._posted
+        number = self._expected
+        posted = self._posted
         self._expected += 1
 
         def relayed() -> None:
@@ -194,7 +208,8 @@ def _annotated(name: str, step: Step) -> Step:
 def ranged(name: str, step: Step) -> Step:
     """Return a step in a range of NVTX, for Nsight. Raises MachineError where torch has none.
 
-    Pushed and popped by the thread that issues it: Nsight itself lays the range over the kernels launched in it.
+    Pushed and popped by the thread that issues it: Nsight itself lays the range over the kernels
+    launched in it.
     """
     import torch
 

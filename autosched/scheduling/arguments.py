@@ -43,7 +43,12 @@ def check_kinds(
         ("costs", costs, Costs | None, "Costs, or None for a guess"),
         ("examples", examples, Mapping | None, "an input of each name, as a mapping"),
         ("inputs", inputs, str | Mapping | None, "a device, or a mapping with one for each input"),
-        ("outputs", outputs, str | Mapping | None, "a device, or a mapping with one for each output"),
+        (
+            "outputs",
+            outputs,
+            str | Mapping | None,
+            "a device, or a mapping with one for each output",
+        ),
         ("place", place, Mapping | None, "a mapping of patterns to devices"),
         (
             "backend",
@@ -52,10 +57,14 @@ def check_kinds(
             "a name, or an object with the methods of autosched.runtime.backends.Backend",
         ),
     ):
-        if not isinstance(item, kinds) or isinstance(item, type):  # a class has the methods, but not yet their object
+        if not isinstance(item, kinds) or isinstance(
+            item, type
+        ):  # a class has the methods, but not yet their object
             is_function = name == "graph" and callable(item) and not isinstance(item, type)
             hint = "; autosched.capture(fn, *args) makes one of it" if is_function else ""
-            raise ScheduleError(f"{name} must be {what}, got {_summary(item) if hint else shown(item)}{hint}")
+            raise ScheduleError(
+                f"{name} must be {what}, got {_summary(item) if hint else shown(item)}{hint}"
+            )
     if isinstance(backend, str):
         check_name(backend)
     if seconds is not None and not is_number(seconds):

@@ -1,7 +1,8 @@
 """Hosting: tasks that run on the host unless someone says otherwise, since no tensor goes into them.
 
-A function that reads a list, a text or a file gains nothing on an accelerator. What makes tensors where it runs says
-so by ``Here``, and what a user gave seconds for was planned by that user. Knows no machine.
+A function that reads a list, a text or a file gains nothing on an accelerator. What makes tensors
+where it runs says so by ``Here``, and what a user gave seconds for was planned by that user. Knows
+no machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
 def _is_free(task: Task) -> bool:
     """Whether a task calls a function, and neither it nor its user says anything about devices."""
     given = list(flatten((task.args, task.kwargs)))
-    said = task.device is not None or task.seconds is not None or any(isinstance(leaf, Here) for leaf in given)
+    said = (
+        task.device is not None
+        or task.seconds is not None
+        or any(isinstance(leaf, Here) for leaf in given)
+    )
     return not said and task.fn is not None and task.composite is None and not task.view
 
 

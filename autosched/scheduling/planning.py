@@ -1,6 +1,7 @@
 """Planning: from a graph and a machine to a schedule, by a policy.
 
-Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by simulation.
+Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by
+simulation.
 """
 
 from __future__ import annotations
@@ -55,23 +56,33 @@ def schedule(
 ) -> Schedule:
     """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
 
-    * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``: what has no room leaves
-      and is fetched back; where what a policy places cannot be made to fit, ``"auto"`` decides.
-    * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries several, one device
-      alone among them, and takes what is predicted to end first; of equals that with the fewest copies.
-    * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans; without it ``"auto"``
-      takes a moment, and it and ``"search"``, which count their work, plan the same each time. ``seed`` makes a search
-      another one; ``progress`` is called with the part done and the best makespan, or is True for a bar on stderr.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs the same.
-    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names or patterns of them,
+    * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``: what
+      has no room leaves and is fetched back; where what a policy places cannot be made to fit,
+      ``"auto"`` decides.
+    * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
+      several, one device alone among them, and takes what is predicted to end first; of equals that
+      with the fewest copies.
+    * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans;
+      without it ``"auto"`` takes a moment, and it and ``"search"``, which count their work, plan
+      the same each time. ``seed`` makes a search another one; ``progress`` is called with the part
+      done and the best makespan, or is True for a bar on stderr.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs
+      the same.
+    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names
+      or patterns of them,
       ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
-    * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the first counts.
-      Functions that read no tensor, as far as ``examples`` tell, run on the host by default.
-    * ``backend``: a name, or an ``autosched.runtime.backends.Backend``, which serves one schedule; default: what fits.
-    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that tasks do not declare;
+    * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the
+      first counts. Functions that read no tensor, as far as ``examples`` tell, run on the host by
+      default.
+    * ``backend``: a name, or an ``autosched.runtime.backends.Backend``, which serves one schedule;
+      default: what fits.
+    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that
+      tasks do not declare;
       ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
-    * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for Nsight; CUDA alone has it.
-    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see ``Schedule.not_replayed``.
+    * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for
+      Nsight; CUDA alone has it.
+    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see
+      ``Schedule.not_replayed``.
 
     Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
 
@@ -84,8 +95,23 @@ def schedule(
     output y on cpu
     """
     machine = _machine(machine)
-    inputs, outputs = device_name(inputs), device_name(outputs)
-    check_kinds(graph, costs, examples, inputs, outputs, backend, check, place, seconds, seed, progress, nvtx, replay)
+    inputs = device_name(inputs)
+    outputs = device_name(outputs)
+    check_kinds(
+        graph,
+        costs,
+        examples,
+        inputs,
+        outputs,
+        backend,
+        check,
+        place,
+        seconds,
+        seed,
+        progress,
+        nvtx,
+        replay,
+    )
     backend = _backend(backend, machine, nvtx, replay)
     with without_collecting(), _told(progress) as report:
         pinned = _pinned(graph, machine, inputs, place, policy, examples)
@@ -93,7 +119,16 @@ def schedule(
         costs = _costs(costs, pinned, machine, examples)
         plan = functools.partial(_plan, pinned, machine, costs, wanted, backend, check, nvtx)
         # memory rules out some devices for some tasks
-        made = _made(plan, pinned, machine, confined(pinned, machine, costs, wanted), policy, seconds, seed, report)
+        made = _made(
+            plan,
+            pinned,
+            machine,
+            confined(pinned, machine, costs, wanted),
+            policy,
+            seconds,
+            seed,
+            report,
+        )
     return made
 
 
@@ -113,16 +148,22 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
     return {label: device_name(device) for label, device in named.items()}
 
 
-def _pinned(graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any) -> Graph:
+def _pinned(
+    graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
+) -> Graph:
     """Return a copy of a graph for one schedule, with what its user says about devices, and the host by default."""
-    pinned = graph.pinned(dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place)
+    pinned = graph.pinned(
+        dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
+    )
     if isinstance(policy, str):  # a function places as it likes
         put_on_host(pinned, examples)
     _check_inputs(pinned, machine)
     return pinned
 
 
-def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:
+def _costs(
+    costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
+) -> Costs:
     """Return the costs given, or estimated, or the same for each task. Raises ScheduleError for names of no task."""
     if costs is None:
         costs = estimated(graph, examples, level=4) if examples is not None else Costs()
@@ -134,12 +175,16 @@ def _costs(costs: Costs | None, graph: Graph, machine: Machine, examples: Mappin
 def _check_inputs(graph: Graph, machine: Machine) -> None:
     """Raise ScheduleError for names that inputs cannot have, MachineError where they live on no device."""
     if taken := [word for word in WORDS if word in graph.input_names]:
-        raise ScheduleError(f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it")
+        raise ScheduleError(
+            f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it"
+        )
     for value in graph.sources:
         machine.device(value.home or machine.host)
 
 
-def _backend(backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool) -> str | Backend:
+def _backend(
+    backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool
+) -> str | Backend:
     """Return the backend, or what fits; one that replays, if it is asked to and can, or else a warning.
 
     Raises MachineError where ``nvtx`` has nothing that Nsight could watch.
@@ -172,14 +217,19 @@ def _machine(machine: Machine | None) -> Machine:
 
 
 def policy_of(
-    policy: str | Policy, seconds: float | None = None, seed: int = 0, progress: Progress | None = None
+    policy: str | Policy,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Policy:
     """Return a policy by name, or as it is. Raises ScheduleError for unknown names, and for time that none takes."""
     if isinstance(policy, str) and policy in TIMED:
         return TIMED[policy](seconds, seed, progress=progress)
     if seconds is not None:
         timed = ", ".join(map(repr, ["auto", *TIMED]))
-        raise ScheduleError(f"seconds= is for the policies {timed}; {policy!r} takes the time that it needs")
+        raise ScheduleError(
+            f"seconds= is for the policies {timed}; {policy!r} takes the time that it needs"
+        )
     if callable(policy):
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
@@ -217,7 +267,14 @@ def _made(
     begun = time.perf_counter()
     made = _planned(plan, graph, machine, costs, policy, *timed)
     made.verify()
-    what = graph.name, listed(machine.names), policy, len(graph), made.makespan, time.perf_counter() - begun
+    what = (
+        graph.name,
+        listed(machine.names),
+        policy,
+        len(graph),
+        made.makespan,
+        time.perf_counter() - begun,
+    )
     LOG.info("planned %r on %s by policy %s: %d tasks, %.3g s predicted, in %.3g s", *what)
     return made
 
@@ -241,7 +298,11 @@ def _planned(
 
 
 def _best(
-    plan: Callable[[Placement], Schedule], graph: Graph, machine: Machine, costs: Costs, policies: Iterable[Policy]
+    plan: Callable[[Placement], Schedule],
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    policies: Iterable[Policy],
 ) -> Schedule:
     """Plan with each policy; return what is predicted to end first, of equals that with the fewest copies."""
     tried: list[Placement] = []
@@ -261,10 +322,14 @@ def _best(
         raise refusal
     if len(plans) == 1:
         return plans[0]
-    return min(plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program)))
+    return min(
+        plans, key=lambda made: (made.makespan, sum(isinstance(i, Copy) for i in made.program))
+    )
 
 
-def paged(costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None) -> Costs:
+def paged(
+    costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
+) -> Costs:
     """Return costs that know which inputs and constants lie in memory that is not page-locked.
 
     On a real machine with accelerators: what an imagined one copies from is imagined too.
@@ -272,8 +337,13 @@ def paged(costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, A
     if machine.imagined or not machine.accelerators:
         return costs
     known = examples or {}
-    given = {value.name: known.get(value.name) if value.tensor is None else value.tensor for value in graph.sources}
-    slow = frozenset(name for name, example in given.items() if any(map(_is_pageable, flatten(example))))
+    given = {
+        value.name: known.get(value.name) if value.tensor is None else value.tensor
+        for value in graph.sources
+    }
+    slow = frozenset(
+        name for name, example in given.items() if any(map(_is_pageable, flatten(example)))
+    )
     return dataclasses.replace(costs, pageable=slow)
 
 

@@ -24,7 +24,9 @@ def bar(what: str) -> Iterator[Callable[[float, float], None]]:
 
     def show(part: float, makespan: float) -> None:
         nonlocal shown
-        line = f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}, best {duration(makespan)}"
+        line = (
+            f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}, best {duration(makespan)}"
+        )
         if line != shown:  # or a terminal would be what planning waits for
             shown = line
             print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """Rebuilding: a graph without functions, of what a saved schedule says of its graph. It can be looked at, not run.
 
-Knows the lines that ``saved.describe`` writes, and takes back what it made unless they come out the same. What part of
-a tensor a view sees does not stand there, so a graph whose hazards hang on that is refused.
+Knows the lines that ``saved.describe`` writes, and takes back what it made unless they come out the
+same. What part of a tensor a view sees does not stand there, so a graph whose hazards hang on that
+is refused.
 """
 
 from __future__ import annotations
@@ -23,17 +24,23 @@ __all__ = ["rebuilt"]
 def rebuilt(saved: Saved) -> tuple[Saved, Graph]:
     """Return what was saved, and a graph of which ``describe`` says the same.
 
-    Costs are those of the graph's own tasks: of what these were merged of, the graph has the sums. Raises ScheduleError
-    where the description does not suffice.
+    Costs are those of the graph's own tasks: of what these were merged of, the graph has the sums.
+    Raises ScheduleError where the description does not suffice.
     """
     if saved.facts is None:
-        raise ScheduleError(f"it was saved by an older autosched, without what its graph costs; {_GIVE}")
+        raise ScheduleError(
+            f"it was saved by an older autosched, without what its graph costs; {_GIVE}"
+        )
     try:
         graph = _graph(saved.graph, saved.facts)
     except (GraphError, LookupError, ValueError) as error:
-        raise ScheduleError(f"its graph cannot be built of its description ({error}); {_GIVE}") from error
+        raise ScheduleError(
+            f"its graph cannot be built of its description ({error}); {_GIVE}"
+        ) from error
     if describe(graph) != saved.graph:
-        raise ScheduleError(f"its tasks share memory in parts that its description does not tell; {_GIVE}")
+        raise ScheduleError(
+            f"its tasks share memory in parts that its description does not tell; {_GIVE}"
+        )
     return dataclasses.replace(saved, costs=_own(saved, graph)), graph
 
 
@@ -97,12 +104,16 @@ def _base(graph: Graph, reads: Sequence[Value], sharing: Sequence[str]) -> Value
 
 def _own(saved: Saved, graph: Graph) -> Costs:
     """Return the costs without those of tasks and values that only the parts of merged tasks have."""
-    tasks, values = {task.name for task in graph.tasks}, {value.name for value in graph.values}
+    tasks = {task.name for task in graph.tasks}
+    values = {value.name for value in graph.values}
 
     def kept(table: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         return {name: cost for name, cost in table.items() if name in names}
 
     costs = saved.costs
     return dataclasses.replace(
-        costs, seconds=kept(costs.seconds, tasks), nbytes=kept(costs.nbytes, values), work=kept(costs.work, tasks)
+        costs,
+        seconds=kept(costs.seconds, tasks),
+        nbytes=kept(costs.nbytes, values),
+        work=kept(costs.work, tasks),
     )

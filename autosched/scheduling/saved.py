@@ -1,8 +1,8 @@
 """Saved: what a schedule is without the functions and tensors of its graph, and its text form, which is JSON.
 
-Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text reads as what was
-written, or is refused with what is wrong in it. Whether the program is right for a graph is for ``verify`` to say; here
-stands only whether a graph is the one that was saved.
+Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text
+reads as what was written, or is refused with what is wrong in it. Whether the program is right for
+a graph is for ``verify`` to say; here stands only whether a graph is the one that was saved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Facts:
 class Saved:
     """What a text holds; ``graph`` is what ``describe`` says of it, ``facts`` what an older text lacks.
 
-    Raises ScheduleError where the program does not run the tasks where and in the order in which they are placed.
+    Raises ScheduleError where the program does not run the tasks where and in the order in which
+    they are placed.
     """
 
     graph: tuple[str, ...]
@@ -63,7 +64,9 @@ class Saved:
         for here, there in zip_longest(runs, placed, fillvalue=("nothing", "any device")):
             if here != there:
                 what = "{} on {}".format
-                raise ScheduleError(f"the program runs {what(*here)} where the placement has {what(*there)}")
+                raise ScheduleError(
+                    f"the program runs {what(*here)} where the placement has {what(*there)}"
+                )
 
 
 # ---- the graph
@@ -72,9 +75,9 @@ class Saved:
 def describe(graph: Graph) -> tuple[str, ...]:
     r"""Return a line for each input, constant, task, bond and output: all that a schedule relies on, and no function.
 
-    Devices are left out, for ``schedule(..., inputs=..., place=...)`` chooses some, and the placement has to fit the
-    others. Fields stand two spaces apart, and
-    no name has a space in it, so graphs that differ have lines that differ.
+    Devices are left out, for ``schedule(..., inputs=..., place=...)`` chooses some, and the
+    placement has to fit the others. Fields stand two spaces apart, and no name has a space in it,
+    so graphs that differ have lines that differ.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.input("x").mul_(2) + 1)
@@ -84,9 +87,16 @@ def describe(graph: Graph) -> tuple[str, ...]:
     task add  reads x@1  makes add  data mul
     output add as y
     """
-    sources = [f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources]
-    outputs = [f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()]
-    kept = [" ".join(["together", *(graph.values[i].name for i in values)]) for values in graph.kept_together]
+    sources = [
+        f"{'input' if value.tensor is None else 'constant'} {value.name}" for value in graph.sources
+    ]
+    outputs = [
+        f"output {graph.values[index].name} as {label}" for label, index in graph.outputs.items()
+    ]
+    kept = [
+        " ".join(["together", *(graph.values[i].name for i in values)])
+        for values in graph.kept_together
+    ]
     return (*sources, *[_describe_task(graph, task) for task in graph.tasks], *kept, *outputs)
 
 
@@ -109,7 +119,9 @@ def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
     """Return what a graph says of costs and constraints; of a merged task, what its parts cost on each device."""
     seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
     merged = [task for task in graph.tasks if task.parts and task.seconds is None]
-    seconds |= {task.name: {d.name: costs.task_seconds(task, d) for d in machine.devices} for task in merged}
+    seconds |= {
+        task.name: {d.name: costs.task_seconds(task, d) for d in machine.devices} for task in merged
+    }
     nbytes = {value.name: value.nbytes for value in graph.values if value.nbytes is not None}
     devices = {task.name: task.device for task in graph.tasks if task.device is not None}
     return Facts(str(graph.name), seconds, nbytes, devices)
@@ -144,7 +156,9 @@ def to_text(saved: Saved) -> str:
     }
     text = json.dumps(document, indent=2) + "\n"
     if from_text(text).program != saved.program:
-        raise ScheduleError("the program has parts that its text form does not show, so it cannot be saved")
+        raise ScheduleError(
+            "the program has parts that its text form does not show, so it cannot be saved"
+        )
     return text
 
 
@@ -158,7 +172,9 @@ def from_text(text: str) -> Saved:
 
 
 def _document(item: Any, place: str) -> Saved:
-    if isinstance(item, dict) and "format" in item:  # where that is another, nothing else is worth saying
+    if (
+        isinstance(item, dict) and "format" in item
+    ):  # where that is another, nothing else is worth saying
         _DOCUMENT["format"](item["format"], "format")
     saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
     return saved
@@ -180,7 +196,9 @@ def _instruction(item: Any, place: str) -> Instruction:
     what = "an instruction, such as 'cpu/compute  run h', as print(schedule) shows them"
     try:
         (instruction,) = Program.parse(item if isinstance(item, str) else "").instructions
-    except ValueError:  # which a ProgramError is, and what another number of instructions than one gives
+    except (
+        ValueError
+    ):  # which a ProgramError is, and what another number of instructions than one gives
         refuse(place, what, item)
     return instruction
 
@@ -190,10 +208,19 @@ _check = one('true, false or "bytes"', lambda item: isinstance(item, bool) or it
 _name = one("the name of a device, such as 'cpu' or 'cuda:0'", is_device)
 _finite = number("a number, 0 or more", lambda n: n >= 0, infinite=False)
 
-_FACTS = {"name": _text, "seconds": table(read_seconds), "nbytes": table(_finite), "devices": table(_name)}
+_FACTS = {
+    "name": _text,
+    "seconds": table(read_seconds),
+    "nbytes": table(_finite),
+    "devices": table(_name),
+}
 _DOCUMENT = {
-    "format": one("1 or 2, the versions that this autosched reads", lambda v: type(v) is int and v in _FORMATS),
-    "backend": one(f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS),
+    "format": one(
+        "1 or 2, the versions that this autosched reads", lambda v: type(v) is int and v in _FORMATS
+    ),
+    "backend": one(
+        f"one of {', '.join(BACKENDS)}", lambda item: isinstance(item, str) and item in BACKENDS
+    ),
     "check": _check,
     "inputs": table(_name),
     "outputs": table(_name),

@@ -51,9 +51,10 @@ _MAKING = rlock()  # two threads that make the first call of a schedule share on
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
     """Read a schedule that ``Schedule.save`` wrote, for the same graph built again, and prove it anew.
 
-    Tasks run the functions of ``graph``: the file holds none, and no tensors. Without one the schedule can be looked
-    at and simulated, not run. Raises ScheduleError for a file that is malformed, for another graph, for one that only
-    its graph can tell, and for what does not fit together; OSError for a file that cannot be read.
+    Tasks run the functions of ``graph``: the file holds none, and no tensors. Without one the
+    schedule can be looked at and simulated, not run. Raises ScheduleError for a file that is
+    malformed, for another graph, for one that only its graph can tell, and for what does not fit
+    together; OSError for a file that cannot be read.
 
     >>> import autosched as asc, tempfile
     >>> graph = asc.Graph()
@@ -92,7 +93,9 @@ class Schedule:
     program: Program
     backend: str | Backend = "host"
     check: Check = False
-    wanted: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # outputs, where asked for
+    wanted: Mapping[str, str] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # outputs, where asked for
     nvtx: bool = field(default=False, compare=False, repr=False)
 
     # ---- running
@@ -101,18 +104,21 @@ class Schedule:
     def __call__(self, /, *args: Any, timeout: Any = None, **inputs: Any) -> dict[str, Any]:
         """Run and return the outputs by name.
 
-        Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a captured graph is called
-        as its function is; parameters, buffers and moments are those that its modules and optimizers hold: see
+        Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a
+        captured graph is called as its function is; parameters, buffers and moments are those that
+        its modules and optimizers hold: see
         ``Captured``.
-        Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom, where the run does
-        not end in ``timeout`` seconds. It can be called again after either, and after KeyboardInterrupt. A task that
-        goes on all the same is let go half a second later, and waited for by the next call; until it ends, it may
-        write to inputs that it was given to write. With a timeout all tasks run in threads of the schedule's own. What
-        devices were told to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
+        Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom,
+        where the run does not end in ``timeout`` seconds. It can be called again after either, and
+        after KeyboardInterrupt. A task that goes on all the same is let go half a second later, and
+        waited for by the next call; until it ends, it may write to inputs that it was given to
+        write. With a timeout all tasks run in threads of the schedule's own. What devices were told
+        to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
         GradientError in ``backward()``, so that no gradient is lost unseen.
 
-        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises ScheduleError where
-        a task calls a schedule that waits for that task to end. In a process that was forked the schedule begins anew.
+        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises
+        ScheduleError where a task calls a schedule that waits for that task to end. In a process
+        that was forked the schedule begins anew.
         """
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
@@ -131,13 +137,16 @@ class Schedule:
 
         return Gradients(self.graph)
 
-    def profile(self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any) -> Timeline:
+    def profile(
+        self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any
+    ) -> Timeline:
         """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
 
-        All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if there are several,
+        All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if
+        there are several,
         ``timeline.pauses`` when Python's garbage collector was at work, and ``timeline.costs()`` what was learnt, for
-        the next ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks write are
-        written by each. ``timeout`` as for a call, for each run.
+        the next ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those
+        that tasks write are written by each. ``timeout`` as for a call, for each run.
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
@@ -150,9 +159,10 @@ class Schedule:
     def not_replayed(self) -> str | None:
         """Why runs are not replayed from recorded graphs, as far as is known by now; None if they are, or will be.
 
-        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes, strides, dtypes, and the
-        numbers among them) is recorded, and those that follow are replayed. Tasks on accelerators are not called then:
-        what they read beside values must stay where it is, and what they do beside leaving tensors is not done.
+        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes,
+        strides, dtypes, and the numbers among them) is recorded, and those that follow are
+        replayed. Tasks on accelerators are not called then: what they read beside values must stay
+        where it is, and what they do beside leaving tensors is not done.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -181,7 +191,9 @@ class Schedule:
 
         placement = Placement(self.placement.device, tuple(task.name for task in self.graph.tasks))
         program = lower(self.graph, self.machine, placement, dict(self.program.outputs))
-        run = Executor(program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program))
+        run = Executor(
+            program, self.graph, self.machine, Accelerator(serial=True), [0.0] * len(program)
+        )
         return lambda inputs: self._guarded(inputs, run(inputs))
 
     def close(self) -> None:
@@ -202,7 +214,10 @@ class Schedule:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -217,7 +232,9 @@ class Schedule:
     def _make(self) -> Executor:
         if "_closed" in self.__dict__:
             raise ScheduleError("the schedule is closed; make a new one")
-        if "_proved" not in self.__dict__:  # made by dataclasses.replace, with another program perhaps
+        if (
+            "_proved" not in self.__dict__
+        ):  # made by dataclasses.replace, with another program perhaps
             self.verify()
         backend = make(self.backend) if isinstance(self.backend, str) else self.backend
         seconds = durations(self.program, self.graph, self.machine, self.costs)
@@ -229,11 +246,14 @@ class Schedule:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, as JSON, for ``load`` to read: all but the functions and tensors of its graph.
 
-        The file is there whole or not at all. Raises ScheduleError for what a text cannot hold, such as a backend that
-        is an object, what ``schedule`` and ``verify`` raise for what ``load`` would not take, and OSError.
+        The file is there whole or not at all. Raises ScheduleError for what a text cannot hold,
+        such as a backend that is an object, what ``schedule`` and ``verify`` raise for what
+        ``load`` would not take, and OSError.
         """
         if not isinstance(self.backend, str):
-            raise ScheduleError(f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can")
+            raise ScheduleError(
+                f"backend {self.backend!r} is an object and cannot be saved; only a backend's name can"
+            )
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
         _bound(saved, self.graph)  # it may come from dataclasses.replace
@@ -243,8 +263,9 @@ class Schedule:
     def code(self) -> Code:
         """Return it as plain PyTorch source: a module with streams, events and a function ``step``, and no autosched.
 
-        What no text can hold, such as a closure or a constant, ``step`` takes as keywords: ``code.given`` has it.
-        Raises ScheduleError for a graph without functions, MachineError for a machine without contention.
+        What no text can hold, such as a closure or a constant, ``step`` takes as keywords:
+        ``code.given`` has it. Raises ScheduleError for a graph without functions, MachineError for
+        a machine without contention.
         """
         if "_proved" not in self.__dict__:
             self.verify()
@@ -256,7 +277,9 @@ class Schedule:
 
     # ---- looking
 
-    def report(self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = "") -> None:
+    def report(
+        self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = ""
+    ) -> None:
         """Write ``page`` to a file. The file is there whole or not at all; raises OSError.
 
         >>> import autosched as asc, pathlib, tempfile
@@ -271,8 +294,8 @@ class Schedule:
     def page(self, measured: Timeline | None = None, *, title: str = "") -> str:
         """Return one page of HTML, for any browser, that shows all of it: chart, graph, reasons, program and code.
 
-        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile`` returned, to stand
-        beside what was predicted.
+        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile``
+        returned, to stand beside what was predicted.
         """
         try:
             code = str(self.code)
@@ -280,8 +303,11 @@ class Schedule:
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
-        memory, limits = self.memory(measured), {device.name: device.nbytes for device in self.machine.devices}
-        return page_html(*parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits)
+        memory = self.memory(measured)
+        limits = {device.name: device.nbytes for device in self.machine.devices}
+        return page_html(
+            *parts, title=title, explanation=explanation, code=code, memory=memory, limits=limits
+        )
 
     def simulate(self) -> Timeline:
         """Return the predicted timeline."""
@@ -305,8 +331,9 @@ class Schedule:
     def peak_bytes(self) -> dict[str, float]:
         """Predicted bytes that each device holds at most, but for what tasks take for themselves while they run.
 
-        The highest point of ``autosched.simulation.footprint``. A value counts as ``costs.default_nbytes``, which is 0, unless
-        costs know its bytes: from ``nbytes=``, or ``examples=`` of ``schedule``.
+        The highest point of ``autosched.simulation.footprint``. A value counts as
+        ``costs.default_nbytes``, which is 0, unless costs know its bytes: from ``nbytes=``, or
+        ``examples=`` of ``schedule``.
         """
         courses = footprint(self.program, self.graph, self.machine, self.costs)
         return {name: max(course) for name, course in courses.items()}
@@ -330,12 +357,17 @@ class Schedule:
         """Makespan over the best lower bound, minus 1; 0 is optimal."""
         if not self.lower_bound:
             return 0.0
-        return max(0.0, self.makespan / self.lower_bound - 1)  # a bound may be above it by a rounding
+        return max(
+            0.0, self.makespan / self.lower_bound - 1
+        )  # a bound may be above it by a rounding
 
-    def memory(self, measured: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
+    def memory(
+        self, measured: Timeline | None = None
+    ) -> dict[str, tuple[tuple[float, float], ...]]:
         """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.
 
-        Draw it with ``viz.memory_svg``. ``autosched.simulation.footprint.memory_over_time`` says what counts.
+        Draw it with ``viz.memory_svg``. ``autosched.simulation.footprint.memory_over_time`` says
+        what counts.
         """
         parts = self.program, self.graph, self.machine, self.costs
         return memory_over_time(*parts, self._predicted if measured is None else measured)
@@ -343,7 +375,8 @@ class Schedule:
     def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """Draw it as a Gantt chart into a file, by its suffix: .svg, .png or .pdf (which need matplotlib).
 
-        With ``measured``, what ``profile`` returned stands below. Raises ChartError for other suffixes, and OSError.
+        With ``measured``, what ``profile`` returned stands below. Raises ChartError for other
+        suffixes, and OSError.
         """
         draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
 
@@ -356,12 +389,14 @@ class Schedule:
     @overload
     def explain(self, task: str, measured: Timeline | None = None) -> TaskExplanation: ...
 
-    def explain(self, task: str | None = None, measured: Timeline | None = None) -> Explanation | TaskExplanation:
+    def explain(
+        self, task: str | None = None, measured: Timeline | None = None
+    ) -> Explanation | TaskExplanation:
         """Say why it takes as long as it does, and what would help; or why a task runs where and when it does.
 
         ``print`` it, or use its fields. ``measured``: what ``profile`` returned, to explain that run instead of the
-        predicted one; gains are predicted all the same. Raises GraphError for an unknown task, ScheduleError for a
-        timeline of another program.
+        predicted one; gains are predicted all the same. Raises GraphError for an unknown task,
+        ScheduleError for a timeline of another program.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()

@@ -1,8 +1,9 @@
 """Predict how many bytes each device holds: one walk over a program in issue order; or over time, by a timeline.
 
-In issue order torch's caching allocator hands memory out and takes it back: on the host, as instructions are issued,
-whenever devices come to them. Reads a program and the bytes of values, and decides nothing. Does not know what a task
-takes for itself while it runs, results that nothing uses among that, nor what the allocator rounds up and keeps.
+In issue order torch's caching allocator hands memory out and takes it back: on the host, as
+instructions are issued, whenever devices come to them. Reads a program and the bytes of values, and
+decides nothing. Does not know what a task takes for itself while it runs, results that nothing uses
+among that, nor what the allocator rounds up and keeps.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ Course = tuple[tuple[float, float], ...]
 
 
 @without_collecting()
-def footprint(program: Program, graph: Graph, machine: Machine, costs: Costs) -> dict[str, tuple[float, ...]]:
+def footprint(
+    program: Program, graph: Graph, machine: Machine, costs: Costs
+) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 
-    Inputs and constants are held where they live, as if no two shared memory; what runs and copies make, until it is
-    freed; views and writes in place take none. A value whose bytes are not known counts ``default_nbytes``.
+    Inputs and constants are held where they live, as if no two shared memory; what runs and copies
+    make, until it is freed; views and writes in place take none. A value whose bytes are not known
+    counts ``default_nbytes``.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -54,9 +58,10 @@ def memory_over_time(
 ) -> dict[str, Course]:
     """Return the (seconds, bytes) from which each device holds so many bytes, by a predicted or measured timeline.
 
-    What runs and copies make is held from when they start until their stream comes to its ``free``. Where streams take
-    turns, a device never holds more than ``footprint`` says; and where one stream takes and gives all its memory, as
-    much at most. Streams that run together do not keep the order of issue, so then it may be more or less.
+    What runs and copies make is held from when they start until their stream comes to its ``free``.
+    Where streams take turns, a device never holds more than ``footprint`` says; and where one
+    stream takes and gives all its memory, as much at most. Streams that run together do not keep
+    the order of issue, so then it may be more or less.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -106,7 +111,8 @@ class _Walk:
     """What stands where, each with the number of its memory, and the bytes that each device holds."""
 
     def __init__(self, program: Program, graph: Graph, machine: Machine, costs: Costs):
-        self.graph, self.costs = graph, costs
+        self.graph = graph
+        self.costs = costs
         self.held = {device.name: 0.0 for device in machine.devices}
         self.standing: Standing[int, int] = Standing()
         self.sizes: list[float] = []
@@ -124,8 +130,14 @@ class _Walk:
         memory: dict[int, int] = {}  # of what it reads, by root
         for value, version in task.reads:
             partly = self.graph.touched(task, value) is not None
-            stands = self.standing.held(value, device) if partly else self.standing.get(value, version, device)
-            assert stands is not None, f"{self.graph.values[value].name}@{version} is not on {device}"
+            stands = (
+                self.standing.held(value, device)
+                if partly
+                else self.standing.get(value, version, device)
+            )
+            assert stands is not None, (
+                f"{self.graph.values[value].name}@{version} is not on {device}"
+            )
             memory.setdefault(self.graph.values[value].root, stands)
         for value, version in task.changes:
             self.standing.change(value, version, device)

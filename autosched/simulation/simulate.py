@@ -1,7 +1,7 @@
 """Predict when everything in a program happens: one pass in issue order, since streams are in order.
 
-A run starts when its stream is free and what it waits for has happened; a copy when all streams that it occupies are.
-Reads costs and the machine, decides nothing.
+A run starts when its stream is free and what it waits for has happened; a copy when all streams
+that it occupies are. Reads costs and the machine, decides nothing.
 """
 
 from __future__ import annotations
@@ -56,16 +56,20 @@ def makespan(program: Program, seconds: Sequence[float]) -> float:
 
 def _numbered(program: Program) -> tuple[Any, ...]:
     known = columns(program)
-    free, events = np.zeros(len(program.streams)), np.zeros(known.records)
+    free = np.zeros(len(program.streams))
+    events = np.zeros(known.records)
     return known.kind, known.stream, known.also, known.event, free, events
 
 
 @kernel
-def last_end(seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any) -> float:
+def last_end(
+    seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any
+) -> float:
     """Return when the last instruction ends; ``free`` and ``events`` have room for when streams and events are."""
     last = 0.0
     for i in range(len(kind)):
-        own, second = stream[i], also[i]
+        own = stream[i]
+        second = also[i]
         if kind[i] in (RUN, COPY):
             end = free[own] if second < 0 else max(free[own], free[second])
             end += seconds[i]
@@ -80,7 +84,9 @@ def last_end(seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: 
     return last
 
 
-def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, Run | Copy, float, float]]:
+def _moments(
+    program: Program, seconds: Sequence[float]
+) -> Iterator[tuple[int, Run | Copy, float, float]]:
     """Yield runs and copies, when they start and when they end."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
@@ -91,7 +97,9 @@ def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, 
             start = free[stream] if also is None else max(free[stream], free[also])
             end = start + seconds[i]
             if end == math.inf:
-                raise ScheduleError(f"{instruction} on {stream} would end later than a float can say")
+                raise ScheduleError(
+                    f"{instruction} on {stream} would end later than a float can say"
+                )
             free[stream] = end
             if also is not None:
                 free[also] = end
@@ -100,7 +108,9 @@ def _moments(program: Program, seconds: Sequence[float]) -> Iterator[tuple[int, 
             events[instruction.event] = free[stream]
         elif isinstance(instruction, Wait):
             if instruction.event not in events:
-                raise ProgramError(f"{stream} waits for e{instruction.event}, which is not recorded before")
+                raise ProgramError(
+                    f"{stream} waits for e{instruction.event}, which is not recorded before"
+                )
             free[stream] = max(free[stream], events[instruction.event])
 
 
@@ -109,11 +119,15 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
     found = [0.0] * len(program.instructions)
     for i, instruction in enumerate(program.instructions):
         if type(instruction) is Run:
-            found[i] = costs.task_seconds(graph.task(instruction.task), machine.device(instruction.stream.device))
+            found[i] = costs.task_seconds(
+                graph.task(instruction.task), machine.device(instruction.stream.device)
+            )
         elif type(instruction) is Copy:
             nbytes = costs.value_nbytes(graph.value(instruction.value))
             slow = bool(costs.pageable) and is_pageable(instruction, graph, machine, costs)
-            found[i] = machine.copy_seconds(instruction.source, instruction.destination, nbytes, slow)
+            found[i] = machine.copy_seconds(
+                instruction.source, instruction.destination, nbytes, slow
+            )
     if math.inf in found:
         never = program.instructions[found.index(math.inf)]
         raise ScheduleError(f"{never.stream} cannot {never}: costs and links make it take for ever")
@@ -124,9 +138,9 @@ def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> boo
     """Return whether one end of a copy is host memory that is not page-locked: a caller's, or a view of it."""
     value = graph.value(copy.value)
     root = graph.values[value.root]
-    if root.name not in costs.pageable or {machine.device(end).kind for end in (copy.source, copy.destination)} == {
-        "cpu"
-    }:
+    if root.name not in costs.pageable or {
+        machine.device(end).kind for end in (copy.source, copy.destination)
+    } == {"cpu"}:
         return False
     where = home(graph, machine, root)
     return machine.device(where).kind == "cpu" and (copy.source == where or copy.overwrite)
@@ -134,7 +148,9 @@ def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> boo
 
 def _nbytes(instruction: Run | Copy, graph: Graph, costs: Costs) -> float:
     """Return how many bytes an instruction moves."""
-    return costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0
+    return (
+        costs.value_nbytes(graph.value(instruction.value)) if isinstance(instruction, Copy) else 0.0
+    )
 
 
 def _known(costs: Costs, _: Timeline) -> Costs:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from autosched.testing.checking import Checked, check, machines_for
 from autosched.testing.exploring import Explored, explore
-from autosched.testing.interleavings import Footprint, contrary, following, footprints, interleavings, races, uniform
+from autosched.testing.interleavings import (
+    Footprint,
+    contrary,
+    following,
+    footprints,
+    interleavings,
+    races,
+    uniform,
+)
 from autosched.testing.scattering import scattered
 
 if TYPE_CHECKING:

@@ -56,12 +56,14 @@ def check(
     """Run a graph in many ways, and demand that each leaves the outputs and inputs that its serial run leaves.
 
     ``examples`` is an input of each name; they are copied for each run, and never changed. Default: ``policies`` of all
-    kinds, and two that scatter tasks at random, on ``machines_for(graph)``. Of the ``interleavings`` of each program
-    the first is in modelled order, half of the others favour some streams, and the rest are random. All follow from
+    kinds, and two that scatter tasks at random, on ``machines_for(graph)``. Of the
+    ``interleavings`` of each program the first is in modelled order, half of the others favour some
+    streams, and the rest are random. All follow from
     ``seed``, which tasks see as torch's too.
 
-    Raises InterleavingError, with a report, where one differs, two serial ones among them; HazardError for a task that
-    writes an argument and does not say so; ScheduleError if no policy finds a schedule.
+    Raises InterleavingError, with a report, where one differs, two serial ones among them;
+    HazardError for a task that writes an argument and does not say so; ScheduleError if no policy
+    finds a schedule.
 
     >>> import torch
     >>> graph = Graph()
@@ -76,13 +78,30 @@ def check(
     return _check(reference, _plans(graph, family, policies or _POLICIES), interleavings)
 
 
-def _refuse_misfits(graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any) -> None:
+def _refuse_misfits(
+    graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any
+) -> None:
     """Raise ScheduleError for what ``check`` does not take, and GraphError for missing or unknown examples."""
     for name, item, fits, what in (
         ("graph", graph, isinstance(graph, Graph), "a Graph"),
-        ("examples", examples, isinstance(examples, Mapping), "an input of each name, as a mapping"),
-        ("policies", policies, isinstance(policies, (list, tuple, NoneType)), "a list of names and functions"),
-        ("interleavings", interleavings, type(interleavings) is int and interleavings > 0, "a whole number, 1 or more"),
+        (
+            "examples",
+            examples,
+            isinstance(examples, Mapping),
+            "an input of each name, as a mapping",
+        ),
+        (
+            "policies",
+            policies,
+            isinstance(policies, (list, tuple, NoneType)),
+            "a list of names and functions",
+        ),
+        (
+            "interleavings",
+            interleavings,
+            type(interleavings) is int and interleavings > 0,
+            "a whole number, 1 or more",
+        ),
         ("seed", seed, type(seed) is int and 0 <= seed < 2**63, "a whole number, 0 to 2**63 - 1"),
     ):
         if not fits:
@@ -96,18 +115,34 @@ def machines_for(graph: Graph) -> list[Machine]:
     >>> [len(machine.devices) for machine in machines_for(Graph())][::4]
     [1, 2, 3, 5]
     """
-    named = [v.home for v in graph.sources] + [task.device for task in graph.tasks if task.device != HOST]
-    named += [device for task in graph.tasks if isinstance(task.seconds, Mapping) for device in task.seconds]
+    named = [v.home for v in graph.sources] + [
+        task.device for task in graph.tasks if task.device != HOST
+    ]
+    named += [
+        device
+        for task in graph.tasks
+        if isinstance(task.seconds, Mapping)
+        for device in task.seconds
+    ]
     found = []
     for gpus, contention, streams in product((0, 1, 2, 4), (True, False), (1, 3)):
-        names = list(dict.fromkeys(["cpu", *(f"cuda:{i}" for i in range(gpus)), *filter(None, named)]))
+        names = list(
+            dict.fromkeys(["cpu", *(f"cuda:{i}" for i in range(gpus)), *filter(None, named)])
+        )
         links = [Link(a, b, *LINKS["pcie4"]) for i, a in enumerate(names) for b in names[i + 1 :]]
         devices = [Device(name, streams) for name in names]
         found.append(Machine(devices, links, contention=contention, imagined=True))
     return found
 
 
-_POLICIES: list[str | Policy] = ["auto", "single", "round_robin", "heft", scattered(0), scattered(1)]
+_POLICIES: list[str | Policy] = [
+    "auto",
+    "single",
+    "round_robin",
+    "heft",
+    scattered(0),
+    scattered(1),
+]
 
 
 class _Plan(NamedTuple):
@@ -122,7 +157,9 @@ def _numbered(machines: Sequence[Machine]) -> dict[str, Machine]:
     return {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in enumerate(machines)}
 
 
-def _plans(graph: Graph, family: Mapping[str, Machine], policies: Sequence[str | Policy]) -> list[_Plan]:
+def _plans(
+    graph: Graph, family: Mapping[str, Machine], policies: Sequence[str | Policy]
+) -> list[_Plan]:
     """Return a schedule for each machine and policy; a policy that finds none is left out, unless all are."""
     plans: list[_Plan] = []
     refusals: list[ScheduleError] = []
@@ -156,7 +193,9 @@ class _Way(NamedTuple):
     seed: int
 
     def choose(self) -> Choose | None:
-        return {"contrary": contrary, "uniform": uniform}[self.name](self.seed) if self.name else None
+        return (
+            {"contrary": contrary, "uniform": uniform}[self.name](self.seed) if self.name else None
+        )
 
     def __str__(self) -> str:
         return f"Virtual(asc.testing.{self.name}({self.seed}))" if self.name else "Virtual()"
@@ -164,26 +203,38 @@ class _Way(NamedTuple):
 
 def _ways(interleavings: int, seed: int) -> list[_Way]:
     """Return the modelled order, then contrary ones, then random ones."""
-    kinds = ["" if k == 0 else "contrary" if 2 * k <= interleavings else "uniform" for k in range(interleavings)]
+    kinds = [
+        "" if k == 0 else "contrary" if 2 * k <= interleavings else "uniform"
+        for k in range(interleavings)
+    ]
     return [_Way(kind, seed + k) for k, kind in enumerate(kinds)]
 
 
 def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> None:
     """Run a schedule in one way. Raises InterleavingError if it does not leave what the serial run leaves."""
-    made, traces = plan.made, dict[str, int]()
+    made = plan.made
+    traces = dict[str, int]()
     seconds = durations(made.program, made.graph, made.machine, made.costs)
     graph = traced(made.graph, traces)
-    left, error = attempt(reference.setting, made.program, graph, made.machine, way.choose(), seconds)
+    left, error = attempt(
+        reference.setting, made.program, graph, made.machine, way.choose(), seconds
+    )
     if (complaint := _complaint(reference, left, error)) is not None:
         culprit = reference.first(traces)  # what did not run has left nothing, and is not to blame
-        raise InterleavingError(_report(reference, plan, way, interleavings, complaint, culprit)) from error
+        raise InterleavingError(
+            _report(reference, plan, way, interleavings, complaint, culprit)
+        ) from error
 
 
-def _complaint(reference: Reference, left: Mapping[str, Any], error: AutoschedError | None) -> str | None:
+def _complaint(
+    reference: Reference, left: Mapping[str, Any], error: AutoschedError | None
+) -> str | None:
     """Return what is wrong with what a run left, or with the run; None if nothing is."""
     if error is not None:
         return f"raises {type(error).__name__}: {error}"
-    said = ((what, difference(expected, left[what])) for what, expected in reference.results.items())
+    said = (
+        (what, difference(expected, left[what])) for what, expected in reference.results.items()
+    )
     return next((f"{what} {how}" for what, how in said if how is not None), None)
 
 
@@ -196,12 +247,19 @@ list, a cache or a tensor of a closure; its result shares memory with an argumen
 
 
 def _report(
-    reference: Reference, plan: _Plan, way: _Way, interleavings: int, complaint: str, culprit: Task | None
+    reference: Reference,
+    plan: _Plan,
+    way: _Way,
+    interleavings: int,
+    complaint: str,
+    culprit: Task | None,
 ) -> str:
     made = plan.made
     policy = _told(plan.policy)
     task = (
-        f"{culprit.name!r} on {made.placement.device[culprit.name]}, added at {culprit.source}" if culprit else "none"
+        f"{culprit.name!r} on {made.placement.device[culprit.name]}, added at {culprit.source}"
+        if culprit
+        else "none"
     )
     lines = [
         f"graph {made.graph.name!r} does not do what its serial run does: {complaint}",
@@ -217,7 +275,9 @@ def _report(
         "",
     ]
     program = str(made.program).splitlines()
-    more = [f"... and {len(program) - _MOST_LINES} lines more"] if len(program) > _MOST_LINES else []
+    more = (
+        [f"... and {len(program) - _MOST_LINES} lines more"] if len(program) > _MOST_LINES else []
+    )
     return "\n".join([*lines, *program[:_MOST_LINES], *more])
 
 

@@ -1,7 +1,7 @@
 """Compare trees of tensors, arrays and numbers bit for bit, and say how they differ.
 
-NaN equals itself, 0.0 and -0.0 differ. Of leaves that are no tensors, arrays, numbers or strings, only the types are
-compared. Knows no graph.
+NaN equals itself, 0.0 and -0.0 differ. Of leaves that are no tensors, arrays, numbers or strings,
+only the types are compared. Knows no graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def difference(expected: Any, found: Any) -> str | None:
     >>> difference({"w": torch.zeros(3)}, {"w": torch.tensor([0.0, 0.5, 0.0])})
     "['w'] differs in 1 of 3 numbers, by up to 0.5"
     """
-    wanted, got = dict(_leaves(expected)), dict(_leaves(found))
+    wanted = dict(_leaves(expected))
+    got = dict(_leaves(found))
     if list(wanted) != list(got):
         return f"has the leaves {list(got)} instead of {list(wanted)}"
     for path, leaf in wanted.items():
@@ -52,10 +53,22 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _leaf_bits(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         dense = leaf.detach().cpu()
-        dense = dense.int_repr() if dense.is_quantized else dense  # another look at its bytes crashes
-        dense = (dense if dense.layout == torch.strided else dense.to_dense()).resolve_conj().resolve_neg()
-        whole = dense.clone(memory_format=torch.contiguous_format)  # one number is contiguous with any stride
-        return str(leaf.dtype), tuple(leaf.shape), whole.view(-1).view(torch.uint8).numpy().tobytes()
+        dense = (
+            dense.int_repr() if dense.is_quantized else dense
+        )  # another look at its bytes crashes
+        dense = (
+            (dense if dense.layout == torch.strided else dense.to_dense())
+            .resolve_conj()
+            .resolve_neg()
+        )
+        whole = dense.clone(
+            memory_format=torch.contiguous_format
+        )  # one number is contiguous with any stride
+        return (
+            str(leaf.dtype),
+            tuple(leaf.shape),
+            whole.view(-1).view(torch.uint8).numpy().tobytes(),
+        )
     if hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:  # of NumPy
         return str(leaf.dtype), leaf.shape, leaf.tobytes()
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
@@ -70,15 +83,22 @@ def _unequal(expected: Any, found: Any) -> str:
     if not hasattr(expected, "shape"):
         return f"is {found!r:.60} instead of {expected!r:.60}"
     try:
-        a, b = (torch.as_tensor(item).detach().cpu().to_dense().to(torch.complex128) for item in (expected, found))
+        a, b = (
+            torch.as_tensor(item).detach().cpu().to_dense().to(torch.complex128)
+            for item in (expected, found)
+        )
     except (TypeError, RuntimeError):  # arrays of objects, and tensors of no plain layout
         return "differs"
     gap = (a - b).abs()[~((a == b) | (a.isnan() & b.isnan()))]
     if not gap.numel():
-        return "differs in bits that make no difference in numbers: the sign of a zero, or another NaN"
+        return (
+            "differs in bits that make no difference in numbers: the sign of a zero, or another NaN"
+        )
     nan = int(gap.isnan().sum())
     by = f", by up to {float(gap.nan_to_num(nan=0.0).max()):.3g}" if nan < gap.numel() else ""
-    return f"differs in {gap.numel()} of {a.numel()} numbers{by}" + (f"; {nan} are NaN on one side only" if nan else "")
+    return f"differs in {gap.numel()} of {a.numel()} numbers{by}" + (
+        f"; {nan} are NaN on one side only" if nan else ""
+    )
 
 
 def _kind(item: Any) -> str:

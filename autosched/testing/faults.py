@@ -1,6 +1,7 @@
 """Faults to order: a graph in which one task raises, is late, runs out of memory, or returns what it should not.
 
-Changes functions, not the plan: what is scheduled, and where, stays the same. Knows no backend, and works on any.
+Changes functions, not the plan: what is scheduled, and where, stays the same. Knows no backend, and
+works on any.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ __all__ = ["FAULTS", "inject"]
 
 
 def inject(
-    graph: Graph, task: str | int, fault: str, *, seconds: float = 1.0, when: Callable[[], Any] = lambda: True
+    graph: Graph,
+    task: str | int,
+    fault: str,
+    *,
+    seconds: float = 1.0,
+    when: Callable[[], Any] = lambda: True,
 ) -> Graph:
     """Return a pinned copy of a graph in which a task (its name or index) has a fault.
 
@@ -41,7 +47,9 @@ def inject(
     if old.fn is None:
         raise GraphError(f"task {old.name!r} has no function that could fail")
     if fault == "count" and (isinstance(old.result, Value) or len(old.result) == 0):
-        raise GraphError(f"task {old.name!r} does not return several results, of which one could miss")
+        raise GraphError(
+            f"task {old.name!r} does not return several results, of which one could miss"
+        )
     broken = functools.partial(FAULTS[fault], old.fn, seconds)
 
     def fn(*args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,11 @@
 """Interleavings of a program: all there are up to equivalence, or seeded ones that look for trouble.
 
-Two interleavings are equivalent if they have the same order between any two instructions that touch the same thing,
-one of them changing it; then they end alike. Dynamic partial-order reduction (Flanagan & Godefroid, POPL 2005) visits
-one of each class, and finds conflicts while it runs, because threads branch. A program does not: its conflicts are
-known beforehand, so a class is a choice of direction for each conflict that no event orders, without a circle, and
-each is visited exactly once.
+Two interleavings are equivalent if they have the same order between any two instructions that touch
+the same thing, one of them changing it; then they end alike. Dynamic partial-order reduction
+(Flanagan & Godefroid, POPL 2005) visits one of each class, and finds conflicts while it runs,
+because threads branch. A program does not: its conflicts are known beforehand, so a class is a
+choice of direction for each conflict that no event orders, without a circle, and each is visited
+exactly once.
 
 Knows programs and what instructions touch; runs nothing.
 """
@@ -30,9 +31,9 @@ _Thing = tuple[str, object]  # a slot, state that tasks share, an order that was
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
     r"""Yield one interleaving of each class: the names of the streams that go on, one after another.
 
-    Run one with ``Virtual(following(it))``. A program without races has a single class; with races there may be very
-    many, so take some (``itertools.islice``). The first stands for the order of issue. Raises KeyError for a program
-    that reads what nothing puts there.
+    Run one with ``Virtual(following(it))``. A program without races has a single class; with races
+    there may be very many, so take some (``itertools.islice``). The first stands for the order of
+    issue. Raises KeyError for a program that reads what nothing puts there.
 
     >>> graph = Graph()
     >>> _ = graph.input("x").add_(1).mul_(10)
@@ -48,7 +49,8 @@ def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
 
 def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
     """Return the pairs of positions that touch the same thing, one changing it, and that no event orders."""
-    before, touched = _ordered(program), footprints(program, graph)
+    before = _ordered(program)
+    touched = footprints(program, graph)
     pairs = combinations(range(len(program)), 2)
     return [(a, b) for a, b in pairs if not before[b] >> a & 1 and touched[a].conflicts(touched[b])]
 
@@ -61,7 +63,11 @@ class _Bytes(NamedTuple):
     written: bool
 
     def meets(self, other: _Bytes) -> bool:
-        return self.block == other.block and (self.written or other.written) and self.part.overlaps(other.part)
+        return (
+            self.block == other.block
+            and (self.written or other.written)
+            and self.part.overlaps(other.part)
+        )
 
 
 class Footprint(NamedTuple):
@@ -83,20 +89,30 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
     memory = Memory(program, graph, lambda device: None)
     found = []
     for i, instruction in enumerate(program):
-        reads, freed = memory.reads.get(i, []), memory.freed.get(i, [])
+        reads = memory.reads.get(i, [])
+        freed = memory.freed.get(i, [])
         made = [slot for slot in memory.made.get(i, []) if slot is not None]
-        touched, shared = list[_Bytes](), set[_Thing]()
+        touched = list[_Bytes]()
+        shared = set[_Thing]()
         if isinstance(instruction, Run):
             task = graph.task(instruction.task)
             for use, slot in zip(task.reads, reads, strict=True):
                 part = graph.touched(task, use.value) or graph.values[use.value].part
                 touched.append(_Bytes(memory.sharing[slot][0], part, use in task.writes))
             shared = {("state", id(item)) for item in task.shared}
-            shared |= {("order", (d.task, task.index)) for d in task.dependencies if d.kind == "order"}
+            shared |= {
+                ("order", (d.task, task.index)) for d in task.dependencies if d.kind == "order"
+            }
             shared |= {("order", (task.index, user)) for user in graph.users[task.index]}
         elif isinstance(instruction, Copy):
-            touched.append(_Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).part, False))
-            touched += [_Bytes(memory.sharing[slot][0], Part(), True) for slot in made if instruction.overwrite]
+            touched.append(
+                _Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).part, False)
+            )
+            touched += [
+                _Bytes(memory.sharing[slot][0], Part(), True)
+                for slot in made
+                if instruction.overwrite
+            ]
         read = frozenset(("slot", slot) for slot in reads)
         changed = frozenset({("slot", slot) for slot in (*made, *freed)} | shared)
         found.append(Footprint(read, changed, tuple(touched)))

@@ -1,7 +1,7 @@
 """What is right: the serial run of a graph, what it leaves, and what each of its tasks left.
 
-What tasks change although no run is given it (constants, modules, optimizers) is put back before each run. Knows
-nothing of schedules.
+What tasks change although no run is given it (constants, modules, optimizers) is put back before
+each run. Knows nothing of schedules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Setting:
     """Inputs and a seed, with which a graph is run again and again."""
 
     def __init__(self, graph: Graph, examples: Mapping[str, Any], seed: int):
-        self.graph, self.examples, self.seed = graph, examples, seed
+        self.graph = graph
+        self.examples = examples
+        self.seed = seed
         self.kept = Kept(graph)
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
@@ -43,8 +45,15 @@ class Setting:
             try:
                 outputs = call(inputs)
                 # A copy, since an output may be a constant, which is put back.
-                left = {f"output {name!r}": copy_in_host_memory(item, None) for name, item in outputs.items()}
-                return left | {f"input {name!r}": item for name, item in inputs.items()} | self.kept.now()
+                left = {
+                    f"output {name!r}": copy_in_host_memory(item, None)
+                    for name, item in outputs.items()
+                }
+                return (
+                    left
+                    | {f"input {name!r}": item for name, item in inputs.items()}
+                    | self.kept.now()
+                )
             finally:
                 self.kept.restore()
 
@@ -52,7 +61,8 @@ class Setting:
 class Reference:
     """The serial run of a graph: what it leaves, and what each task leaves.
 
-    Raises InterleavingError if a second one differs, HazardError where a task does what it does not declare.
+    Raises InterleavingError if a second one differs, HazardError where a task does what it does not
+    declare.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.input("x") + 1)
@@ -61,7 +71,8 @@ class Reference:
     """
 
     def __init__(self, setting: Setting):
-        self.setting, self.graph = setting, setting.graph
+        self.setting = setting
+        self.graph = setting.graph
         self.left: dict[str, int] = {}
         self.results = self._serial(self.left)
         again: dict[str, int] = {}
@@ -81,7 +92,14 @@ class Reference:
     def first(self, left: Mapping[str, int]) -> Task | None:
         """Return the first task that left something else in another run, of those that ran there."""
         tasks = self.graph.tasks
-        return next((task for task in tasks if task.name in left and left[task.name] != self.left[task.name]), None)
+        return next(
+            (
+                task
+                for task in tasks
+                if task.name in left and left[task.name] != self.left[task.name]
+            ),
+            None,
+        )
 
 
 def traced(graph: Graph, left: dict[str, int]) -> Graph:
@@ -129,9 +147,13 @@ def watched(graph: Graph) -> Graph:
     return _changed(graph, watched)
 
 
-def _changed(graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]) -> Graph:
+def _changed(
+    graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]
+) -> Graph:
     twin = graph.pinned()
-    twin.tasks[:] = [task if task.fn is None else replace(task, fn=change(task, task.fn)) for task in graph.tasks]
+    twin.tasks[:] = [
+        task if task.fn is None else replace(task, fn=change(task, task.fn)) for task in graph.tasks
+    ]
     return twin
 
 
@@ -152,15 +174,24 @@ class Kept:
         self.tensors = [(f"constant {value.name!r}", value.tensor) for value in written]
         for module in shared:
             if isinstance(module, torch.nn.Module):  # the parts of a module are shared one by one
-                own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-                self.tensors += [(f"{name!r} of a {type(module).__name__}", tensor) for name, tensor in own]
+                own = [
+                    *module.named_parameters(recurse=False),
+                    *module.named_buffers(recurse=False),
+                ]
+                self.tensors += [
+                    (f"{name!r} of a {type(module).__name__}", tensor) for name, tensor in own
+                ]
         known = {id(tensor) for _, tensor in self.tensors}
         self.tensors += [
-            ("a parameter", item) for item in shared if hasattr(item, "data_ptr") and id(item) not in known
+            ("a parameter", item)
+            for item in shared
+            if hasattr(item, "data_ptr") and id(item) not in known
         ]
         self._saved = [(tensor.detach().clone(), _clone(tensor.grad)) for _, tensor in self.tensors]
         optimizers = [item for item in shared if isinstance(item, torch.optim.Optimizer)]
-        self._states = [(optimizer, copy.deepcopy(optimizer.state_dict())) for optimizer in optimizers]
+        self._states = [
+            (optimizer, copy.deepcopy(optimizer.state_dict())) for optimizer in optimizers
+        ]
 
     def restore(self) -> None:
         """Put everything back."""
@@ -173,7 +204,10 @@ class Kept:
 
     def now(self) -> dict[str, Any]:
         """Return copies of the tensors, by what to call them."""
-        return {f"{what} ({i})": tensor.detach().clone() for i, (what, tensor) in enumerate(self.tensors)}
+        return {
+            f"{what} ({i})": tensor.detach().clone()
+            for i, (what, tensor) in enumerate(self.tensors)
+        }
 
 
 def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -34,7 +34,8 @@ class scattered:  # noqa: N801  # it is called like the policies that are functi
         possible = Possible(problem)
         missing = [len(before) for before in problem.before]
         ready = [task for task, count in enumerate(missing) if not count]
-        placed, order = [0] * len(missing), list[int]()
+        placed = [0] * len(missing)
+        order = list[int]()
         while ready:
             task = ready.pop(source.randrange(len(ready)))
             devices = list(possible.devices(task))

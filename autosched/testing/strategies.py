@@ -1,7 +1,8 @@
 """Hypothesis strategies: graphs of small tensor tasks, machines, and inputs to run them with.
 
-A graph is drawn as a list of moves and then built, so that a failing one shrinks to few moves. Every value holds
-float64 numbers in [-1, 1]; many share memory, some are empty. Knows no program and runs nothing.
+A graph is drawn as a list of moves and then built, so that a failing one shrinks to few moves.
+Every value holds float64 numbers in [-1, 1]; many share memory, some are empty. Knows no program
+and runs nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def rest(a: torch.Tensor) -> torch.Tensor:
 
 def _pair(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
     number = len(graph)
-    first, others = graph.add(two, a, b, outputs=(f"first{number}", {"second": f"second{number}"}), **facts)
+    first, others = graph.add(
+        two, a, b, outputs=(f"first{number}", {"second": f"second{number}"}), **facts
+    )
     return [first, others["second"]]
 
 
@@ -73,7 +76,8 @@ def _written(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
 
 
 def _halves(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
-    low, high = a[:1], a[1:]
+    low = a[:1]
+    high = a[1:]
     graph.add(write, high, b, writes=high, outputs=(), **facts)
     return [low.mul_(0.75), high]
 
@@ -171,18 +175,22 @@ def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrateg
 
 
 @st.composite
-def graphs(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, views: bool = True) -> Graph:
+def graphs(
+    draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, views: bool = True
+) -> Graph:
     """Draw graphs of up to ``most`` moves: writes, views, several outputs, trees, random tasks, orders, constraints.
 
-    They run on what ``inputs_for`` gives, and every policy can schedule them on ``machines`` of the same devices.
-    Without ``views`` no two values share memory.
+    They run on what ``inputs_for`` gives, and every policy can schedule them on ``machines`` of the
+    same devices. Without ``views`` no two values share memory.
     """
     graph = Graph("drawn")
     values = list(graph.inputs("x", "y"))
     if draw(st.booleans()):
         with graph.on(draw(st.sampled_from(devices))):
             values.append(graph.input("z"))
-    shaped = {graph.value(name).index: tensor.to("meta") for name, tensor in inputs_for(graph).items()}
+    shaped = {
+        graph.value(name).index: tensor.to("meta") for name, tensor in inputs_for(graph).items()
+    }
     for move in draw(_moves(tuple(devices), most, views)):
         values += _made(graph, values, shaped, move)
     shown = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique_by=id))
@@ -190,9 +198,12 @@ def graphs(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, vi
     return graph
 
 
-def _made(graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn) -> list[Value]:
+def _made(
+    graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn
+) -> list[Value]:
     """Make a move, unless its values have not the shapes for it; return the new values."""
-    a, b = values[move.a % len(values)], values[move.b % len(values)]
+    a = values[move.a % len(values)]
+    b = values[move.b % len(values)]
     if move.kind in NEEDS and not NEEDS[move.kind](shaped[a.index].shape, shaped[b.index].shape):
         return []
     facts: dict[str, Any] = {}
@@ -220,7 +231,12 @@ def machines(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most_streams: in
     """Draw machines of all these devices, fully linked, of up to ``most_streams`` each, with contention or without."""
     made = [Device(name, streams=draw(st.integers(1, most_streams))) for name in devices]
     links = [
-        Link(a, b, bytes_per_second=draw(st.sampled_from([1e7, 1e9])), latency=draw(st.sampled_from([0.0, 1e-6])))
+        Link(
+            a,
+            b,
+            bytes_per_second=draw(st.sampled_from([1e7, 1e9])),
+            latency=draw(st.sampled_from([0.0, 1e-6])),
+        )
         for i, a in enumerate(devices)
         for b in devices[i + 1 :]
     ]
@@ -237,5 +253,6 @@ def inputs_for(graph: Graph) -> dict[str, torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(7)
     return {
-        name: torch.rand(2 + i, 3, dtype=torch.float64, generator=generator) for i, name in enumerate(graph.input_names)
+        name: torch.rand(2 + i, 3, dtype=torch.float64, generator=generator)
+        for i, name in enumerate(graph.input_names)
     }

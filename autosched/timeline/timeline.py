@@ -36,7 +36,9 @@ class Span:
     start: float
     end: float
     instruction: int
-    nbytes: float = field(default=0.0, compare=False)  # a measured tensor may be of another size than costs say
+    nbytes: float = field(
+        default=0.0, compare=False
+    )  # a measured tensor may be of another size than costs say
 
     @property
     def seconds(self) -> float:
@@ -59,9 +61,10 @@ class Timeline:
     """Spans by start, as predicted by ``simulate`` or measured by ``profile``.
 
     ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
-    end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those that it is the median
-    of, if it is one. ``doubt`` bounds by how many seconds what devices tell of may lie off the host's
-    clock. ``learn`` knows what it was predicted from, or measured of, for ``costs``.
+    end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those
+    that it is the median of, if it is one. ``doubt`` bounds by how many seconds what devices tell
+    of may lie off the host's clock. ``learn`` knows what it was predicted from, or measured of, for
+    ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
     >>> timeline = Timeline((Span("run", "h", (cuda,), 0, 2, 0), Span("copy", "h", (out,), 1, 4, 1)))
@@ -88,9 +91,10 @@ class Timeline:
     def median(cls, timelines: Iterable[Timeline]) -> Timeline:
         """Return the middle of several runs of one program: for each instruction, the medians of its starts and ends.
 
-        What comes first in every run comes first in it. For let each a be at most the b of the same run: then at least
-        k numbers of a are at most the k-th smallest b, and so is the k-th smallest a; medians are such, or means of
-        two such. It pauses where most runs do. Raises TimelineError for runs of different programs, and for none.
+        What comes first in every run comes first in it. For let each a be at most the b of the same
+        run: then at least k numbers of a are at most the k-th smallest b, and so is the k-th
+        smallest a; medians are such, or means of two such. It pauses where most runs do. Raises
+        TimelineError for runs of different programs, and for none.
 
         >>> stream = Stream("cpu", "compute")
         >>> runs = [Timeline((Span("run", "h", (stream,), 0, end, 0),)) for end in (5, 1, 2)]
@@ -103,25 +107,41 @@ class Timeline:
         if len(runs) == 1:
             return runs[0]
         lines = [sorted(run.spans, key=lambda span: span.instruction) for run in runs]
-        kinds = {tuple((span.instruction, span.kind, span.name, span.streams) for span in line) for line in lines}
+        kinds = {
+            tuple((span.instruction, span.kind, span.name, span.streams) for span in line)
+            for line in lines
+        }
         if len(kinds) > 1:
-            raise TimelineError("the timelines are of different programs, and only runs of one have a median")
-        arrows = [(runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows]
+            raise TimelineError(
+                "the timelines are of different programs, and only runs of one have a median"
+            )
+        arrows = [
+            (runs[0].spans[a].instruction, runs[0].spans[b].instruction) for a, b in runs[0].arrows
+        ]
         middle = cls.of(map(_median, zip(*lines, strict=True)), arrows)
         doubt = max(run.doubt for run in runs)
-        return cls(middle.spans, middle.arrows, _common([run.pauses for run in runs]), runs, runs[0].learn, doubt)
+        return cls(
+            middle.spans,
+            middle.arrows,
+            _common([run.pauses for run in runs]),
+            runs,
+            runs[0].learn,
+            doubt,
+        )
 
     @classmethod
     def from_chrome_trace(
-        cls, trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any], program: Program | None = None
+        cls,
+        trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any],
+        program: Program | None = None,
     ) -> Timeline:
         """Read a Chrome trace: of ``viz.perfetto_json``, or of torch.profiler around calls of a schedule.
 
         ``trace`` is a path, as a string or not, also of a ``.json.gz``; its text; or what ``json.loads`` made of that.
         ``program`` is the schedule's: with it, spans of torch.profiler lie on the program's streams and have its
-        arrows, and slices of other programs are left out; else they lie on threads. Several calls give their median.
-        Of a trace that holds a prediction beside what was measured, the latter is read. Raises TimelineError for what
-        is no such trace, and for several traces in one.
+        arrows, and slices of other programs are left out; else they lie on threads. Several calls
+        give their median. Of a trace that holds a prediction beside what was measured, the latter
+        is read. Raises TimelineError for what is no such trace, and for several traces in one.
 
         >>> from autosched.viz import perfetto_json
         >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
@@ -135,8 +155,9 @@ class Timeline:
     def costs(self) -> Costs:
         """Return the costs that it was predicted from, or those learnt where it was measured.
 
-        For ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError where neither is known, as
-        for a trace that was read; ``autosched.costs.learning.learn`` takes what is to be known.
+        For ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError where
+        neither is known, as for a trace that was read; ``autosched.costs.learning.learn`` takes
+        what is to be known.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -162,7 +183,12 @@ class Timeline:
         """The streams with spans, by device as first seen, compute before copies."""
         seen = dict.fromkeys(stream for span in self.spans for stream in span.streams)
         devices = list(dict.fromkeys(stream.device for stream in seen))
-        return tuple(sorted(seen, key=lambda s: (devices.index(s.device), not s.name.startswith("compute"), s.name)))
+        return tuple(
+            sorted(
+                seen,
+                key=lambda s: (devices.index(s.device), not s.name.startswith("compute"), s.name),
+            )
+        )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """Show it in a notebook, as a Gantt chart."""
@@ -174,7 +200,9 @@ class Timeline:
 
     def computing(self, device: str) -> float:
         """Return how long a device computed, on one or more of its streams."""
-        runs = (span for span in self.spans if span.kind == "run" and span.streams[0].device == device)
+        runs = (
+            span for span in self.spans if span.kind == "run" and span.streams[0].device == device
+        )
         return _length(_union((span.start, span.end) for span in runs))
 
     def overlap(self) -> Overlap:
@@ -194,7 +222,8 @@ class Timeline:
     def critical_path(self) -> tuple[Span, ...]:
         """Return the spans that hold each other up: from the one that ends last, back to the beginning.
 
-        Before each span stands the one that ended last among those it waited for and those on its streams.
+        Before each span stands the one that ended last among those it waited for and those on its
+        streams.
         """
         if not self.spans:
             return ()
@@ -205,7 +234,9 @@ class Timeline:
         last: dict[Stream, int] = {}
         for i, span in enumerate(self.spans):
             for stream in span.streams:
-                if last.get(stream, i) != i:  # a span that names a stream twice is not before itself
+                if (
+                    last.get(stream, i) != i
+                ):  # a span that names a stream twice is not before itself
                     before.setdefault(i, []).append(last[stream])
                 last[stream] = i
         path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]
@@ -216,20 +247,25 @@ class Timeline:
 
 def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
     """Return the kind and the name that the span of an instruction has."""
-    return ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
+    return (
+        ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
+    )
 
 
 def _median(spans: Sequence[Span]) -> Span:
     """Return the middle of the spans that one instruction had in several runs."""
     first = spans[0]
-    start, end = statistics.median(span.start for span in spans), statistics.median(span.end for span in spans)
+    start = statistics.median(span.start for span in spans)
+    end = statistics.median(span.end for span in spans)
     nbytes = statistics.median(span.nbytes for span in spans)
     return Span(first.kind, first.name, first.streams, start, end, first.instruction, nbytes)
 
 
 def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
     """Return when more than half of the runs paused."""
-    steps = sorted(chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses)))
+    steps = sorted(
+        chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses))
+    )
     found: list[tuple[float, float]] = []
     paused = 0
     for (moment, change), (later, _) in pairwise(steps):

@@ -1,6 +1,7 @@
 """Traces: Chrome trace JSON, of ``viz.perfetto`` or of torch.profiler, as timelines. What it does not know it ignores.
 
-torch.profiler has a slice for each task on the thread that issued it (``user_annotation``), under the name that
+torch.profiler has a slice for each task on the thread that issued it (``user_annotation``), under
+the name that
 ``profile.annotation`` gives; and one on the device (``gpu_user_annotation``), where it made the device do something.
 """
 
@@ -39,10 +40,15 @@ class _Slice(NamedTuple):
     args: Mapping[str, Any]
 
 
-def read(trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any], program: Program | None = None) -> Timeline:
+def read(
+    trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any],
+    program: Program | None = None,
+) -> Timeline:
     """Return the timeline in a trace; see ``Timeline.from_chrome_trace``."""
     events = _events(trace)
-    slices = sorted((found for found in map(_slice, events) if found is not None), key=lambda found: found.start)
+    slices = sorted(
+        (found for found in map(_slice, events) if found is not None), key=lambda found: found.start
+    )
     ours = [found for found in slices if _is_ours(found)]
     if ours:
         return _ours(events, slices)
@@ -63,7 +69,9 @@ def _events(trace: Any) -> list[Mapping[str, Any]]:
     if isinstance(document, Mapping):
         document = document.get("traceEvents")
     if not isinstance(document, Sequence) or isinstance(document, (str, bytes)):
-        raise TimelineError("no Chrome trace: it must be a list of events, or an object with the key 'traceEvents'")
+        raise TimelineError(
+            "no Chrome trace: it must be a list of events, or an object with the key 'traceEvents'"
+        )
     return [event for event in document if isinstance(event, Mapping)]
 
 
@@ -91,7 +99,9 @@ def _parsed(text: str, path: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         which = f"the text of {path}" if path else "its text"
-        also = "" if path or text.lstrip()[:1] in ("{", "[") else ", and there is no file of that name"
+        also = (
+            "" if path or text.lstrip()[:1] in ("{", "[") else ", and there is no file of that name"
+        )
         raise TimelineError(f"no Chrome trace: {which} is not JSON{also}: {error}") from error
 
 
@@ -106,12 +116,22 @@ def _is_file(text: str) -> bool:
 
 
 def _slice(event: Mapping[str, Any]) -> _Slice | None:
-    start, lasts = _ns(event.get("ts")), _ns(event.get("dur"))
-    args, name = event.get("args"), event.get("name")
+    start = _ns(event.get("ts"))
+    lasts = _ns(event.get("dur"))
+    args = event.get("args")
+    name = event.get("name")
     if event.get("ph") != "X" or start is None or lasts is None or not isinstance(name, str):
         return None
-    thread, category = _thread(event), str(event.get("cat", ""))
-    return _Slice(start / 1e9, (start + lasts) / 1e9, name, category, thread, args if isinstance(args, Mapping) else {})
+    thread = _thread(event)
+    category = str(event.get("cat", ""))
+    return _Slice(
+        start / 1e9,
+        (start + lasts) / 1e9,
+        name,
+        category,
+        thread,
+        args if isinstance(args, Mapping) else {},
+    )
 
 
 def _ns(microseconds: Any) -> int | None:
@@ -131,10 +151,13 @@ def _is_ours(found: _Slice) -> bool:
 
 def _ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Timeline:
     """Return the one timeline, or that which was measured."""
-    devices, threads = _labels(events, "process_name"), _labels(events, "thread_name")
+    devices = _labels(events, "process_name")
+    threads = _labels(events, "thread_name")
     groups = {str(label.get("group", "")) for label in devices.values()}
     group = "measured" if "measured" in groups else min(groups, default="")
-    inside = [s for s in slices if str(devices.get((s.thread[0], ""), {}).get("group", "")) == group]
+    inside = [
+        s for s in slices if str(devices.get((s.thread[0], ""), {}).get("group", "")) == group
+    ]
     where = {
         s.thread: Stream(
             str(devices.get((s.thread[0], ""), {}).get("device", s.thread[0])),
@@ -147,7 +170,9 @@ def _ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Time
         pieces.setdefault(found.args["instruction"], []).append(found)
     spans = [_joined(i, found, where) for i, found in pieces.items()]
     pauses = tuple((found.start, found.end) for found in inside if found.category == "gc")
-    return replace(Timeline.of(spans, _arrows(events, list(filter(_is_ours, inside)))), pauses=pauses)
+    return replace(
+        Timeline.of(spans, _arrows(events, list(filter(_is_ours, inside)))), pauses=pauses
+    )
 
 
 def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Mapping[str, Any]]:
@@ -155,7 +180,9 @@ def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Map
     return {
         (_thread(event)[0], "" if what == "process_name" else _thread(event)[1]): event["args"]
         for event in events
-        if event.get("ph") == "M" and event.get("name") == what and isinstance(event.get("args"), Mapping)
+        if event.get("ph") == "M"
+        and event.get("name") == what
+        and isinstance(event.get("args"), Mapping)
     }
 
 
@@ -165,11 +192,23 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
     Raises TimelineError where one run has more of them, as in a file that two traces were put into.
     """
     _require_one_run(i, pieces, where)
-    streams = sorted((where[piece.thread] for piece in pieces), key=lambda stream: stream.name == "copy-in")
-    first, nbytes = pieces[0], pieces[0].args.get("bytes", 0.0)
-    start, end = min(piece.start for piece in pieces), min(piece.end for piece in pieces)
+    streams = sorted(
+        (where[piece.thread] for piece in pieces), key=lambda stream: stream.name == "copy-in"
+    )
+    first = pieces[0]
+    nbytes = pieces[0].args.get("bytes", 0.0)
+    start = min(piece.start for piece in pieces)
+    end = min(piece.end for piece in pieces)
     nbytes = nbytes if is_number(nbytes) else 0.0
-    return Span("run" if first.category == "run" else "copy", first.name, tuple(streams), start, end, i, nbytes)
+    return Span(
+        "run" if first.category == "run" else "copy",
+        first.name,
+        tuple(streams),
+        start,
+        end,
+        i,
+        nbytes,
+    )
 
 
 def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
@@ -221,12 +260,16 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
     arrows = program.arrows if program is not None else ()
     runs = min(map(len, lines), default=0)
     # A later call may come from another thread, and is no other program for that.
-    return [_from_zero([replace(line[k], streams=line[0].streams) for line in lines], arrows) for k in range(runs)]
+    return [
+        _from_zero([replace(line[k], streams=line[0].streams) for line in lines], arrows)
+        for k in range(runs)
+    ]
 
 
 def _best(by_category: Mapping[str, list[Span]]) -> list[Span]:
     """Return when it was done: on the device, if that says so for every run, else by the thread that issued it."""
-    issued, done = by_category.get("user_annotation", []), by_category.get("gpu_user_annotation", [])
+    issued = by_category.get("user_annotation", [])
+    done = by_category.get("gpu_user_annotation", [])
     return done if len(done) >= len(issued) else issued
 
 
@@ -234,10 +277,15 @@ def _annotated(found: _Slice, program: Program | None) -> Span | None:
     match = _ANNOTATION.fullmatch(found.name)
     if match is None:
         return None
-    text, kind, name, number = match.group(1), match.group(2), match.group(3), int(match.group(4))
+    text = match.group(1)
+    kind = match.group(2)
+    name = match.group(3)
+    number = int(match.group(4))
     if program is None:
         stream = Stream(f"process {found.thread[0]}", f"thread {found.thread[1]}")
-        return Span("run" if kind == "run" else "copy", name, (stream,), found.start, found.end, number)
+        return Span(
+            "run" if kind == "run" else "copy", name, (stream,), found.start, found.end, number
+        )
     instruction = program.instructions[number] if number < len(program) else None
     if not isinstance(instruction, (Run, Copy)) or str(instruction) != text:
         return None

@@ -1,7 +1,8 @@
 """Prove at once that a program of a plain graph cannot race; ``verify`` proves those of all graphs, and names faults.
 
-In a plain graph each value is made once, in memory of its own, and never written again. Then the laws of ``verify`` are
-few enough for a kernel. What it does not prove may be right all the same: that is for ``verify`` to say.
+In a plain graph each value is made once, in memory of its own, and never written again. Then the
+laws of ``verify`` are few enough for a kernel. What it does not prove may be right all the same:
+that is for ``verify`` to say.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ __all__ = ["proves"]
 
 Ints = NDArray[np.int64]
 
-NOWHERE, GIVEN = -2, -1  # what made a place, beside instructions
-ANY, NOBODY = -1, -2  # who may free it, beside streams
+NOWHERE = -2  # what made a place, beside instructions
+GIVEN = -1
+ANY = -1  # who may free it, beside streams
+NOBODY = -2
 
 
 class Lines(NamedTuple):
@@ -64,7 +67,8 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     if small or not graph.is_plain:
         return False
     how = how or mode(len(program))
-    p, g = columns(program), flow(graph)
+    p = columns(program)
+    g = flow(graph)
     if not p.is_clean:
         return False
     try:
@@ -74,7 +78,9 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
     if not found.is_placed:
         return False
     state = _state(how, graph, g, p, found)
-    streams, places, waits = len(program.streams), found.places, int((p.kind == WAIT).sum())
+    streams = len(program.streams)
+    places = found.places
+    waits = int((p.kind == WAIT).sum())
     m = Moments.of(how, streams, places, waits)
     ended = how(walk)(how.of(found.lines), how.of(g), state, m, len(found.devices))
     return bool(ended) and found.is_left(np.asarray(state.made), np.asarray(state.ran))
@@ -84,81 +90,109 @@ class _Numbered:
     """A program in the numbers of a graph. Raises KeyError for names that the graph does not have."""
 
     def __init__(self, program: Program, graph: Graph, p: Columns, host: str | None):
-        self.graph, self.program, self.host = graph, program, host
+        self.graph = graph
+        self.program = program
+        self.host = host
         streams = program.streams
-        ends = [stream.device for stream in streams] + [device for _, device in (*program.inputs, *program.outputs)]
+        ends = [stream.device for stream in streams] + [
+            device for _, device in (*program.inputs, *program.outputs)
+        ]
         self.devices = {name: i for i, name in enumerate(dict.fromkeys(ends))}
         self.values = {value.name: value.index for value in graph.values}
         self.tasks = {task.name: task.index for task in graph.tasks}
         alone = _alone(p, len(streams))
         self.places = len(streams) - int(alone.sum())
-        self.rank = np.argsort(np.argsort(alone, kind="stable"))  # of streams; those that are alone come last
+        self.rank = np.argsort(
+            np.argsort(alone, kind="stable")
+        )  # of streams; those that are alone come last
         self.device = self._each(self.devices, [stream.device for stream in streams])
-        self.copies, self.p = p.copies, p
+        self.copies = p.copies
+        self.p = p
         self.lines = self._lines(p)
         self.given = self._places(program.inputs)
-        self.wanted = self._places([(graph.values[graph.outputs[name]].name, at) for name, at in program.outputs])
+        self.wanted = self._places(
+            [(graph.values[graph.outputs[name]].name, at) for name, at in program.outputs]
+        )
 
     @staticmethod
     def _each(number: dict[str, int], names: Sequence[str]) -> Ints:
         return np.fromiter(map(number.__getitem__, names), np.int64, len(names))
 
     def _places(self, items: Sequence[tuple[str, str]]) -> Ints:
-        values, devices = (
-            self._each(self.values, [v for v, _ in items]),
-            self._each(self.devices, [d for _, d in items]),
-        )
+        values = self._each(self.values, [v for v, _ in items])
+        devices = self._each(self.devices, [d for _, d in items])
         return values * len(self.devices) + devices
 
     def _lines(self, p: Columns) -> Lines:
         run, copy, free = (p.kind == kind for kind in (RUN, COPY, FREE))
-        subject, count = p.event.copy(), len(self.devices)
+        subject = p.event.copy()
+        count = len(self.devices)
         subject[run] = self._each(self.tasks, [i.task for i in p.runs])
         subject[copy] = self._each(self.values, [i.value for i in p.copies])
         subject[free] = self._each(self.values, [i.value for i in p.frees])
         at = self.device[p.stream]
-        place, source, owner = at.copy(), np.zeros_like(at), np.full(len(at), ANY)
+        place = at.copy()
+        source = np.zeros_like(at)
+        owner = np.full(len(at), ANY)
         place[free] += subject[free] * count
         self.source = self._each(self.devices, [i.source for i in p.copies])
         self.target = self._each(self.devices, [i.destination for i in p.copies])
-        place[copy], source[copy] = subject[copy] * count + self.target, subject[copy] * count + self.source
-        own, also = self.rank[p.stream], np.where(p.also >= 0, self.rank[p.also], -1)
-        owner[copy] = np.where(self.device[p.also[copy]] == self.target, also[copy], ANY)  # where there is none, -1
+        place[copy] = subject[copy] * count + self.target
+        source[copy] = subject[copy] * count + self.source
+        own = self.rank[p.stream]
+        also = np.where(p.also >= 0, self.rank[p.also], -1)
+        owner[copy] = np.where(
+            self.device[p.also[copy]] == self.target, also[copy], ANY
+        )  # where there is none, -1
         owner[copy] = np.where(at[copy] == self.target, own[copy], owner[copy])
         return Lines(p.kind, own, also, subject, place, source, owner)
 
     @property
     def is_placed(self) -> bool:
         """Whether tasks run where they must, copies lead from one end to the other, and names at both ends fit."""
-        graph, program = self.graph, self.program
+        graph = self.graph
+        program = self.program
         at = self.device[self.p.stream[self.p.kind == COPY]]
         run = self.p.kind == RUN
-        where = dict(zip(self.lines.subject[run].tolist(), self.lines.place[run].tolist(), strict=True))
-        bound = [(task.index, self.host if task.device == HOST else task.device) for task in graph.tasks if task.device]
+        where = dict(
+            zip(self.lines.subject[run].tolist(), self.lines.place[run].tolist(), strict=True)
+        )
+        bound = [
+            (task.index, self.host if task.device == HOST else task.device)
+            for task in graph.tasks
+            if task.device
+        ]
         return bool(
-            all(name is None or where.get(task, -1) == self.devices.get(name, -2) for task, name in bound)
+            all(
+                name is None or where.get(task, -1) == self.devices.get(name, -2)
+                for task, name in bound
+            )
             and (self.source != self.target).all()
             and ((at == self.source) | (at == self.target)).all()
             and not any(i.version or i.overwrite for i in self.copies)
             and not any(i.version for i in self.p.frees)
-            and sorted(name for name, _ in program.inputs) == sorted(value.name for value in graph.sources)
+            and sorted(name for name, _ in program.inputs)
+            == sorted(value.name for value in graph.sources)
             and sorted(name for name, _ in program.outputs) == sorted(graph.outputs)
         )
 
     def is_left(self, made: Ints, ran: Ints) -> bool:
         """Whether all tasks have run, and what is left is what was given and what is wanted."""
         kept = np.zeros(len(made), bool)
-        kept[self.given] = kept[self.wanted] = True
+        kept[self.given] = True
+        kept[self.wanted] = True
         return bool((ran >= 0).all() and ((made != NOWHERE) == kept).all())
 
 
 def _alone(p: Columns, streams: int) -> NDArray[np.bool_]:
     """Return which streams hold one copy alone, but for those for which another of them waits: see ``clocks``."""
-    copy, second = p.kind == COPY, p.also[p.also >= 0]
+    copy = p.kind == COPY
+    second = p.also[p.also >= 0]
     held = np.bincount(p.stream[copy], minlength=streams) + np.bincount(second, minlength=streams)
     held[p.stream[p.kind == RUN]] = 2
     found = (held == 1) & (np.bincount(p.stream[copy & (p.also < 0)], minlength=streams) == 1)
-    wait, recorded = p.kind == WAIT, p.stream[p.kind == RECORD]
+    wait = p.kind == WAIT
+    recorded = p.stream[p.kind == RECORD]
     waited = recorded[p.event[wait]][found[p.stream[wait]]]
     found[waited] = False
     return np.asarray(found)
@@ -167,9 +201,11 @@ def _alone(p: Columns, streams: int) -> NDArray[np.bool_]:
 def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> State:
     count = len(graph.values) * len(found.devices)
     uses = len(g.reads) + len(g.makes) + 2 * len(p.copies)
-    made, owner = how.counts(count, NOWHERE), how.counts(count, ANY)
+    made = how.counts(count, NOWHERE)
+    owner = how.counts(count, ANY)
     for place in found.given.tolist():
-        made[place], owner[place] = GIVEN, NOBODY
+        made[place] = GIVEN
+        owner[place] = NOBODY
     return State(
         how.counts(len(graph.tasks), -1), made, owner, how.counts(count, -1), how.counts(uses), how.counts(uses),
         how.counts(1), how.counts(len(p.kind)), how.counts(p.records), how.counts(p.records),
@@ -181,13 +217,17 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
 def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
     """Return whether each instruction keeps the laws."""
     for i in range(len(p.kind)):
-        kind, own, subject = p.kind[i], p.own[i], p.subject[i]
+        kind = p.kind[i]
+        own = p.own[i]
+        subject = p.subject[i]
         if kind in (RUN, COPY):
             advance(m, own, p.also[i])
             s.position[i] = m.count[own]
             if kind == RUN and not run(p, g, s, m, i, devices):
                 return False
-            if kind == COPY and not (use(p, s, m, i, p.source[i]) and s.made[p.place[i]] == NOWHERE):
+            if kind == COPY and not (
+                use(p, s, m, i, p.source[i]) and s.made[p.place[i]] == NOWHERE
+            ):
                 return False
             if kind == COPY:
                 make(s, i, p.place[i], p.owner[i])
@@ -195,11 +235,13 @@ def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
             if not free(p, s, m, i, p.place[i]):
                 return False
         elif kind == RECORD:
-            s.event_own[subject], s.event_position[subject] = own, m.count[own]
+            s.event_own[subject] = own
+            s.event_position[subject] = m.count[own]
             for k in range(m.places):
                 s.event_behind[subject * m.places + k] = m.behind[own * m.places + k]
         else:
-            other, far = s.event_own[subject], s.event_position[subject]
+            other = s.event_own[subject]
+            far = s.event_position[subject]
             catch_up(m, own, other, far, s.event_behind, subject * m.places)
     return True
 
@@ -207,7 +249,8 @@ def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
 @kernel
 def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
     """Return whether a run keeps the laws: it is the first of its task, behind all that it reads or is to follow."""
-    task, device = p.subject[i], p.place[i]
+    task = p.subject[i]
+    device = p.place[i]
     if s.ran[task] >= 0:
         return False
     for k in range(g.after_at[task], g.after_at[task + 1]):
@@ -243,7 +286,9 @@ def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
 @kernel
 def make(s: State, i: int, place: int, owner: int) -> None:
     """Put something where nothing is."""
-    s.made[place], s.owner[place], s.used[place] = i, owner, -1
+    s.made[place] = i
+    s.owner[place] = owner
+    s.used[place] = -1
     note(s, i, place)
 
 

@@ -10,8 +10,8 @@
     place       tasks run where they are constrained to, and with those that the graph keeps with them; where a machine
                 is given, on its devices and links, and on no more compute streams than it has
 
-Derives what must be ordered from the graph by itself; shares with lowering only the clock arithmetic. One pass; time
-grows with instructions times streams.
+Derives what must be ordered from the graph by itself; shares with lowering only the clock
+arithmetic. One pass; time grows with instructions times streams.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class _Memory:
     kept: bool = False  # inputs, constants and outputs stay
 
 
-# A value on a device: its memory, and what put it there; of a view, that is not who wrote the memory.
+# A value on a device: its memory, and what put it there; of a view, that is not who wrote the
+# memory.
 _Held = tuple[_Memory, int]
 
 
@@ -65,7 +66,9 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
     autosched.errors.ProgramError: task 'add' never runs
     """
     if not isinstance(program, Program):
-        raise ProgramError(f"verify needs a Program, got {program!r}; Program.parse reads one from text")
+        raise ProgramError(
+            f"verify needs a Program, got {program!r}; Program.parse reads one from text"
+        )
     if machine is not None:
         _check_machine(program, machine)
     host = None if machine is None else machine.host
@@ -85,8 +88,12 @@ def _check_machine(program: Program, machine: Machine) -> None:
             computing[stream.device] = computing.get(stream.device, 0) + 1
             most = machine.device(stream.device).streams
             if computing[stream.device] > most:
-                raise ProgramError(f"{stream} is one compute stream too many: the device has {most} (law: place)")
-    ends = dict.fromkeys([(i.source, i.destination) for i in program.instructions if type(i) is Copy])
+                raise ProgramError(
+                    f"{stream} is one compute stream too many: the device has {most} (law: place)"
+                )
+    ends = dict.fromkeys(
+        [(i.source, i.destination) for i in program.instructions if type(i) is Copy]
+    )
     apart = [pair for pair in ends if machine.link(*pair) is None]
     for at, copy in enumerate(program.instructions if apart else ()):
         if isinstance(copy, Copy) and (copy.source, copy.destination) in apart:
@@ -99,7 +106,9 @@ class _Verifier:
         self.program = program
         self.graph = graph
         self.host = host
-        self.bound: dict[tuple[int, ...], Run] = {}  # by what is kept together, the first run that left some of it
+        self.bound: dict[
+            tuple[int, ...], Run
+        ] = {}  # by what is kept together, the first run that left some of it
         self.clocks = Clocks(program.streams, alone(program.instructions))
         self.index = self.clocks.index
         self.own = 0  # the stream of the instruction at hand
@@ -110,7 +119,9 @@ class _Verifier:
         self.outputs = dict(program.outputs)
         self.at = -1
         self.standing: Standing[str, _Held] = Standing()
-        self.written: dict[int, _Memory] = {}  # by root, of what is written in parts: the one block that is
+        self.written: dict[
+            int, _Memory
+        ] = {}  # by root, of what is written in parts: the one block that is
         self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
         self.home: dict[str, _Memory] = {}
         self.at_home: dict[str, int] = {}  # the version of it that is there
@@ -134,12 +145,14 @@ class _Verifier:
         self._end()
 
     def _inputs(self) -> None:
-        found, names = sorted(name for name, _ in self.program.inputs), sorted(v.name for v in self.graph.sources)
+        found = sorted(name for name, _ in self.program.inputs)
+        names = sorted(v.name for v in self.graph.sources)
         if found != names:
             self._fail("result", f"the program's inputs are {found}, the graph's {names}")
         for name, device in self.program.inputs:
             self.home[name] = block = self._new((name, 0, device), ())
-            self.at_home[name], block.kept = 0, True
+            self.at_home[name] = 0
+            block.kept = True
 
     def _record(self, record: Record) -> None:
         if record.event in self.events:
@@ -155,10 +168,12 @@ class _Verifier:
         """Let a run or copy take place; what is asked from now on is asked of it."""
         self.own = self.index[stream]
         stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
-        self.stamps[self.at], self.clock = stamp, stamp[2]
+        self.stamps[self.at] = stamp
+        self.clock = stamp[2]
 
     def _run(self, run: Run) -> None:
-        task, device = self._task(run), run.stream.device
+        task = self._task(run)
+        device = run.stream.device
         if task.index in self.ran:
             self._fail("single", f"task {task.name!r} runs twice")
         self._place(run, task)
@@ -166,7 +181,9 @@ class _Verifier:
         for dependency in task.dependencies:
             if dependency.kind == "order":
                 self._follow(task, self.graph.tasks[dependency.task])
-        used = {use.value: self._access(device, task, use, use in task.writes) for use in task.reads}
+        used = {
+            use.value: self._access(device, task, use, use in task.writes) for use in task.reads
+        }
         for value, version in task.changes:
             self._change(self.names[value], version, device)
         for use in task.outputs:
@@ -181,7 +198,10 @@ class _Verifier:
         for values in self.graph.bonds(task) if self.graph.kept_together else ():
             first = self.bound.setdefault(values, run)
             if first.stream.device != run.stream.device:
-                self._fail("place", f"task {task.name!r} must run with {first.task!r} on {first.stream.device}")
+                self._fail(
+                    "place",
+                    f"task {task.name!r} must run with {first.task!r} on {first.stream.device}",
+                )
 
     def _change(self, name: str, version: int, device: str) -> None:
         stands = self.standing.change(name, version, device)
@@ -208,38 +228,62 @@ class _Verifier:
             place = value.name, use.version if stands is None else stands, device
             block = self._use(place, self.standing.held(value.name, device), part, writes)
             self._check_part(task, value, block, part)
-        if writes and self.graph.in_parts(value.index) and self.written.setdefault(value.root, block) is not block:
-            self._fail("presence", f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere")
+        if (
+            writes
+            and self.graph.in_parts(value.index)
+            and self.written.setdefault(value.root, block) is not block
+        ):
+            self._fail(
+                "presence",
+                f"task {task.name!r} writes a part of {value.name!r}, others of which are elsewhere",
+            )
         return block
 
     def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
         """Hold a task that touches a part to the writes of that part: all that were added before it, no other."""
         if self.written.get(value.root, block) is not block:
-            self._fail("presence", f"task {task.name!r} touches a part of {value.name!r}, which is written elsewhere")
+            self._fail(
+                "presence",
+                f"task {task.name!r} touches a part of {value.name!r}, which is written elsewhere",
+            )
         for dependency in task.dependencies:
             before = self.graph.tasks[dependency.task]
             if dependency.kind == "data" and before.index not in self.ran:
-                self._fail("presence", f"task {task.name!r} needs what task {before.name!r} does, which has not run")
+                self._fail(
+                    "presence",
+                    f"task {task.name!r} needs what task {before.name!r} does, which has not run",
+                )
         for other in block.accesses.writers(part):
             late = self.program.instructions[other]
             if isinstance(late, Run) and self.graph.task(late.task).index > task.index:
-                self._fail("presence", f"{value.name!r} was overwritten by task {late.task!r}", other)
+                self._fail(
+                    "presence", f"{value.name!r} was overwritten by task {late.task!r}", other
+                )
 
     def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
         """Put a result into memory of its own, or into that of the argument of which it is a view."""
-        root, place = self.graph.values[use.value].root, (self.names[use.value], use.version, run.stream.device)
+        root = self.graph.values[use.value].root
+        place = (self.names[use.value], use.version, run.stream.device)
         if root == use.value:
             block = self._new(place, (run.stream,))
             block.uses[self.own] = self.at
             block.accesses.write(self.graph.values[root].part, self.at)
         else:
-            base = next(block for value, block in used.items() if self.graph.values[value].root == root)
+            base = next(
+                block for value, block in used.items() if self.graph.values[value].root == root
+            )
             self.standing.put(*place, (base, self.at))
 
     def _copy(self, copy: Copy) -> None:
         target = (copy.value, copy.version, copy.destination)
-        if copy.source == copy.destination or copy.stream.device not in (copy.source, copy.destination):
-            self._fail("presence", f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two")
+        if copy.source == copy.destination or copy.stream.device not in (
+            copy.source,
+            copy.destination,
+        ):
+            self._fail(
+                "presence",
+                f"a copy from {copy.source} to {copy.destination} is on a stream of one of the two",
+            )
         self._advance(copy.stream, copy.also)
         part = self._part(copy.value)
         source = (copy.value, copy.version, copy.source)
@@ -249,14 +293,18 @@ class _Verifier:
         if copy.overwrite:
             block = self.home.get(copy.value)
             if block is None or self.inputs[copy.value] != copy.destination:
-                self._fail("presence", f"{copy.value!r} is no input that lives on {copy.destination}")
+                self._fail(
+                    "presence", f"{copy.value!r} is no input that lives on {copy.destination}"
+                )
             self._touch(block, part, writes=True)
             self.standing.drop(copy.value, self.at_home[copy.value], copy.destination)
             self.standing.put(*target, (block, self.at))
             self.at_home[copy.value] = copy.version
         else:
             streams = (copy.stream,) if copy.also is None else (copy.stream, copy.also)
-            block = self._new(target, tuple([s for s in streams if s.device == copy.destination][:1]))
+            block = self._new(
+                target, tuple([s for s in streams if s.device == copy.destination][:1])
+            )
             block.accesses.write(part, self.at)
         block.uses[self.own] = self.at
 
@@ -277,12 +325,19 @@ class _Verifier:
         if block.kept:
             self._fail("free", f"{_named(place)} belongs to the caller and is not to be freed")
         if block.owners and free.stream not in block.owners:
-            self._fail("free", f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it")
+            self._fail(
+                "free",
+                f"{_named(place)} was allocated on {block.owners[0]}, and only that stream may free it",
+            )
         self.own = self.index[free.stream]
         self.clock = self.clocks.behind[self.own]
         for use in block.uses.values():
             if not self._behind(use):
-                self._fail("free", f"{_named(place)} is freed while {self._verb(use)} may still use it", use)
+                self._fail(
+                    "free",
+                    f"{_named(place)} is freed while {self._verb(use)} may still use it",
+                    use,
+                )
         block.freed = True
 
     def _end(self) -> None:
@@ -290,7 +345,8 @@ class _Verifier:
         for task in self.graph.tasks:
             if task.index not in self.ran:
                 self._fail("single", f"task {task.name!r} never runs")
-        found, labels = sorted(label for label, _ in self.program.outputs), sorted(self.graph.outputs)
+        found = sorted(label for label, _ in self.program.outputs)
+        labels = sorted(self.graph.outputs)
         if found != labels:
             self._fail("result", f"the program's outputs are {found}, the graph's {labels}")
         for label, index in self.graph.outputs.items():
@@ -325,7 +381,11 @@ class _Verifier:
         if block.freed:
             self._fail("presence", f"{_named(place)} is read after it was freed")
         if not self._behind(maker):
-            self._fail("order", f"{_named(place)} is made by {self._verb(maker)}, which is not waited for", maker)
+            self._fail(
+                "order",
+                f"{_named(place)} is made by {self._verb(maker)}, which is not waited for",
+                maker,
+            )
         self._touch(block, part, writes, place)
         return block
 
@@ -357,7 +417,9 @@ class _Verifier:
         elsewhere = [other for other in self.standing.where(value, version) if other != device]
         if stands is not None and stands == version:
             return "a part of it was overwritten by what comes later"
-        where = f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        where = (
+            f"it is on {elsewhere[0]}: a copy is missing" if elsewhere else "nothing made it before"
+        )
         return f"not there; {where}"
 
     def _behind(self, before: int) -> bool:
@@ -376,7 +438,11 @@ class _Verifier:
     def _writing(self) -> str:
         """Return what messages call the write at hand."""
         instruction = self.program.instructions[self.at]
-        return f"task {instruction.task!r} writes" if isinstance(instruction, Run) else "the copy overwrites"
+        return (
+            f"task {instruction.task!r} writes"
+            if isinstance(instruction, Run)
+            else "the copy overwrites"
+        )
 
     def _verb(self, at: int) -> str:
         """Return what messages call a run or copy."""

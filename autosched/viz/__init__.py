@@ -1,6 +1,7 @@
 """Drawings: functions from a timeline, a graph or numbers to text or SVG. They write no file and decide nothing.
 
-To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is a ``Timeline``, a
+To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
+a ``Timeline``, a
 ``Graph``, a ``Program`` or plain numbers; take colours, text sizes and times from ``paint``; name the function here.
 
 =========  ============================================  ==========

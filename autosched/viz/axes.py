@@ -1,6 +1,7 @@
 """What charts share: axes, legend, markers and boxes. Knows scales and pixels, and not what is drawn on them.
 
-Series are told apart by colour, by the shape of markers, and by dashes or hollow boxes, so also without colour.
+Series are told apart by colour, by the shape of markers, and by dashes or hollow boxes, so also
+without colour.
 """
 
 from __future__ import annotations
@@ -74,15 +75,20 @@ def axis_name(name: str, scale: Scale) -> str:
 
 def facts(scale: Scale, value: Decimal, low: Decimal, high: Decimal) -> str:
     """Say a value and the ends of its error bar, if it has one."""
-    return scale.short(value) + (f" ({scale.short(low)} to {scale.short(high)})" if low != high else "")
+    return scale.short(value) + (
+        f" ({scale.short(low)} to {scale.short(high)})" if low != high else ""
+    )
 
 
 # ---- above the chart
 
 
-def head(title: str, entries: Iterable[tuple[str, Symbol]], y_name: str = "") -> tuple[list[str], float]:
+def head(
+    title: str, entries: Iterable[tuple[str, Symbol]], y_name: str = ""
+) -> tuple[list[str], float]:
     """Draw title, legend and the name of the vertical axis; return them, and where the chart itself begins."""
-    drawn, y = [], MARGIN
+    drawn = []
+    y = MARGIN
     if title:
         drawn.append(label("ink title", MARGIN, y + 14, shorten(title, WIDTH - 2 * MARGIN, TITLE)))
         y += 32
@@ -98,14 +104,16 @@ def head(title: str, entries: Iterable[tuple[str, Symbol]], y_name: str = "") ->
 def _legend(entries: Iterable[tuple[str, Symbol]], y: float) -> tuple[list[str], int]:
     """Draw a sample and the name of each series that has one, in as many lines as they take; return how many."""
     drawn: list[str] = []
-    x, lines = WIDTH, 0
+    x = WIDTH
+    lines = 0
     for i, (name, symbol) in enumerate(entries):
         if not name:
             continue
         text = shorten(name, WIDTH - 2 * MARGIN - KEY - 8)
         width = KEY + 8 + text_width(text)
         if x + width > WIDTH - MARGIN:
-            x, lines = MARGIN, lines + 1
+            x = MARGIN
+            lines = lines + 1
         middle = y + (lines - 1) * LINE + 8
         drawn += [*_sample(i, symbol, x, middle), label("muted", x + KEY + 8, middle + 4, text)]
         x += width + 24

@@ -9,7 +9,18 @@ from itertools import groupby
 from typing import NamedTuple
 
 from autosched.errors import ChartError
-from autosched.viz.axes import MARGIN, WIDTH, Axis, axis_name, box, columns, facts, head, label, tone
+from autosched.viz.axes import (
+    MARGIN,
+    WIDTH,
+    Axis,
+    axis_name,
+    box,
+    columns,
+    facts,
+    head,
+    label,
+    tone,
+)
 from autosched.viz.paint import document, number, shorten, text_width
 from autosched.viz.scale import Scale, decimal
 
@@ -48,8 +59,8 @@ class _Ends(NamedTuple):
 def bars_svg(bars: Iterable[Bar], *, title: str = "", x: str = "", unit: str = "") -> str:
     """Draw bars from 0, one below the other, each with its value; ``x`` says of what, ``unit`` in what.
 
-    Units get prefixes where they have such (s, B, FLOP/s). Raises ChartError for what is no finite number, and for an
-    error bar with one end.
+    Units get prefixes where they have such (s, B, FLOP/s). Raises ChartError for what is no finite
+    number, and for an error bar with one end.
 
     >>> svg = bars_svg([Bar("one GPU", 3.75), Bar("two GPUs", 2.43, low=2.41, high=2.46)], x="time", unit="s")
     >>> "3.75 s" in svg, "2.43 s" in svg
@@ -60,13 +71,17 @@ def bars_svg(bars: Iterable[Bar], *, title: str = "", x: str = "", unit: str = "
     series = list(dict.fromkeys(bar.series for bar in bars))
     body, top = head(title, [(name, "box") for name in series])
     left = MARGIN + min(max((text_width(bar.name) for bar in bars), default=0.0), NAME) + 12
-    axis = _axis(Scale.over([ZERO, *(value for ends in values for value in ends)], unit), values, left)
+    axis = _axis(
+        Scale.over([ZERO, *(value for ends in values for value in ends)], unit), values, left
+    )
     tops = _tops(bars, top)
     bottom = max(tops, default=top) + ROW + 4
     body += columns(axis, top - 4, bottom)
     for bar, ends, y in zip(bars, values, tops, strict=True):
         body += _bar(bar, ends, series.index(bar.series), axis, y)
-    body += [f'<path class="axis" d="M{number(axis.at(ZERO))} {number(top - 4)}V{number(bottom)}"/>']
+    body += [
+        f'<path class="axis" d="M{number(axis.at(ZERO))} {number(top - 4)}V{number(bottom)}"/>'
+    ]
     body += _names(bars, tops, left)
     bottom += 20
     if name := axis_name(x, axis.scale):

@@ -1,6 +1,7 @@
 """What the page shows, as columns of numbers and tables of words that JSON holds in few bytes. Knows no HTML.
 
-An *item* is a run or a copy of the program; everything names it by its place among them, in issue order.
+An *item* is a run or a copy of the program; everything names it by its place among them, in issue
+order.
 """
 
 from __future__ import annotations
@@ -65,9 +66,17 @@ def columns(
         "needs": needs,
         "after": after,
         **_origins(tasks),
-        "timelines": {name: _times(timeline, place, on, click) for name, timeline in timelines.items()},
-        "limits": {device: round(limit) for device, limit in (limits or {}).items() if limit < math.inf},
-        "memory": {device: _thinned(steps, click) for device, steps in memory.items() if any(n for _, n in steps)},
+        "timelines": {
+            name: _times(timeline, place, on, click) for name, timeline in timelines.items()
+        },
+        "limits": {
+            device: round(limit) for device, limit in (limits or {}).items() if limit < math.inf
+        },
+        "memory": {
+            device: _thinned(steps, click)
+            for device, steps in memory.items()
+            if any(n for _, n in steps)
+        },
     }
 
 
@@ -98,7 +107,8 @@ def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], 
     for i, item in enumerate(items):
         behind: list[int] = []
         if isinstance(item, Run):
-            task, device = graph.task(item.task), item.stream.device
+            task = graph.task(item.task)
+            device = item.stream.device
             found = [copied[*use, device] for use in task.reads if (*use, device) in copied]
             through = {copy - back for copy in found for back in needs[copy]}
             for dependency in task.dependencies:
@@ -125,7 +135,10 @@ def _left(task: Task) -> Iterator[tuple[int, int]]:
 def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
     """Return where tasks come from. Paths are cut to two parts: the rest is the user's own affair."""
     origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
-    short = {file: "/".join(PurePath(file).parts[-2:]) for file in dict.fromkeys(origin.where[0] for origin in origins)}
+    short = {
+        file: "/".join(PurePath(file).parts[-2:])
+        for file in dict.fromkeys(origin.where[0] for origin in origins)
+    }
     return {
         "row": [origin.where[1] for origin in origins],
         **_words("file", [short[origin.where[0]] for origin in origins]),
@@ -141,7 +154,9 @@ def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
     return {name: [number[word] for word in words], f"{name}s": table}
 
 
-def _times(timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[int]], click: float) -> dict[str, Any]:
+def _times(
+    timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[int]], click: float
+) -> dict[str, Any]:
     """Return when items ran, ``idle`` behind the end of the one before on their first stream; None for what did not."""
     found = {items[span.instruction]: span for span in timeline.spans if span.instruction in items}
     idle: list[int | None] = [None] * len(items)
@@ -149,8 +164,10 @@ def _times(timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[i
     ended: dict[int, int] = {}
     for item, streams in enumerate(on):
         if item in found:
-            start, end = round(found[item].start / click), round(found[item].end / click)
-            idle[item], seconds[item] = start - ended.get(streams[0], 0), end - start
+            start = round(found[item].start / click)
+            end = round(found[item].end / click)
+            idle[item] = start - ended.get(streams[0], 0)
+            seconds[item] = end - start
             ended |= dict.fromkeys(streams, end)
     waits: list[list[int]] = [[] for _ in items]
     for a, b in timeline.arrows:
@@ -161,7 +178,9 @@ def _times(timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[i
         "seconds": seconds,
         "waits": waits,
         "critical": sorted(items[span.instruction] for span in timeline.critical_path()),
-        "pauses": [[round(start / click), round((end - start) / click)] for start, end in timeline.pauses],
+        "pauses": [
+            [round(start / click), round((end - start) / click)] for start, end in timeline.pauses
+        ],
     }
 
 

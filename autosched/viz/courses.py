@@ -1,6 +1,7 @@
 """What changes over time, as SVG: memory of devices, use of links. Knows times and amounts, no program and no graph.
 
-Each device or link has a row with a scale of its own, so that a small one can be read beside a large one.
+Each device or link has a row with a scale of its own, so that a small one can be read beside a
+large one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TICKS = 8
 SHORTEST = 1e-12  # seconds of a copy that has a rate
 NEAR = 3.0  # a limit is drawn if it is at most so many times the peak
 
-Course = Sequence[tuple[float, float]]  # (seconds, amount): from then on it is so much; in the order of time
+Course = Sequence[
+    tuple[float, float]
+]  # (seconds, amount): from then on it is so much; in the order of time
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ def memory_svg(
         mine = [_checked(given.get(name, ()), f"memory of {name!r}") for given in both]
         limit = (limits or {}).get(name, math.inf)
         peaks = [_Row(name, [course], ()).peak for course in mine]
-        notes = [f"peak {_amount(peaks[0], 'B')}", *(f"measured {_amount(peak, 'B')}" for peak in peaks[1:])]
+        notes = [
+            f"peak {_amount(peaks[0], 'B')}",
+            *(f"measured {_amount(peak, 'B')}" for peak in peaks[1:]),
+        ]
         if 0 < limit < math.inf:
             share = f"{max(peaks) / limit:.0%}" if max(peaks) >= limit / 100 else "under 1%"
             notes.append(f"{share} of {_amount(limit, 'B')}")
@@ -81,8 +87,9 @@ def memory_svg(
 def links_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None = None) -> str:
     """Draw what copies move over time: a row per link, in bytes per second, or in use or not where bytes are unknown.
 
-    A link is a pair of devices where copies occupy streams of both, else the stream of one; with more than one link,
-    the first row is all of them together. With ``measured``, what was measured is a dashed line in the same rows.
+    A link is a pair of devices where copies occupy streams of both, else the stream of one; with
+    more than one link, the first row is all of them together. With ``measured``, what was measured
+    is a dashed line in the same rows.
 
     >>> copy = Span("copy", "x", (Stream("cpu", "copy-out"), Stream("cuda:0", "copy-in")), 0.0, 0.5, 0, 6e9)
     >>> svg = links_svg(Timeline((copy,)))
@@ -93,11 +100,15 @@ def links_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
     links = [_by_link(mine) for mine in both]
     known = any(span.nbytes for mine in links for spans in mine.values() for span in spans)
     rows = []
-    for name in sorted(dict.fromkeys(name for mine in links for name in mine), key=lambda n: (n != ALL, natural(n))):
+    for name in sorted(
+        dict.fromkeys(name for mine in links for name in mine), key=lambda n: (n != ALL, natural(n))
+    ):
         spans = [mine.get(name, []) for mine in links]
         courses = [_rates(found, known) for found in spans]
         shares = [
-            f"{_busy(found) / mine.makespan:.0%}" for found, mine in zip(spans, both, strict=True) if mine.makespan
+            f"{_busy(found) / mine.makespan:.0%}"
+            for found, mine in zip(spans, both, strict=True)
+            if mine.makespan
         ]
         notes = [f"busy {', measured '.join(shares)}"] * bool(shares)
         peak = _Row(name, courses, ()).peak
@@ -130,8 +141,11 @@ def _rates(spans: Iterable[Span], known: bool) -> Course:
         if span.seconds > SHORTEST:
             rate = span.nbytes / span.seconds if known else 1.0
             changes += [(span.start, i, rate), (span.end, i, -rate)]
-    course, going = [], dict[int, float]()
-    for time, together in groupby(sorted(changes, key=lambda change: change[0]), key=lambda change: change[0]):
+    course = []
+    going = dict[int, float]()
+    for time, together in groupby(
+        sorted(changes, key=lambda change: change[0]), key=lambda change: change[0]
+    ):
         for _, i, rate in together:
             if rate > 0:
                 going[i] = rate
@@ -143,7 +157,8 @@ def _rates(spans: Iterable[Span], known: bool) -> Course:
 
 def _busy(spans: Iterable[Span]) -> float:
     """Return for how long at least one span went on."""
-    total = end = 0.0
+    total = 0.0
+    end = 0.0
     for span in sorted(spans, key=lambda span: span.start):
         total += max(span.end - max(span.start, end), 0.0)
         end = max(end, span.end)
@@ -151,7 +166,10 @@ def _busy(spans: Iterable[Span]) -> float:
 
 
 def _checked(course: Course, what: str) -> Course:
-    return [(float(decimal(time, f"a time in {what}")), float(decimal(amount, what))) for time, amount in course]
+    return [
+        (float(decimal(time, f"a time in {what}")), float(decimal(amount, what)))
+        for time, amount in course
+    ]
 
 
 def _amount(value: float, unit: str) -> str:
@@ -168,7 +186,8 @@ def _chart(rows: Sequence[_Row], title: str, what: str, limit: str) -> str:
     end = max((time for row in rows for course in row.courses for time, _ in course), default=0.0)
     names = [text for row in rows for text in (row.name, *row.notes)]
     left = MARGIN + min(max(map(text_width, names), default=0.0), NAME) + 14
-    body, y = [], MARGIN
+    body = []
+    y = MARGIN
     if title:
         body.append(label("ink title", MARGIN, y + 16, shorten(title, WIDTH - 2 * MARGIN, TITLE)))
         y += 36
@@ -198,9 +217,13 @@ def _courses(row: _Row, ends: Sequence[float], y: float, end: float) -> Iterator
     left, right = ends
 
     def place(time: float, amount: float) -> tuple[float, float]:
-        return left + (right - left) * (time / end if end else 0.0), y + ROW * (1 - amount / row.top)
+        return left + (right - left) * (time / end if end else 0.0), y + ROW * (
+            1 - amount / row.top
+        )
 
-    box = f'x="{number(left)}" y="{number(y)}" width="{number(right - left)}" height="{number(ROW)}"'
+    box = (
+        f'x="{number(left)}" y="{number(y)}" width="{number(right - left)}" height="{number(ROW)}"'
+    )
     yield f'<rect class="track" {box}/>'
     if row.top == row.limit:
         yield f'<path class="limit" d="M{number(left)} {number(y)}H{number(right)}"/>'
@@ -227,7 +250,9 @@ def _steps(points: Sequence[tuple[float, float]], right: float) -> str:
     for _, group in groupby(points, key=lambda point: round(2 * point[0])):
         here = list(group)
         heights = [height for _, height in here]
-        marks = dict.fromkeys((min(heights), max(heights), heights[-1])) if len(here) > 2 else heights
+        marks = (
+            dict.fromkeys((min(heights), max(heights), heights[-1])) if len(here) > 2 else heights
+        )
         path.append(f"H{number(here[0][0])}")
         path += [f"V{number(height)}" for height in marks]
         last = heights[-1]

@@ -50,12 +50,14 @@ def graph_svg(
     """Draw a graph as SVG: a column per device with the host in the middle, copies from one to another thick.
 
     ``device`` says where each task runs, by name, as ``Placement.device`` does; without it the constraints count.
-    With ``group="module"``, what is of one module has a frame around it. Of a graph of more than ``most`` inputs and
-    tasks, a module is one box, at the deepest level that gives no more boxes; with ``depth``, at that level. Without
-    both, at most 200 boxes are drawn, and fewer if the picture were higher than 2,500 pixels otherwise. Tasks of a
-    backward pass and of optimizers have colours of their own.
+    With ``group="module"``, what is of one module has a frame around it. Of a graph of more than
+    ``most`` inputs and tasks, a module is one box, at the deepest level that gives no more boxes;
+    with ``depth``, at that level. Without both, at most 200 boxes are drawn, and fewer if the
+    picture were higher than 2,500 pixels otherwise. Tasks of a backward pass and of optimizers have
+    colours of their own.
     ``critical`` are the names of tasks or copies along a path, to be marked. Order and anti dependencies are dashed and
-    dotted; those that other dependencies imply are left out. Raises ChartError for names that are unknown.
+    dotted; those that other dependencies imply are left out. Raises ChartError for names that are
+    unknown.
 
     >>> graph = Graph("one product")
     >>> x, w = graph.inputs("x", "w")
@@ -67,7 +69,9 @@ def graph_svg(
     bounded = depth is None and most is None
     boxes = MOST if most is None else most
     while True:
-        drawn, frames = grouped(outline(graph, device, depth=depth, most=boxes, critical=critical), group)
+        drawn, frames = grouped(
+            outline(graph, device, depth=depth, most=boxes, critical=critical), group
+        )
         frames = frames if group == "module" else []
         found = _layout(drawn, frames)
         least = BOX + sum(FRAME) + 2 if frames else DENSE
@@ -86,7 +90,9 @@ def _layout(drawn: Outline, frames: Sequence[Frame]) -> Layout:
     return layout(column, [_width(box) for box in drawn.boxes], list(drawn.arrows), free, bands)
 
 
-def _drawing(drawn: Outline, frames: Sequence[Frame], found: Layout, called: tuple[str, str], pitch: float) -> str:
+def _drawing(
+    drawn: Outline, frames: Sequence[Frame], found: Layout, called: tuple[str, str], pitch: float
+) -> str:
     boxes, (title, name) = drawn.boxes, called
     devices = _columns(dict.fromkeys(box.place for box in boxes))
     widths = [_width(box) for box in boxes]
@@ -134,13 +140,18 @@ def _columns(devices: Iterable[str]) -> list[str]:
 
 def _head(title: str, said: str, width: float) -> tuple[list[str], float]:
     """Write the title, and how much it is a picture of; return them, and where the picture begins."""
-    drawn, y = [], MARGIN
+    drawn = []
+    y = MARGIN
     if title:
         text = escape(shorten(title, width - 2 * MARGIN, TITLE))
-        drawn.append(f'<text class="ink title" x="{number(MARGIN)}" y="{number(y + 16)}">{text}</text>')
+        drawn.append(
+            f'<text class="ink title" x="{number(MARGIN)}" y="{number(y + 16)}">{text}</text>'
+        )
         y += 28
     if said:
-        drawn.append(f'<text class="muted" x="{number(MARGIN)}" y="{number(y + 10)}">{escape(said)}</text>')
+        drawn.append(
+            f'<text class="muted" x="{number(MARGIN)}" y="{number(y + 10)}">{escape(said)}</text>'
+        )
         y += 24
     return drawn, y
 
@@ -159,7 +170,9 @@ def _panels(devices: Sequence[str], found: Layout, top: float, bottom: float) ->
         yield f'<text class="ink strong middle" x="{number((left + right) / 2)}" y="{number(top + 22)}">{text}</text>'
 
 
-def _frames(frames: Iterable[Frame], found: Layout, widths: Sequence[float], top: float, pitch: float) -> Iterator[str]:
+def _frames(
+    frames: Iterable[Frame], found: Layout, widths: Sequence[float], top: float, pitch: float
+) -> Iterator[str]:
     """Draw a frame around the boxes of each module, with its name in a corner."""
     for frame in frames:
         if not frame.name:
@@ -178,11 +191,15 @@ def _frames(frames: Iterable[Frame], found: Layout, widths: Sequence[float], top
 
 def _look(box: Box, phased: bool) -> str:
     """Return the class of a box: what it is, and for what if tasks are for several things."""
-    return f"task {box.phase}" if phased and box.kind == "task" and box.phase in PHASES else box.kind
+    return (
+        f"task {box.phase}" if phased and box.kind == "task" and box.phase in PHASES else box.kind
+    )
 
 
 def _node(box: Box, x: float, y: float, width: float, phased: bool) -> str:
-    left, top, rx = x - width / 2, y - BOX / 2, BOX / 2 if box.kind == "input" else 4
+    left = x - width / 2
+    top = y - BOX / 2
+    rx = BOX / 2 if box.kind == "input" else 4
     size = f'width="{number(width)}" height="{number(BOX)}" rx="{number(rx)}"'
     cls = _look(box, phased) + " critical" * box.critical
     behind = (
@@ -202,7 +219,8 @@ def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float, pitch: floa
     """Draw all arrows, those that matter most last."""
     drawn: list[tuple[tuple[bool, bool, int], str]] = []
     for ((a, b), arrow), route in zip(arrows.items(), found.routes, strict=True):
-        y1, y2 = top + found.rank[a] * pitch + BOX / 2, top + found.rank[b] * pitch - BOX / 2
+        y1 = top + found.rank[a] * pitch + BOX / 2
+        y2 = top + found.rank[b] * pitch - BOX / 2
         path = _path(route, y1, y2, pitch - BOX)
         cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
         weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
@@ -214,7 +232,8 @@ def _path(route: Route, y1: float, y2: float, gap: float) -> str:
     """Return the curve from (leaves, y1) to (enters, y2), which turns only between ranks, where no node can be."""
     if route.passes is None:
         return f"M{number(route.leaves)} {number(y1)}" + _turn(route.leaves, y1, route.enters, y2)
-    first, last = y1 + gap, y2 - gap
+    first = y1 + gap
+    last = y2 - gap
     return (
         f"M{number(route.leaves)} {number(y1)}{_turn(route.leaves, y1, route.passes, first)}"
         f"V{number(last)}{_turn(route.passes, last, route.enters, y2)}"
@@ -240,7 +259,12 @@ def _entries(drawn: Outline) -> Iterator[tuple[str, str, str]]:
         ("view" in boxes, "box", "view", "view"),
         (any(box.amount for box in drawn.boxes), "stack", "task", "several"),
         ("data" in kinds, "line", "line data", "data"),
-        (any(arrow.faint for arrow in drawn.arrows.values()), "line", "line data faint", "data from afar"),
+        (
+            any(arrow.faint for arrow in drawn.arrows.values()),
+            "line",
+            "line data faint",
+            "data from afar",
+        ),
         ("move" in kinds, "line", "line move", "data copied"),
         ("anti" in kinds, "line", "line anti", "write after read"),
         ("order" in kinds, "line", "line order", "order only"),

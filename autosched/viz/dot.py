@@ -42,8 +42,14 @@ def graph_dot(
     >>> print(graph_dot(graph).splitlines()[-2])
       n1 -> n2 [color="#59636e"];
     """
-    drawn, frames = grouped(outline(graph, device, depth=depth, most=most, critical=critical), group)
-    lines = [f"digraph {_quoted(graph.name)} {{", f"  label={_quoted(title or drawn.said)};", "  labelloc=t;"]
+    drawn, frames = grouped(
+        outline(graph, device, depth=depth, most=most, critical=critical), group
+    )
+    lines = [
+        f"digraph {_quoted(graph.name)} {{",
+        f"  label={_quoted(title or drawn.said)};",
+        "  labelloc=t;",
+    ]
     lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
     lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
     for frame in frames:
@@ -80,6 +86,12 @@ def _quoted(text: str) -> str:
     >>> _quoted('a "b" \\ &')
     '"a \\"b\\" \\\\ &amp;"'
     """
-    for character, escaped in (("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", " "), ("\n", "\\n")):
+    for character, escaped in (
+        ("&", "&amp;"),
+        ("\\", "\\\\"),
+        ('"', '\\"'),
+        ("\r", " "),
+        ("\n", "\\n"),
+    ):
         text = text.replace(character, escaped)
     return f'"{legal(text)}"'

@@ -38,7 +38,8 @@ def draw_graph(
     critical = list(critical)
     ways = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
     kinds = {
-        suffix: partial(way, graph, device, critical=critical, group=group, depth=depth) for suffix, way in ways.items()
+        suffix: partial(way, graph, device, critical=critical, group=group, depth=depth)
+        for suffix, way in ways.items()
     }
     _draw(path, kinds)
 
@@ -51,7 +52,14 @@ def draw_timeline(
     graph: Graph | None = None,
 ) -> None:
     """Write a timeline as .svg, .png or .pdf."""
-    _draw(path, {".svg": partial(gantt_svg, timeline, title=title, measured=measured, phases=phases(graph))})
+    _draw(
+        path,
+        {
+            ".svg": partial(
+                gantt_svg, timeline, title=title, measured=measured, phases=phases(graph)
+            )
+        },
+    )
 
 
 def phases(graph: Graph | None) -> dict[str, str]:
@@ -67,7 +75,9 @@ def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) 
         write(path, kinds[suffix]())
     else:
         known = ", ".join([".svg", *_BY_PICTURE, *(kind for kind in kinds if kind != ".svg")])
-        raise ChartError(f"the name of a picture must end in one of {known}, got {shown(os.fspath(path))}")
+        raise ChartError(
+            f"the name of a picture must end in one of {known}, got {shown(os.fspath(path))}"
+        )
 
 
 # ---- notebooks
@@ -78,14 +88,22 @@ def show_graph(graph: Graph) -> dict[str, str]:
     return _shown(graph_svg(graph, group="module"), repr(graph), repr(graph))
 
 
-def show_timeline(timeline: Timeline, title: str = "", about: str = "", graph: Graph | None = None) -> dict[str, str]:
+def show_timeline(
+    timeline: Timeline, title: str = "", about: str = "", graph: Graph | None = None
+) -> dict[str, str]:
     """Return what a notebook shows of a timeline: a Gantt chart, as a picture and as text."""
     chart = "\n".join(filter(None, (about, gantt_text(timeline))))
-    return _shown(gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline))
+    return _shown(
+        gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline)
+    )
 
 
 def _shown(svg: str, text: str, about: str) -> dict[str, str]:
-    return {"text/plain": text, "image/svg+xml": svg, "text/html": f"<div>{svg}<p>{escape(about)}</p></div>"}
+    return {
+        "text/plain": text,
+        "image/svg+xml": svg,
+        "text/html": f"<div>{svg}<p>{escape(about)}</p></div>",
+    }
 
 
 register(Graph, Renderer(draw_graph, show_graph))

@@ -1,6 +1,7 @@
 """Folding: which nodes of a DAG share a box so that what is left is a DAG still. Knows numbers and keys alone.
 
-A key per node says with whom it may share; where that would make a circle, the later node begins another box.
+A key per node says with whom it may share; where that would make a circle, the later node begins
+another box.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def parts(
     """Return the box of each node, numbered in topological order; only nodes of one key share one.
 
     ``before`` are the nodes that each depends on, all earlier; the first ``sources`` of them depend on none. ``depth``
-    is how much of a path is told apart; if None, as much as gives at most ``most`` boxes, as far as possible.
+    is how much of a path is told apart; if None, as much as gives at most ``most`` boxes, as far as
+    possible.
     """
     if depth is not None:
         return _fold(_by_path(keys, paths, depth), before, keys[:sources])
@@ -32,7 +34,9 @@ def parts(
     if len(keys) <= most:
         return alone
     best = alone
-    for way in _ways([[i for i in nodes if i >= sources] for nodes in before], keys, paths, int(most)):
+    for way in _ways(
+        [[i for i in nodes if i >= sources] for nodes in before], keys, paths, int(most)
+    ):
         if len(set(way[sources:])) <= most:
             found = _fold(way, before, keys[:sources])
             best = found if max(found) < max(best) else best
@@ -41,7 +45,9 @@ def parts(
     return best
 
 
-def _ways(before: Sequence[Sequence[int]], keys: Keys, paths: Sequence[Path], most: int) -> Iterator[Keys]:
+def _ways(
+    before: Sequence[Sequence[int]], keys: Keys, paths: Sequence[Path], most: int
+) -> Iterator[Keys]:
     """Yield keys by which to fold, the finest first: by module, or else by chain; by neighbourhood."""
     levels = max(map(len, paths), default=0)
     for level in range(levels, 0, -1):
@@ -73,7 +79,9 @@ def _chains(keys: Keys, before: Sequence[Sequence[int]]) -> Keys:
 def _fold(keys: Keys, before: Sequence[Sequence[int]], places: Keys) -> list[int]:
     """Fold nodes by their keys; the first, which are sources, by their places and by which box uses them first."""
     sources = len(places)
-    tasks = fold(keys[sources:], [[i - sources for i in nodes if i >= sources] for nodes in before[sources:]])
+    tasks = fold(
+        keys[sources:], [[i - sources for i in nodes if i >= sources] for nodes in before[sources:]]
+    )
     first: dict[int, int] = {}
     for box, nodes in zip(tasks, before[sources:], strict=True):
         for node in nodes:
@@ -103,7 +111,8 @@ def fold(keys: Keys, before: Sequence[Sequence[int]]) -> list[int]:
         else:
             _put_below(box, _above(others, above, box), above)
         found.append(box)
-    # What is above a box has fewer above it than the box has: the number of boxes above grows along every edge.
+    # What is above a box has fewer above it than the box has: the number of boxes above grows along
+    # every edge.
     order = sorted(range(len(above)), key=lambda box: above[box].bit_count())
     number = {box: i for i, box in enumerate(order)}
     return [number[box] for box in found]

@@ -52,16 +52,23 @@ def _by_module(drawn: Outline) -> tuple[Outline, list[Frame]]:
     for a, b in drawn.arrows:
         if drawn.boxes[a].kind == "input":
             user[a] = min(user.get(a, frame[b]), frame[b])
-    groups: dict[tuple[int, bool, str], list[int]] = {}  # a source in another place stands just before its first user
+    groups: dict[
+        tuple[int, bool, str], list[int]
+    ] = {}  # a source in another place stands just before its first user
     for i, box in enumerate(drawn.boxes):
         number = frame.get(i, user.get(i, 0))
-        apart = i not in frame and box.place not in [drawn.boxes[j].place for j in tasks if frame[j] == number][:1]
+        apart = (
+            i not in frame
+            and box.place not in [drawn.boxes[j].place for j in tasks if frame[j] == number][:1]
+        )
         groups.setdefault((number, not apart, box.place if apart else ""), []).append(i)
     ordered = [groups[key] for key in sorted(groups)]
     position = {box: i for i, box in enumerate(i for boxes in ordered for i in boxes)}
     boxes = [drawn.boxes[i] for i in position]
     arrows = {(position[a], position[b]): arrow for (a, b), arrow in drawn.arrows.items()}
-    return replace(drawn, boxes=boxes, arrows=arrows), [_frame(drawn, mine, position) for mine in ordered]
+    return replace(drawn, boxes=boxes, arrows=arrows), [
+        _frame(drawn, mine, position) for mine in ordered
+    ]
 
 
 def _modules(drawn: Outline, tasks: Sequence[int]) -> list[int]:

@@ -64,9 +64,10 @@ def gantt_svg(
 ) -> str:
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows, the critical path outlined.
 
-    At the end of each row stands for how much of the makespan it is idle. Pauses of the garbage collector are bands
-    over all rows. With ``measured``, its rows stand below those of ``timeline``, on the same time axis. ``phases`` says
-    by the names of tasks what they are for: those of ``"backward"`` and ``"optimizer"`` have colours of their own.
+    At the end of each row stands for how much of the makespan it is idle. Pauses of the garbage
+    collector are bands over all rows. With ``measured``, its rows stand below those of
+    ``timeline``, on the same time axis. ``phases`` says by the names of tasks what they are for:
+    those of ``"backward"`` and ``"optimizer"`` have colours of their own.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
@@ -74,14 +75,19 @@ def gantt_svg(
     (True, True)
     """
     charts = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    streams = sorted_streams(Timeline(tuple(span for chart in charts.values() for span in chart.spans)))
+    streams = sorted_streams(
+        Timeline(tuple(span for chart in charts.values() for span in chart.spans))
+    )
     names = _widest(stream.device for stream in streams), _widest(stream.name for stream in streams)
     axis = _Axis(MARGIN + sum(names), max(chart.makespan for chart in charts.values()))
-    body, y = [], MARGIN
+    body = []
+    y = MARGIN
     if title:
         y += 28
         text = escape(shorten(title, WIDTH - 2 * MARGIN, TITLE))
-        body.append(f'<text class="ink title" x="{number(MARGIN)}" y="{number(y - 12)}">{text}</text>')
+        body.append(
+            f'<text class="ink title" x="{number(MARGIN)}" y="{number(y - 12)}">{text}</text>'
+        )
     for name, chart in charts.items():
         body.append(_heading(name, chart, y))
         rows = _rows(streams, y + 24)
@@ -149,7 +155,9 @@ def _labels(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
                 yield f'<text class="ink strong" x="{number(MARGIN)}" y="{text_y}">{text}</text>'
             text = escape(shorten(stream.name, axis.left - MARGIN - indent))
             yield f'<text class="muted" x="{number(MARGIN + indent)}" y="{text_y}">{text}</text>'
-            box = f'x="{number(axis.left)}" y="{number(y)}" width="{number(axis.right - axis.left)}"'
+            box = (
+                f'x="{number(axis.left)}" y="{number(y)}" width="{number(axis.right - axis.left)}"'
+            )
             yield f'<rect class="track" {box} height="{number(BOX)}" rx="2"/>'
 
 
@@ -188,7 +196,8 @@ def _boxes(chart: Timeline, rows: Rows, axis: _Axis, phases: Mapping[str, str]) 
     drawn = dict.fromkeys(rows, -1.0)  # how far to the right each row is filled
     outlined = []
     for span in chart.spans:
-        left, right = axis.x(span.start), axis.x(span.end)
+        left = axis.x(span.start)
+        right = axis.x(span.end)
         look = f" {phase}" if (phase := _phase(span, phases)) else ""
         for stream in span.streams:
             if right - drawn[stream] < CLOSE:
@@ -205,7 +214,9 @@ def _box(span: Span, x: float, y: float, width: float, look: str) -> str:
     kind = "task" if span.kind == "run" else "copy"
     cls = kind + look + " thin" * (width < THIN)
     where = " and ".join(map(str, span.streams))
-    facts = f"{kind} {span.name}\n{where}\nstart {duration(span.start)}, takes {duration(span.seconds)}"
+    facts = (
+        f"{kind} {span.name}\n{where}\nstart {duration(span.start)}, takes {duration(span.seconds)}"
+    )
     box = f'x="{number(x)}" y="{number(y)}" width="{number(max(width, CLOSE))}" height="{number(BOX)}"'
     drawn = f'<rect class="{cls}" {box} rx="{2 if width >= THIN else 0}"><title>{escape(facts)}</title></rect>'
     text = shorten(span.name, width - 4, LABEL)
@@ -220,10 +231,12 @@ def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
     """Draw each wait from the end of one span to the start of the other, between those rows that are nearest."""
     yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
     for a, b in chart.arrows:
-        before, after = chart.spans[a], chart.spans[b]
+        before = chart.spans[a]
+        after = chart.spans[b]
         pairs = ((rows[s], rows[t]) for s in before.streams for t in after.streams)
         y1, y2 = min(pairs, key=lambda pair: abs(pair[0] - pair[1]))
-        x1, x2 = axis.x(before.end), axis.x(after.start)
+        x1 = axis.x(before.end)
+        x2 = axis.x(after.start)
         down = (y2 > y1) - (y2 < y1)
         y1, y2 = (y + BOX / 2 + side * down * BOX / 2 for y, side in ((y1, 1), (y2, -1)))
         bend = max(abs(y2 - y1) / 2, 6) * down

@@ -1,8 +1,11 @@
 """A layered layout of a DAG in columns: numbers to coordinates. Knows no tasks, no devices and no SVG.
 
-1. Rank: a node stands below all it depends on (longest path); one that may float stands just above its first user.
-2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours (barycentres).
-3. Route: an edge over several ranks runs straight down where no node is in the way, else between the columns.
+1. Rank: a node stands below all it depends on (longest path); one that may float stands just above
+   its first user.
+2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours
+   (barycentres).
+3. Route: an edge over several ranks runs straight down where no node is in the way, else between
+   the columns.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ GAP = 18.0  # between nodes side by side
 GUTTER = 56.0  # between columns
 LEAST = 90.0  # the width of a column, at least
 CLEAR = 7.0  # between a node and an edge that passes it
-ROOM, LEAST_ROOM = 830.0, 380.0  # how wide a rank may be: in all columns, and in each at least
+ROOM = 830.0  # how wide a rank may be: in all columns, and in each at least
+LEAST_ROOM = 380.0
 FAR = 64  # ranks: an edge over more goes between the columns without looking for a shorter way
 SWEEPS = 6
 
@@ -56,7 +60,8 @@ def layout(
 ) -> Layout:
     """Lay out nodes 0, 1, ..., given in topological order, by their column and width. ``edges`` are distinct.
 
-    Nodes of one ``band`` follow each other and share a column, where no other node has a rank between theirs.
+    Nodes of one ``band`` follow each other and share a column, where no other node has a rank
+    between theirs.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
@@ -120,11 +125,14 @@ def _ranks(
     return [place[r] for r in rank]
 
 
-def _columns(count: int, cells: dict[tuple[int, int], list[int]], width: Sequence[float]) -> list[tuple[float, float]]:
+def _columns(
+    count: int, cells: dict[tuple[int, int], list[int]], width: Sequence[float]
+) -> list[tuple[float, float]]:
     wide = [LEAST] * count
     for (_, column), nodes in cells.items():
         wide[column] = max(wide[column], sum(width[node] + GAP for node in nodes) + GAP)
-    edges, left = [], GUTTER
+    edges = []
+    left = GUTTER
     for w in wide:
         edges.append((left, left + w))
         left += w + GUTTER
@@ -154,7 +162,9 @@ def _order(
         near = after if sweep % 2 else before
         for (_, column), nodes in reversed(cells.items()) if sweep % 2 else cells.items():
             if len(nodes) > 1:
-                mean = {n: sum(x[o] for o in near[n]) / len(near[n]) if near[n] else x[n] for n in nodes}
+                mean = {
+                    n: sum(x[o] for o in near[n]) / len(near[n]) if near[n] else x[n] for n in nodes
+                }
                 nodes.sort(key=mean.__getitem__)
                 spread(column, nodes)
     return x
@@ -170,7 +180,9 @@ def _routes(
 ) -> list[Route]:
     taken: list[list[tuple[float, float]]] = [[] for _ in range(max(rank, default=-1) + 1)]
     for node in sorted(range(len(x)), key=lambda node: x[node]):
-        taken[rank[node]].append((x[node] - width[node] / 2 - CLEAR, x[node] + width[node] / 2 + CLEAR))
+        taken[rank[node]].append(
+            (x[node] - width[node] / 2 - CLEAR, x[node] + width[node] / 2 + CLEAR)
+        )
 
     def free(at: float, ranks: range) -> bool:
         for r in ranks:
@@ -184,7 +196,9 @@ def _routes(
     gutters = [GUTTER / 2] + [right + GUTTER / 2 for _, right in columns]
     for i, (a, b) in enumerate(edges):
         between = range(rank[a] + 1, rank[b])
-        straight = [at for at in (x[a], x[b]) if between and len(between) < FAR and free(at, between)]
+        straight = [
+            at for at in (x[a], x[b]) if between and len(between) < FAR and free(at, between)
+        ]
         passes.append(straight[0] if straight else None)
         if between and not straight:
             ways = [gutters[column[end] + side] for end in (a, b) for side in (0, 1)]
@@ -199,7 +213,9 @@ def _routes(
 
 
 def _lanes(
-    trunks: dict[tuple[float, int], list[int]], edges: Sequence[tuple[int, int]], rank: Sequence[int]
+    trunks: dict[tuple[float, int], list[int]],
+    edges: Sequence[tuple[int, int]],
+    rank: Sequence[int],
 ) -> dict[tuple[float, int], float]:
     """Give the edges of one source that share a gutter one x in it, with no other edge there at the same ranks."""
     lane: dict[tuple[float, int], int] = {}
@@ -212,7 +228,10 @@ def _lanes(
         heapq.heappush(heap, (max(rank[edges[i][1]] for i in trunks[trunk]), lane[trunk]))
     spacing = {gutter: min(8.0, (GUTTER - 2 * CLEAR) / len(heap)) for gutter, heap in ended.items()}
     # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
-    return {trunk: trunk[0] + (i + 1) // 2 * (1 if i % 2 else -1) * spacing[trunk[0]] for trunk, i in lane.items()}
+    return {
+        trunk: trunk[0] + (i + 1) // 2 * (1 if i % 2 else -1) * spacing[trunk[0]]
+        for trunk, i in lane.items()
+    }
 
 
 def _ports(

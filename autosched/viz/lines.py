@@ -9,7 +9,19 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from autosched.errors import ChartError, shown
-from autosched.viz.axes import MARGIN, WIDTH, Axis, axis_name, columns, facts, head, label, marker, rows, tone
+from autosched.viz.axes import (
+    MARGIN,
+    WIDTH,
+    Axis,
+    axis_name,
+    columns,
+    facts,
+    head,
+    label,
+    marker,
+    rows,
+    tone,
+)
 from autosched.viz.paint import document, number, text_width
 from autosched.viz.scale import Scale, decimal
 
@@ -59,10 +71,11 @@ def lines_svg(
 ) -> str:
     """Draw series on common axes, named ``x`` and ``y``.
 
-    Units get prefixes where they have such (s, B, FLOP/s). The y axis begins at 0 unless that would hide differences,
-    which it says then, and the axis is broken. Lines that lie on earlier ones are dashed so that both can be seen, and
-    the legend tells of lines that are the same.
-    Raises ChartError for what is no finite number, for other styles, and for an x of 0 or less where ``log_x``.
+    Units get prefixes where they have such (s, B, FLOP/s). The y axis begins at 0 unless that would
+    hide differences, which it says then, and the axis is broken. Lines that lie on earlier ones are
+    dashed so that both can be seen, and the legend tells of lines that are the same. Raises
+    ChartError for what is no finite number, for other styles, and for an x of 0 or less where
+    ``log_x``.
 
     >>> measured = Line("measured", [(1, 0.02, 0.019, 0.022), (2, 0.013, 0.012, 0.015)], "points")
     >>> svg = lines_svg([measured, Line("predicted", [(1, 0.02), (2, 0.012)], "dashed")], y="time", y_unit="s")
@@ -72,17 +85,31 @@ def lines_svg(
     lines = list(series)
     points = [_points(line, log_x) for line in lines]
     every = [point for mine in points for point in mine]
-    heights = Scale.over(_from_zero([value for point in every for value in point[1:]]), y_unit).rounded(STEPS)
-    named = [(_with_twin(line.name, twin), line.style) for line, twin in zip(lines, _twins(lines, points), strict=True)]
+    heights = Scale.over(
+        _from_zero([value for point in every for value in point[1:]]), y_unit
+    ).rounded(STEPS)
+    named = [
+        (_with_twin(line.name, twin), line.style)
+        for line, twin in zip(lines, _twins(lines, points), strict=True)
+    ]
     cut = not heights.low <= 0 <= heights.high
     body, top = head(title, named, f"{axis_name(y, heights)}{CUT * cut}".strip(", "))
     bottom = top + PLOT
     ticks = heights.marked(heights.ticks(STEPS))
     left = MARGIN + max(map(text_width, ticks.values())) + 10
-    across = Axis(Scale.over([point.x for point in every], x_unit, log_x), left + INSET, WIDTH - MARGIN - INSET)
+    across = Axis(
+        Scale.over([point.x for point in every], x_unit, log_x),
+        left + INSET,
+        WIDTH - MARGIN - INSET,
+    )
     up = Axis(heights, bottom, top)
-    body += [*columns(across, bottom, bottom + 5, sorted({point.x for point in every})), *rows(up, ticks, left)]
-    body.append(f'<path class="axis" d="M{number(left)} {number(bottom)}H{number(WIDTH - MARGIN)}"/>')
+    body += [
+        *columns(across, bottom, bottom + 5, sorted({point.x for point in every})),
+        *rows(up, ticks, left),
+    ]
+    body.append(
+        f'<path class="axis" d="M{number(left)} {number(bottom)}H{number(WIDTH - MARGIN)}"/>'
+    )
     if cut:
         body.append(_break(left, bottom))
     drawn = set[_Stretch]()
@@ -103,21 +130,26 @@ def _points(line: Line, log_x: bool) -> list[_Point]:
     what = f"a point of line {line.name!r}"
     if line.style not in STYLES:
         known = ", ".join(map(repr, STYLES))
-        raise ChartError(f"the style of line {line.name!r} must be one of {known}, got {shown(line.style)}")
+        raise ChartError(
+            f"the style of line {line.name!r} must be one of {known}, got {shown(line.style)}"
+        )
     made = []
     for point in line.points:
         if len(point) not in (2, 4):
             raise ChartError(f"{what} must be (x, y) or (x, y, low, high), got {shown(point)}")
         x, y, *ends = [decimal(item, what) for item in point]
         if log_x and x <= 0:
-            raise ChartError(f"x of {what} must be more than 0 on a logarithmic axis, got {shown(point[0])}")
+            raise ChartError(
+                f"x of {what} must be more than 0 on a logarithmic axis, got {shown(point[0])}"
+            )
         made.append(_Point(x, y, *(ends or (y, y))))
     return made
 
 
 def _from_zero(values: Sequence[Decimal]) -> Sequence[Decimal]:
     """Add 0, unless values would fill less than half of the axis then."""
-    low, high = min(values, default=Decimal(0)), max(values, default=Decimal(0))
+    low = min(values, default=Decimal(0))
+    high = max(values, default=Decimal(0))
     apart = low < high and (0 < high < 2 * low or 2 * high < low < 0)
     return values if apart else [*values, Decimal(0)]
 
@@ -147,7 +179,9 @@ def _break(x: float, y: float) -> str:
     return f'<path class="error" d="M{number(x)} {number(y)}{steps}"/>'
 
 
-def _curve(line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis, is_above: bool) -> Iterator[str]:
+def _curve(
+    line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis, is_above: bool
+) -> Iterator[str]:
     """Draw a line, its error bars and, on top, its markers; with gaps if it ``is_above`` another one."""
     places = [(across.at(point.x), up.at(point.y)) for point in points]
     yield f'<g class="{tone(i)}">'
@@ -160,7 +194,12 @@ def _curve(line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis,
             yield _whisker(x, up.at(point.low), up.at(point.high))
     if line.style != "dashed" or len(points) == 1:
         for point, (x, y) in zip(points, places, strict=True):
-            yield marker(i, x, y, f"{line.name}\n{across.scale.short(point.x)}: {facts(up.scale, *point[1:])}")
+            yield marker(
+                i,
+                x,
+                y,
+                f"{line.name}\n{across.scale.short(point.x)}: {facts(up.scale, *point[1:])}",
+            )
     yield "</g>"
 
 

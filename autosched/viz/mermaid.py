@@ -42,7 +42,9 @@ def graph_mermaid(
     >>> print(graph_mermaid(graph).splitlines()[-1])
       n1 --> n2
     """
-    drawn, frames = grouped(outline(graph, device, depth=depth, most=most, critical=critical), group)
+    drawn, frames = grouped(
+        outline(graph, device, depth=depth, most=most, critical=critical), group
+    )
     head = ["---", f'title: "{_plain(title)}"', "---"] if _plain(title) else []
     lines = [*head, "flowchart TD", *(f"  {text}" for text in _CLASSES)]
     for frame in frames:

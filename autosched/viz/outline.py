@@ -1,7 +1,8 @@
 """Outlines: the boxes and arrows that a picture of a graph has, whatever draws it. Knows no coordinates and no times.
 
-A graph of few nodes is shown whole. Of a large one, the tasks of each module are one box, at the deepest level of
-modules that gives few enough; then chains of tasks; then neighbours. What is folded stays a DAG: see ``folds``.
+A graph of few nodes is shown whole. Of a large one, the tasks of each module are one box, at the
+deepest level of modules that gives few enough; then chains of tasks; then neighbours. What is
+folded stays a DAG: see ``folds``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,30 @@ from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
 from autosched.viz.folds import parts, together
 
-__all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Edge", "Kind", "Outline", "common", "is_host", "outline"]
+__all__ = [
+    "KINDS",
+    "NOWHERE",
+    "Arrow",
+    "Box",
+    "Edge",
+    "Kind",
+    "Outline",
+    "common",
+    "is_host",
+    "outline",
+]
 
 NOWHERE = ""  # the place of what is placed nowhere yet
 
 Node = Value | Task
 Edge = tuple[int, int]
 Kind = Literal["move", "data", "anti", "order"]
-KINDS: Sequence[Kind] = ("move", "data", "anti", "order")  # of several between two boxes, the first counts
+KINDS: Sequence[Kind] = (
+    "move",
+    "data",
+    "anti",
+    "order",
+)  # of several between two boxes, the first counts
 
 
 @dataclass(frozen=True)
@@ -87,14 +104,21 @@ def outline(
 ) -> Outline:
     """Return what a picture of a graph shows; the parameters are those of ``graph_svg``."""
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
-        raise ChartError(f"depth must be a number of levels of modules, 0 or more, or None, got {shown(depth)}")
+        raise ChartError(
+            f"depth must be a number of levels of modules, 0 or more, or None, got {shown(depth)}"
+        )
     nodes: list[Node] = [*graph.sources, *graph.tasks]
     places = _places(graph, device or {})
     before = _before(graph, places)
     paths = [_path(node) for node in nodes]
     sources = len(nodes) - len(graph.tasks)
     part = parts(
-        [list(b) for b in before], list(zip(places, map(_phase, nodes), strict=True)), paths, sources, depth, most
+        [list(b) for b in before],
+        list(zip(places, map(_phase, nodes), strict=True)),
+        paths,
+        sources,
+        depth,
+        most,
     )
     members = together(part)
     boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in members]
@@ -115,13 +139,18 @@ def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     >>> common([("layer1", "0", "conv"), ("layer1", "1")])
     ('layer1',)
     """
-    low, high = min(paths), max(paths)
+    low = min(paths)
+    high = max(paths)
     same = [a == b for a, b in zip(low, high, strict=False)]
     return low[: [*same, False].index(False)]
 
 
 def _path(node: Node) -> tuple[str, ...]:
-    return () if isinstance(node, Value) or not node.origin.module else tuple(node.origin.module.split("."))
+    return (
+        ()
+        if isinstance(node, Value) or not node.origin.module
+        else tuple(node.origin.module.split("."))
+    )
 
 
 def _phase(node: Node) -> str:
@@ -150,8 +179,12 @@ def _before(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
     before: list[dict[int, Kind]] = [{} for _ in source]
     for task in graph.tasks:
         here = places[len(source) + task.index]
-        found: dict[int, Kind] = {source[v]: "data" for v, version in task.reads if v in source and not version}
-        found |= {len(source) + dependency.task: dependency.kind for dependency in task.dependencies}
+        found: dict[int, Kind] = {
+            source[v]: "data" for v, version in task.reads if v in source and not version
+        }
+        found |= {
+            len(source) + dependency.task: dependency.kind for dependency in task.dependencies
+        }
         for other, kind in found.items():
             if kind == "data" and places[other] != here and NOWHERE not in (places[other], here):
                 found[other] = "move"
@@ -199,10 +232,13 @@ def _kind(node: Node) -> Literal["input", "task", "view"]:
 # ---- arrows
 
 
-def _arrows(before: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int) -> dict[Edge, Arrow]:
+def _arrows(
+    before: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int
+) -> dict[Edge, Arrow]:
     """Return the arrows between boxes, those of order alone where nothing else implies them.
 
-    Of a graph that is folded, sources have arrows to their first users only: parameters go almost everywhere.
+    Of a graph that is folded, sources have arrows to their first users only: parameters go almost
+    everywhere.
     """
     folded = max(part, default=-1) + 1 < len(part)
     found: dict[Edge, Kind] = {}
@@ -214,9 +250,20 @@ def _arrows(before: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: 
                 continue
             if edge[0] != edge[1]:
                 found[edge] = min(kind, found.get(edge, kind), key=KINDS.index)
-    implied = _implied(found) if folded or any(kind in ("anti", "order") for kind in found.values()) else set()
-    kept = {edge: kind for edge, kind in found.items() if kind in ("move", "data") or edge not in implied}
-    return {edge: Arrow(kind, folded and kind == "data" and edge in implied) for edge, kind in kept.items()}
+    implied = (
+        _implied(found)
+        if folded or any(kind in ("anti", "order") for kind in found.values())
+        else set()
+    )
+    kept = {
+        edge: kind
+        for edge, kind in found.items()
+        if kind in ("move", "data") or edge not in implied
+    }
+    return {
+        edge: Arrow(kind, folded and kind == "data" and edge in implied)
+        for edge, kind in kept.items()
+    }
 
 
 def _implied(found: Iterable[Edge]) -> set[Edge]:
@@ -244,9 +291,12 @@ def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
         called = _maker(graph, name, before) or name
         before = called
         if called not in box:
-            raise ChartError(f"critical names {shown(name)}, which is no task and no value of graph {graph.name!r}")
+            raise ChartError(
+                f"critical names {shown(name)}, which is no task and no value of graph {graph.name!r}"
+            )
         path.append(box[called])
-    on, along = set(path), set(pairwise(path))
+    on = set(path)
+    along = set(pairwise(path))
     boxes = [replace(found, critical=i in on) for i, found in enumerate(drawn.boxes)]
     arrows = {edge: replace(arrow, critical=edge in along) for edge, arrow in drawn.arrows.items()}
     return replace(drawn, boxes=boxes, arrows=arrows)
@@ -258,7 +308,13 @@ def _maker(graph: Graph, name: str, before: str) -> str | None:
     if not isinstance(value, Value):
         return None
     writer = graph.names.get(before)
-    index = writer.index if isinstance(writer, Task) else writer.producer if writer is not None else None
+    index = (
+        writer.index
+        if isinstance(writer, Task)
+        else writer.producer
+        if writer is not None
+        else None
+    )
     if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
         return before
     return graph.tasks[value.producer].name if value.producer is not None else None

@@ -1,7 +1,8 @@
 """The schedule as one page of HTML that opens from the file system: chart, graph and texts, linked, in any browser.
 
-What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into the page whole: it
-asks nobody for anything, which its own policy forbids. Decides nothing about schedules.
+What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into
+the page whole: it asks nobody for anything, which its own policy forbids. Decides nothing about
+schedules.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def page_html(
     """Return a page that shows a schedule: zoom, pan, search, select, follow what waits for what.
 
     ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
-    where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the bytes that devices have.
+    where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the
+    bytes that devices have.
 
     >>> from autosched.program.program import Stream
     >>> from autosched.timeline.timeline import Span
@@ -57,7 +59,9 @@ def page_html(
     folder = files("autosched.viz") / "web"
     parts = {
         "title": escape(title or graph.name),
-        "summary": escape("; ".join(f"{name} {summary(timeline)}" for name, timeline in timelines.items())),
+        "summary": escape(
+            "; ".join(f"{name} {summary(timeline)}" for name, timeline in timelines.items())
+        ),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "data": _packed(data),
@@ -69,9 +73,15 @@ def _cut(text: str, name: str) -> str:
     """Return the beginning of a text: of ten thousand tasks no one reads all in a page."""
     lines = text.split("\n")
     rest = len(lines) - LINES
-    return text if rest <= 0 else "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
+    return (
+        text
+        if rest <= 0
+        else "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
+    )
 
 
 def _packed(data: object) -> str:
     """Return JSON, compressed, in letters that end no element; browsers can undo it."""
-    return base64.b64encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)).decode()
+    return base64.b64encode(
+        zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
+    ).decode()

@@ -1,7 +1,8 @@
 """What the drawings share: colours, patterns, escaping, text that fits, times as text. Knows no graph and no program.
 
-Colours are from Okabe and Ito, "Color Universal Design" (2008), told apart with every kind of colour blindness; what
-moves between devices is hatched as well, so that drawings read without colour.
+Colours are from Okabe and Ito, "Color Universal Design" (2008), told apart with every kind of
+colour blindness; what moves between devices is hatched as well, so that drawings read without
+colour.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ __all__ = [
     "ticks",
 ]
 
-FONT_SIZE, LABEL, TITLE = 12.0, 10.5, 17.0  # of text, of text in narrow boxes, of titles
+FONT_SIZE = 12.0  # of text, of text in narrow boxes, of titles
+LABEL = 10.5
+TITLE = 17.0
 PHASES = ("backward", "optimizer")  # of tasks: these have colours of their own, as on the page
 _EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
 
@@ -71,18 +74,34 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("ground", "fill:#f3bf4f", "fill:#e69f00"),
     ("stripe", "fill:#e69f00", "fill:#b87f00"),
     ("thin", "stroke:none", "stroke:none"),
-    ("pause", "fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8", "fill:#dd94bd;stroke:#dd94bd"),
+    (
+        "pause",
+        "fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8",
+        "fill:#dd94bd;stroke:#dd94bd",
+    ),
     ("critical", "stroke:#1f2328;stroke-width:2", "stroke:#ffffff"),
     ("critical.thin", "stroke:#1f2328;stroke-width:.6", "stroke:#ffffff"),
     ("on-task", "fill:#ffffff", "fill:#0d1117"),
-    ("on-copy", "fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke", "fill:#0d1117;stroke:#e69f00"),
-    ("line", "fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head)", "stroke:#9198a1"),
+    (
+        "on-copy",
+        "fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke",
+        "fill:#0d1117;stroke:#e69f00",
+    ),
+    (
+        "line",
+        "fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head)",
+        "stroke:#9198a1",
+    ),
     ("wait", "stroke-width:1", ""),
     ("order", "stroke-dasharray:5 3", ""),
     ("anti", "stroke-dasharray:1.5 3", ""),
     ("move", "stroke:#e69f00;stroke-width:2.4;marker-end:url(#autosched-move)", "stroke:#e69f00"),
     ("along", "stroke:#1f2328;stroke-width:2.6;marker-end:url(#autosched-along)", "stroke:#ffffff"),
-    ("move.along", "stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move)", "stroke:#e69f00"),
+    (
+        "move.along",
+        "stroke:#e69f00;stroke-width:4.5;marker-end:url(#autosched-move)",
+        "stroke:#e69f00",
+    ),
     ("faint", "stroke-width:.7;opacity:.55", ""),
     ("halo", "stroke:#ffffff;stroke-width:4;paint-order:stroke", "stroke:#0d1117"),
     ("frame", "fill:none;stroke:#59636e;stroke-width:.8", "stroke:#9198a1"),
@@ -90,10 +109,18 @@ _STYLES: Sequence[tuple[str, str, str]] = (
     ("head-move", "fill:#e69f00", ""),
     ("head-along", "fill:#1f2328", "fill:#ffffff"),
     *((f"series{i}", f"color:{light}", f"color:{dark}") for i, (light, dark) in enumerate(_SERIES)),
-    ("curve", "fill:none;stroke:currentColor;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round", ""),
+    (
+        "curve",
+        "fill:none;stroke:currentColor;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round",
+        "",
+    ),
     ("course", "stroke-width:1.6;stroke-linejoin:miter;stroke-linecap:butt", ""),
     ("area", "fill:currentColor;fill-opacity:.22", ""),
-    ("limit", "fill:none;stroke:#d55e00;stroke-width:1.6;stroke-dasharray:9 3 2 3", "stroke:#f0803c"),
+    (
+        "limit",
+        "fill:none;stroke:#d55e00;stroke-width:1.6;stroke-dasharray:9 3 2 3",
+        "stroke:#f0803c",
+    ),
     ("dashed", "stroke-dasharray:6 5", ""),
     ("apart", "stroke-dasharray:11 11;stroke-linecap:butt", ""),
     ("dot", "fill:currentColor;stroke:#ffffff;stroke-width:1.4", "stroke:#0d1117"),
@@ -122,15 +149,23 @@ def light(classes: str) -> dict[str, str]:
     ('1', '.6')
     """
     mine = set(classes.split())
-    rules = [(len(style[0].split(".")), style[1]) for style in _STYLES if mine.issuperset(style[0].split("."))]
+    rules = [
+        (len(style[0].split(".")), style[1])
+        for style in _STYLES
+        if mine.issuperset(style[0].split("."))
+    ]
     found: dict[str, str] = {}
     for _, look in sorted(rules, key=lambda rule: rule[0]):
-        found.update((name, value) for name, _, value in (item.partition(":") for item in look.split(";")))
+        found.update(
+            (name, value) for name, _, value in (item.partition(":") for item in look.split(";"))
+        )
     return found
 
 
 def _rules(column: int) -> str:
-    return "\n".join(f".autosched .{style[0]}{{{style[column]}}}" for style in _STYLES if style[column])
+    return "\n".join(
+        f".autosched .{style[0]}{{{style[column]}}}" for style in _STYLES if style[column]
+    )
 
 
 def _head(name: str) -> str:
@@ -178,7 +213,9 @@ def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[
             for shift in (3, 0) if symbol == "stack" else (0,):
                 place = f'x="{number(x + shift)}" y="{number(y - 6 + shift)}"'
                 drawn.append(f'<rect class="{cls}" {place} width="22" height="12" rx="{rx}"/>')
-        drawn.append(f'<text class="muted" x="{number(x + 28)}" y="{number(y + 4)}">{escape(text)}</text>')
+        drawn.append(
+            f'<text class="muted" x="{number(x + 28)}" y="{number(y + 4)}">{escape(text)}</text>'
+        )
         x += 28 + text_width(text) + 18
     return drawn
 
@@ -195,7 +232,13 @@ def escape(text: str) -> str:
     'a&lt;b &amp; &#39;c&#39;'
     """
     text = legal(text)
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#39;")):
+    for character, entity in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        (">", "&gt;"),
+        ('"', "&quot;"),
+        ("'", "&#39;"),
+    ):
         text = text.replace(character, entity)
     return text
 
@@ -231,7 +274,10 @@ def sorted_streams(timeline: Timeline) -> list[Stream]:
 
 def columns(text: str) -> int:
     """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
@@ -278,7 +324,11 @@ def duration(seconds: float) -> str:
     """
     rounded = float(f"{seconds:.3g}")  # to a whole unit perhaps, and then it is told in that
     scale, unit = _unit(rounded)
-    return f"{seconds / scale:,.0f} {unit}" if abs(rounded) >= 99.95 * scale else f"{rounded / scale:.3g} {unit}"
+    return (
+        f"{seconds / scale:,.0f} {unit}"
+        if abs(rounded) >= 99.95 * scale
+        else f"{rounded / scale:.3g} {unit}"
+    )
 
 
 def ticks(end: float, most: int) -> list[tuple[float, str]]:
@@ -298,7 +348,9 @@ def ticks(end: float, most: int) -> list[tuple[float, str]]:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    return next((unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us"))
+    return next(
+        (unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us")
+    )
 
 
 def idle_shares(timeline: Timeline) -> dict[Stream, float]:

@@ -1,9 +1,11 @@
 """Perfetto: a timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
 
-A process for each device, a thread for each stream, arrows for what waited, counters for bytes. Knows the rules of
-Perfetto's importer, which drops without a word what breaks them; ``autosched.timeline.traces`` reads the text back.
+A process for each device, a thread for each stream, arrows for what waited, counters for bytes.
+Knows the rules of Perfetto's importer, which drops without a word what breaks them;
+``autosched.timeline.traces`` reads the text back.
 
-Times are whole nanoseconds. Slices of one thread lie apart and last 1 ns at least, so that arrows find them.
+Times are whole nanoseconds. Slices of one thread lie apart and last 1 ns at least, so that arrows
+find them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,15 @@ __all__ = ["perfetto_json"]
 
 Memory = Mapping[str, Sequence[tuple[float, float]]]
 _Event = dict[str, Any]
-_PYTHON, _COLLECTOR = "Python", "garbage collector"
-_ORDER = {"M": 0, "X": 1, "C": 2, "s": 3, "f": 4}  # at one moment: an arrow binds to the slice that was opened last
+_PYTHON = "Python"
+_COLLECTOR = "garbage collector"
+_ORDER = {
+    "M": 0,
+    "X": 1,
+    "C": 2,
+    "s": 3,
+    "f": 4,
+}  # at one moment: an arrow binds to the slice that was opened last
 
 
 def perfetto_json(
@@ -37,18 +46,25 @@ def perfetto_json(
 ) -> str:
     """Return a timeline as the text of a trace; beside it, if given, what was ``measured``.
 
-    With ``graph``, slices of tasks tell the source line, the module and the phase. ``memory`` is bytes held on devices:
-    (second, bytes) in order. Spans that cannot all be on one stream at once are shifted behind each other; an arrow to
-    a span that was over before the other began is left out. Raises ChartError for times and bytes that are not finite.
+    With ``graph``, slices of tasks tell the source line, the module and the phase. ``memory`` is
+    bytes held on devices: (second, bytes) in order. Spans that cannot all be on one stream at once
+    are shifted behind each other; an arrow to a span that was over before the other began is left
+    out. Raises ChartError for times and bytes that are not finite.
 
     >>> text = perfetto_json(Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),)))
     >>> [event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
     ['h']
     """
     lines = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    pids, arrows = count(1), count(1)
-    groups = [_Group(name, line, memory if line is timeline else None, pids) for name, line in lines.items()]
-    tids = count(next(pids))  # no thread has the number of a process: it would pass for its main thread
+    pids = count(1)
+    arrows = count(1)
+    groups = [
+        _Group(name, line, memory if line is timeline else None, pids)
+        for name, line in lines.items()
+    ]
+    tids = count(
+        next(pids)
+    )  # no thread has the number of a process: it would pass for its main thread
     events = [event for group in groups for event in group.events(graph, tids, arrows)]
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
@@ -61,27 +77,46 @@ class _Group:
     """The processes of one timeline: its devices in order, and Python, where it paused."""
 
     def __init__(self, name: str, timeline: Timeline, memory: Memory | None, pids: Iterator[int]):
-        self.name, self.timeline, self.memory = name, timeline, memory or {}
+        self.name = name
+        self.timeline = timeline
+        self.memory = memory or {}
         devices = dict.fromkeys([*(stream.device for stream in timeline.streams), *self.memory])
         self.pids = {device: next(pids) for device in devices}
         self.python = next(pids) if timeline.pauses else 0
         self.slices = _apart(timeline)
 
-    def events(self, graph: Graph | None, tids: Iterator[int], arrows: Iterator[int]) -> Iterator[_Event]:
+    def events(
+        self, graph: Graph | None, tids: Iterator[int], arrows: Iterator[int]
+    ) -> Iterator[_Event]:
         """Yield everything, in no order; times are in nanoseconds."""
         for device, pid in self.pids.items():
             yield from self._process(pid, device)
-        threads = {stream: _thread(self.pids[stream.device], next(tids)) for stream in self.timeline.streams}
+        threads = {
+            stream: _thread(self.pids[stream.device], next(tids))
+            for stream in self.timeline.streams
+        }
         for stream, thread in threads.items():
             yield from _named_thread(thread, stream.name)
         for (i, stream), (start, end) in self.slices.items():
             span = self.timeline.spans[i]
             args = _args(span, graph)
-            yield {"ph": "X", "cat": span.kind, "name": span.name, **threads[stream], **_when(start, end), "args": args}
+            yield {
+                "ph": "X",
+                "cat": span.kind,
+                "name": span.name,
+                **threads[stream],
+                **_when(start, end),
+                "args": args,
+            }
         yield from self._arrows(threads, arrows)
         yield from self._bytes_in_flight()
         for device, course in self.memory.items():
-            yield from _counter(self.pids[device], "memory", "bytes", [(_ns(moment), held) for moment, held in course])
+            yield from _counter(
+                self.pids[device],
+                "memory",
+                "bytes",
+                [(_ns(moment), held) for moment, held in course],
+            )
         if self.python:
             yield from self._pauses(next(tids))
 
@@ -94,7 +129,8 @@ class _Group:
         """From the last moment of what was waited for, where it arrived, to the first of what waited."""
         spans = self.timeline.spans
         for a, b in self.timeline.arrows:
-            source, target = spans[a].streams[-1], spans[b].streams[0]
+            source = spans[a].streams[-1]
+            target = spans[b].streams[0]
             (start, end), (first, last) = self.slices[a, source], self.slices[b, target]
             leaves = max(start, min(end - 1, first))  # measured clocks may disagree a little
             arrives = max(first, leaves)
@@ -144,14 +180,27 @@ def _args(span: Span, graph: Graph | None) -> _Event:
         args["bytes"] = _finite(span.nbytes)
     if span.kind == "run" and graph is not None:
         task = graph.task(span.name)
-        told = {"task": task.name, "source": task.source, "module": task.origin.module, "phase": task.origin.phase}
+        told = {
+            "task": task.name,
+            "source": task.source,
+            "module": task.origin.module,
+            "phase": task.origin.phase,
+        }
         args.update({key: text for key, text in told.items() if text})
     return args
 
 
-def _counter(pid: int, name: str, unit: str, course: Sequence[tuple[int, float]]) -> Iterator[_Event]:
+def _counter(
+    pid: int, name: str, unit: str, course: Sequence[tuple[int, float]]
+) -> Iterator[_Event]:
     for moment, number in dict(course).items():  # of several at one moment the last counts
-        yield {"ph": "C", "name": name, "pid": pid, "ts": max(0, moment), "args": {unit: _finite(number)}}
+        yield {
+            "ph": "C",
+            "name": name,
+            "pid": pid,
+            "ts": max(0, moment),
+            "args": {unit: _finite(number)},
+        }
 
 
 def _thread(pid: int, tid: int) -> _Event:

@@ -41,7 +41,8 @@ def picture(svg: str, kind: Literal["png", "pdf"] = "png") -> bytes:
     for z, item in enumerate(items):
         _draw(axes, item, z)
     made = io.BytesIO()
-    # No dates, so that one drawing gives the same bytes always; letters as such, which publishers ask for.
+    # No dates, so that one drawing gives the same bytes always; letters as such, which publishers
+    # ask for.
     with warnings.catch_warnings(), matplotlib.rc_context({"pdf.fonttype": 42}):
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         dateless: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Software": None}
@@ -70,16 +71,24 @@ def _patch(shape: Shape, z: int) -> Any:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    codes: dict[str, list[Any]] = {"begin": [Path.MOVETO], "line": [Path.LINETO], "curve": [Path.CURVE4] * 3}
+    codes: dict[str, list[Any]] = {
+        "begin": [Path.MOVETO],
+        "line": [Path.LINETO],
+        "curve": [Path.CURVE4] * 3,
+    }
     points: list[tuple[float, float]] = []
     kinds: list[Any] = []
     for kind, mine in shape.path:
         points += mine or [points[-1]]
         kinds += codes.get(kind, [Path.CLOSEPOLY])
-    fill = "none" if shape.fill == "none" else to_rgba(shape.fill, shape.opacity * shape.fill_opacity)
+    fill = (
+        "none" if shape.fill == "none" else to_rgba(shape.fill, shape.opacity * shape.fill_opacity)
+    )
     stroke = "none" if shape.stroke == "none" else to_rgba(shape.stroke, shape.opacity)
     dashes = tuple(length / shape.width for length in shape.dashes)  # in widths of the line
-    ends: dict[str, Any] = {"capstyle": "round", "joinstyle": "round"} if shape.round else {"joinstyle": "miter"}
+    ends: dict[str, Any] = (
+        {"capstyle": "round", "joinstyle": "round"} if shape.round else {"joinstyle": "miter"}
+    )
     return PathPatch(
         Path(points, kinds), facecolor=fill, edgecolor=stroke, linewidth=shape.width * POINT,
         linestyle=(0, dashes) if dashes else "solid", zorder=z, **ends,
@@ -95,7 +104,9 @@ def _texts(axes: Axes, words: Words, z: int) -> list[Any]:
     x = words.x
     drawn = []
     for run in words.runs:
-        font = FontProperties(family=[FONT], weight="bold" if run.bold else "normal", size=run.size * POINT)
+        font = FontProperties(
+            family=[FONT], weight="bold" if run.bold else "normal", size=run.size * POINT
+        )
         text = axes.text(
             x, words.y, run.text, color=run.fill, fontproperties=font, parse_math=False, zorder=z,
             ha={"start": "left", "middle": "center", "end": "right"}[words.anchor], va="baseline",

@@ -1,6 +1,7 @@
 """Scales: where numbers stand on an axis, which of them have a tick, and how they are written. Draws nothing.
 
-Numbers are decimals, so that ticks are the round numbers that they seem to be, however large, small or close they are.
+Numbers are decimals, so that ticks are the round numbers that they seem to be, however large, small
+or close they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from autosched.errors import ChartError, shown
 __all__ = ["Scale", "decimal"]
 
 _PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
-_SMALL, _LARGE = range(-9, 1), range(16)  # powers of ten that units of time and of amounts have prefixes for
+_SMALL = range(-9, 1)  # powers of ten that units of time and of amounts have prefixes for
+_LARGE = range(16)
 _UNITS = {"s": _SMALL, "B": _LARGE, "B/s": _LARGE, "FLOP": _LARGE, "FLOP/s": _LARGE}
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -51,11 +53,14 @@ class Scale:
     @classmethod
     def over(cls, values: Sequence[Decimal], unit: str = "", log: bool = False) -> Scale:
         """Return a scale from the least to the greatest of the values, or around them if they are equal or none."""
-        low, high = min(values, default=Decimal(log)), max(values, default=Decimal(log))
+        low = min(values, default=Decimal(log))
+        high = max(values, default=Decimal(log))
         if low == high and log:
-            low, high = low / 2, high * 2
+            low = low / 2
+            high = high * 2
         elif low == high:
-            low, high = low - abs(low) / 2, high + (abs(high) / 2 or 1)
+            low = low - abs(low) / 2
+            high = high + (abs(high) / 2 or 1)
         return cls(low, high, unit, log)
 
     def rounded(self, most: int) -> Scale:
@@ -63,13 +68,18 @@ class Scale:
         step = self._step(most)
         low = (self.low / step).to_integral_value(ROUND_FLOOR) * step
         whole = Scale(low, (self.high / step).to_integral_value(ROUND_CEILING) * step, self.unit)
-        return whole if whole._step(most) == step else whole.rounded(most)  # what was added may be a step too many
+        return (
+            whole if whole._step(most) == step else whole.rounded(most)
+        )  # what was added may be a step too many
 
     def at(self, value: Decimal) -> float:
         """Return where a number stands, from 0 at ``low`` to 1 at ``high``."""
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if self.log:
-            low, high, value = low.log10(), high.log10(), value.log10()
+            low = low.log10()
+            high = high.log10()
+            value = value.log10()
         return float((value - low) / (high - low))
 
     def ticks(self, most: int) -> list[Decimal]:
@@ -83,7 +93,9 @@ class Scale:
 
     def _step(self, most: int) -> Decimal:
         least = (self.high - self.low) / most
-        return next(s for s in (Decimal(d).scaleb(least.adjusted()) for d in (1, 2, 5, 10)) if s >= least)
+        return next(
+            s for s in (Decimal(d).scaleb(least.adjusted()) for d in (1, 2, 5, 10)) if s >= least
+        )
 
     def _powers(self, most: int) -> list[Decimal]:
         """Return 1, 2, 5, 10, ... if these are few; else powers of ten, or every so many of them."""

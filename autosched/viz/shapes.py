@@ -1,6 +1,7 @@
 """Shapes: what our own SVG says, as paths and words with colours, for those that draw by other means.
 
-Reads the little of SVG that the drawings here are written in, in their light colours. Knows no means of drawing.
+Reads the little of SVG that the drawings here are written in, in their light colours. Knows no
+means of drawing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _TOKEN = re.compile(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)")
 _TAKES = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "A": 7, "Z": 0}
 _BEND = 0.5523  # how far the handles of a curve lie that is a quarter of a circle
-_STRIPES = 6.0, 1.25, 2.5  # from one to the next, the middle of the first, how wide: as in the pattern of ``paint``
+_STRIPES = (
+    6.0,
+    1.25,
+    2.5,
+)  # from one to the next, the middle of the first, how wide: as in the pattern of ``paint``
 
 Box = tuple[float, float, float, float]  # left, top, width, height
 
@@ -112,17 +117,21 @@ def _inside(element: ElementTree.Element, around: _Around) -> Iterator[Shape | W
             clip = here.x + box[0], here.y + box[1], box[2], box[3]
             yield from _inside(child, replace(here, x=clip[0], y=clip[1], clip=clip))
         elif kind in ("rect", "path"):
-            yield from _drawn(child, here, _rect(child) if kind == "rect" else _path(child.get("d", "")))
+            yield from _drawn(
+                child, here, _rect(child) if kind == "rect" else _path(child.get("d", ""))
+            )
         elif kind == "text":
             yield _words(child, here)
 
 
 def _here(element: ElementTree.Element, around: _Around) -> _Around:
     style = light(element.get("class", ""))
-    x, y = around.x, around.y
+    x = around.x
+    y = around.y
     if moved := element.get("transform"):
         dx, dy = (float(n) for n in _TOKEN.findall(moved.removeprefix("translate")))
-        x, y = x + dx, y + dy
+        x = x + dx
+        y = y + dy
     opacity = around.opacity * float(element.get("opacity", style.get("opacity", "1")))
     return replace(around, x=x, y=y, color=style.get("color", around.color), opacity=opacity)
 
@@ -137,10 +146,16 @@ def _number(element: ElementTree.Element, key: str) -> float:
 def _drawn(element: ElementTree.Element, here: _Around, path: tuple[Step, ...]) -> Iterator[Shape]:
     """Return a shape, and the stripes or the arrow head that belong to it."""
     style = light(element.get("class", ""))
-    path = tuple(Step(kind, tuple((x + here.x, y + here.y) for x, y in points)) for kind, points in path)
+    path = tuple(
+        Step(kind, tuple((x + here.x, y + here.y) for x, y in points)) for kind, points in path
+    )
     closed = bool(path) and path[-1].kind == "close"
     striped = style.get("fill", "").startswith("url")
-    fill = light("ground")["fill"] if striped else _colour(style.get("fill", "#000000" if closed else "none"), here)
+    fill = (
+        light("ground")["fill"]
+        if striped
+        else _colour(style.get("fill", "#000000" if closed else "none"), here)
+    )
     shape = Shape(
         path, fill, _colour(style.get("stroke", "none"), here), float(style.get("stroke-width", "1")),
         tuple(map(float, style.get("stroke-dasharray", "").split())), style.get("stroke-linejoin") == "round",
@@ -163,7 +178,8 @@ def _rect(element: ElementTree.Element) -> tuple[Step, ...]:
     x, y, width, height = (_number(element, key) for key in ("x", "y", "width", "height"))
     r = min(_number(element, "rx"), width / 2, height / 2)
     k = r * (1 - _BEND)
-    right, bottom = x + width, y + height
+    right = x + width
+    bottom = y + height
     return (
         Step("begin", ((x + r, y),)),
         Step("line", ((right - r, y),)),
@@ -181,13 +197,17 @@ def _rect(element: ElementTree.Element) -> tuple[Step, ...]:
 def _path(text: str) -> tuple[Step, ...]:
     """Read the data of a path: M, L, H, V, C, Z and a for half a circle, absolute or not."""
     steps: list[Step] = []
-    x = y = 0.0
+    x = 0.0
+    y = 0.0
     tokens = _TOKEN.findall(text)
-    at, command = 0, "M"
+    at = 0
+    command = "M"
     while at < len(tokens):
         if tokens[at].isalpha():
-            command, at = tokens[at], at + 1
-        kind, count = command.upper(), _TAKES[command.upper()]
+            command = tokens[at]
+            at = at + 1
+        kind = command.upper()
+        count = _TAKES[command.upper()]
         numbers = [float(token) for token in tokens[at : at + count]]
         at += count
         found = _step(kind, numbers, (x, y), command.islower())
@@ -216,7 +236,8 @@ def _step(kind: str, numbers: list[float], at: tuple[float, float], relative: bo
 def _half_circle(start: tuple[float, float], end: tuple[float, float]) -> list[Step]:
     """Go around, against the clock on the screen, in two curves."""
     (x1, y1), (x2, y2) = start, end
-    rx, ry = (x2 - x1) / 2, (y2 - y1) / 2  # from the start to the middle; (ry, -rx) is across
+    rx = (x2 - x1) / 2  # from the start to the middle; (ry, -rx) is across
+    ry = (y2 - y1) / 2
     top = x1 + rx - ry, y1 + ry + rx
     k = _BEND
     return [
@@ -228,7 +249,10 @@ def _half_circle(start: tuple[float, float], end: tuple[float, float]) -> list[S
 def _stripes(shape: Shape) -> Shape:
     """Return the stripes over a box: lines on which x + y is the same."""
     xs, ys = zip(*(point for step in shape.path for point in step.points), strict=True)
-    left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
+    left = min(xs)
+    top = min(ys)
+    right = max(xs)
+    bottom = max(ys)
     period, first, width = (length * math.sqrt(2) for length in _STRIPES)
     lines = []
     for i in range(math.floor((left + top) / period) - 1, math.ceil((right + bottom) / period) + 1):
@@ -237,7 +261,13 @@ def _stripes(shape: Shape) -> Shape:
     clip = left, top, right - left, bottom - top
     stripe = light("stripe")["fill"]
     return replace(
-        shape, path=tuple(lines), fill="none", stroke=stripe, width=width / math.sqrt(2), dashes=(), clip=clip
+        shape,
+        path=tuple(lines),
+        fill="none",
+        stroke=stripe,
+        width=width / math.sqrt(2),
+        dashes=(),
+        clip=clip,
     )
 
 
@@ -246,10 +276,16 @@ def _head(path: tuple[Step, ...], name: str, here: _Around) -> Shape:
     cls, size = HEADS[name]
     points = [point for step in path for point in step.points]
     end = points[-1]
-    before = next((point for point in reversed(points) if math.dist(point, end) > 0.01), (end[0] - 1, end[1]))
+    before = next(
+        (point for point in reversed(points) if math.dist(point, end) > 0.01), (end[0] - 1, end[1])
+    )
     length = math.dist(before, end)
-    ux, uy = (end[0] - before[0]) / length * size / 8, (end[1] - before[1]) / length * size / 8
-    corners = ((a * ux - b * uy + end[0], a * uy + b * ux + end[1]) for a, b in ((-7, -3.5), (1, 0), (-7, 3.5)))
+    ux = (end[0] - before[0]) / length * size / 8
+    uy = (end[1] - before[1]) / length * size / 8
+    corners = (
+        (a * ux - b * uy + end[0], a * uy + b * ux + end[1])
+        for a, b in ((-7, -3.5), (1, 0), (-7, 3.5))
+    )
     first, *others = corners
     steps = Step("begin", (first,)), *(Step("line", (corner,)) for corner in others), Step("close")
     return Shape(steps, fill=light(cls)["fill"], opacity=here.opacity, clip=here.clip)
@@ -268,10 +304,20 @@ def _words(element: ElementTree.Element, here: _Around) -> Words:
         runs.append(_run(child.tail or "", style))
     anchor: Literal["start", "middle", "end"] = style.get("text-anchor", "start")  # type: ignore[assignment]
     return Words(
-        here.x + across, here.y + _number(element, "y"), anchor, tuple(run for run in runs if run.text), here.clip
+        here.x + across,
+        here.y + _number(element, "y"),
+        anchor,
+        tuple(run for run in runs if run.text),
+        here.clip,
     )
 
 
 def _run(text: str, style: Mapping[str, str]) -> Run:
     size = float(style.get("font-size", f"{FONT_SIZE}px").removesuffix("px"))
-    return Run(text, size, style.get("font-weight") == "600", style.get("fill", "#000000"), style.get("stroke", ""))
+    return Run(
+        text,
+        size,
+        style.get("font-weight") == "600",
+        style.get("fill", "#000000"),
+        style.get("stroke", ""),
+    )

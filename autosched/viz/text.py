@@ -20,8 +20,8 @@ BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # what fills a box, an
 def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> str:
     """Draw a timeline as text of ``width`` columns: a box begins with its name, where that fits, and ends in an edge.
 
-    The last column says for how much of the makespan a stream is idle. With ``colour`` the text is for a terminal that
-    knows colours: tasks are blue, copies yellow, and the critical path is bold.
+    The last column says for how much of the makespan a stream is idle. With ``colour`` the text is
+    for a terminal that knows colours: tasks are blue, copies yellow, and the critical path is bold.
 
     >>> print(gantt_text(Timeline((Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0),)), width=40))
     cpu  compute  mm█████████████████▌    0%
@@ -36,13 +36,16 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
     for span in timeline.spans:
         for stream in span.streams:
             spans[stream].append(span)
-    end, idle = timeline.makespan, idle_shares(timeline)
+    end = timeline.makespan
+    idle = idle_shares(timeline)
     bold = {span.instruction for span in timeline.critical_path()} if colour else None
     lines = []
     for head, (stream, mine) in zip(heads, spans.items(), strict=True):
         lines.append(head + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
     axis = _axis(end, cells)
-    lines.append(" " * indent + axis + " " * (cells - len(axis)) + f"{'idle':>{IDLE}}" * bool(streams))
+    lines.append(
+        " " * indent + axis + " " * (cells - len(axis)) + f"{'idle':>{IDLE}}" * bool(streams)
+    )
     return "\n".join([*(line.rstrip() for line in lines), summary(timeline)])
 
 
@@ -50,9 +53,12 @@ def _heads(streams: Iterable[Stream]) -> list[str]:
     """Return what stands before each row: the device, once, and the stream."""
     names = [(_plain(stream.device), _plain(stream.name)) for stream in streams]
     widths = [max(map(columns, column)) for column in zip(*names, strict=True)]
-    heads, last = [], None
+    heads = []
+    last = None
     for device, name in names:
-        head = [text + " " * (w - columns(text)) for text, w in zip((device, name), widths, strict=True)]
+        head = [
+            text + " " * (w - columns(text)) for text, w in zip((device, name), widths, strict=True)
+        ]
         heads.append(f"{' ' * widths[0] if device == last else head[0]}  {head[1]}  ")
         last = device
     return heads
@@ -63,7 +69,8 @@ def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | 
 
     In colour, unless ``bold`` is None: then it says which are.
     """
-    row, filled = "", 0
+    row = ""
+    filled = 0
     for span in spans:
         left = _column(span.start, end, cells)
         right = min(max(_column(span.end, end, cells), left + 1), cells)

@@ -42,12 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.rehearse and chosen.write:
         options.error("a rehearsal measures nothing that is worth writing")
     if not chosen.rehearse and not torch.accelerator.is_available():
-        print("There is no GPU here that torch can use: nothing is measured. --rehearse runs the same code on the CPU.")
+        print(
+            "There is no GPU here that torch can use: nothing is measured. --rehearse runs the same code on the CPU."
+        )
         return 2
     rig = Rig(chosen.rehearse, chosen.quick, frozenset(chosen.leave_out or ()))
     broken = sum(_report(name, rig, chosen) for name in REPORTS if chosen.only in (None, name))
     if chosen.write:
-        parts = ["Promises of all benchmarks.", *summary(RESULTS / f"gpu_{name}.json" for name in _written())]
+        parts = [
+            "Promises of all benchmarks.",
+            *summary(RESULTS / f"gpu_{name}.json" for name in _written()),
+        ]
         publish("gpu", "What was promised of GPUs, and found", parts, chosen)
     return 1 if broken else 0
 
@@ -68,7 +73,11 @@ def _report(name: str, rig: Rig, chosen: Namespace) -> int:
             broken += 1
         if chosen.write:  # now, as whoever runs this may be out of time
             write_json(path, title, cases, machine)
-    parts = [(module.__doc__ or "").strip(), *markdown(cases, judged=not rig.rehearse), in_words(machine)]
+    parts = [
+        (module.__doc__ or "").strip(),
+        *markdown(cases, judged=not rig.rehearse),
+        in_words(machine),
+    ]
     publish(f"gpu_{name}", title + REHEARSAL * rig.rehearse, parts, chosen)
     return broken
 
@@ -84,12 +93,18 @@ def _written() -> list[str]:
 def _options() -> ArgumentParser:
     options = parser(__doc__)
     options.add_argument("--only", choices=REPORTS, help="one report")
-    options.add_argument("--case", default="", metavar="WORDS", help="only cases with these words in their names")
     options.add_argument(
-        "--rehearse", action="store_true", help="run all code in small, on a CPU that plays GPUs if need be"
+        "--case", default="", metavar="WORDS", help="only cases with these words in their names"
+    )
+    options.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="run all code in small, on a CPU that plays GPUs if need be",
     )
     names = "; ".join(CONTESTANTS)
-    options.add_argument("--leave-out", action="append", metavar="NAME", help=f"a contestant, such as: {names}")
+    options.add_argument(
+        "--leave-out", action="append", metavar="NAME", help=f"a contestant, such as: {names}"
+    )
     return options
 
 

@@ -68,19 +68,28 @@ def predicted(makespan: float, seconds: float, of: str) -> Promise:
 def markdown(cases: Cases, *, judged: bool = True) -> Iterator[str]:
     """Yield the parts of a report; a rehearsal is not judged."""
     contestants = list(dict.fromkeys(name for case in cases.values() for name in case.seconds))
-    rows = [[name, *(_milliseconds(case.seconds.get(who)) for who in contestants)] for name, case in cases.items()]
+    rows = [
+        [name, *(_milliseconds(case.seconds.get(who)) for who in contestants)]
+        for name, case in cases.items()
+    ]
     if contestants:
         yield table(["milliseconds", *contestants], rows)
     if promised := list(promises(cases, judged)):
         yield table(["", "promise", "found", "target", "verdict"], promised)
-    if noted := [f"* {name}: {what}: {item}" for name, case in cases.items() for what, item in case.notes.items()]:
+    if noted := [
+        f"* {name}: {what}: {item}"
+        for name, case in cases.items()
+        for what, item in case.notes.items()
+    ]:
         yield "\n".join(noted)
     gone: dict[tuple[str, str], list[str]] = {}
     for name, case in cases.items():
         for who, why in case.left_out.items():
             gone.setdefault((who, why), []).append(name)
     if gone:
-        yield "\n".join(f"* left out: {who} ({'; '.join(which)}): {why}" for (who, why), which in gone.items())
+        yield "\n".join(
+            f"* left out: {who} ({'; '.join(which)}): {why}" for (who, why), which in gone.items()
+        )
 
 
 def promises(cases: Cases, judged: bool = True) -> Iterator[list[str]]:
@@ -105,13 +114,19 @@ def write_json(path: Path, title: str, cases: Cases, machine: Mapping[str, str])
         for told, one in zip(found[name]["promises"], case.promises, strict=True):
             told.update(most=told["most"] if math.isfinite(told["most"]) else None, holds=one.holds)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"title": title, "machine": dict(machine), "cases": found}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"title": title, "machine": dict(machine), "cases": found}, indent=1) + "\n"
+    )
 
 
 def read_json(path: Path) -> tuple[str, dict[str, Case], dict[str, str]]:
     """Return the title, the cases and the machine of what ``write_json`` wrote."""
     told = json.loads(path.read_text())
-    return told["title"], {name: _case(item) for name, item in told["cases"].items()}, told["machine"]
+    return (
+        told["title"],
+        {name: _case(item) for name, item in told["cases"].items()},
+        told["machine"],
+    )
 
 
 def _case(item: Mapping[str, Any]) -> Case:
@@ -151,7 +166,9 @@ def hardware() -> dict[str, str]:
         found["GPU"] = torch.cuda.get_device_name(0)
         found["CUDA"], found["cuDNN"] = str(torch.version.cuda), str(torch.backends.cudnn.version())
         tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        found["TF32"] = "convolutions {}, products {}".format(*("yes" if allowed else "no" for allowed in tf32))
+        found["TF32"] = "convolutions {}, products {}".format(
+            *("yes" if allowed else "no" for allowed in tf32)
+        )
     elif count:
         found["GPU"] = str(torch.accelerator.current_accelerator())
     versions = {"torch": str(torch.__version__), "Python": platform.python_version()}
@@ -165,7 +182,9 @@ def in_words(machine: Mapping[str, str]) -> str:
 def _driver() -> str:
     asked = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.split()[0]
+        return subprocess.run(
+            asked, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
 

@@ -57,11 +57,15 @@ class Rig:
         """Whether they are NVIDIA's, or speak their language."""
         return self.device.type == "cuda"
 
-    def machine(self, gpus: int = 1, *, streams: int = 1, nbytes: float = math.inf, cpu: bool = True) -> asc.Machine:
+    def machine(
+        self, gpus: int = 1, *, streams: int = 1, nbytes: float = math.inf, cpu: bool = True
+    ) -> asc.Machine:
         """Return a machine of so many GPUs, logical ones perhaps, each with so many compute streams and bytes."""
         found = (asc.Machine.local if self.real else asc.Machine.emulated)(gpus=gpus)
         devices = [
-            device if device.kind == "cpu" else replace(device, streams=streams, nbytes=min(nbytes, device.nbytes))
+            device
+            if device.kind == "cpu"
+            else replace(device, streams=streams, nbytes=min(nbytes, device.nbytes))
             for device in found.devices
             if cpu or device.kind != "cpu"
         ]
@@ -109,7 +113,10 @@ def race(
 
 def _warm(rig: Rig, call: Callable[[], Any]) -> None:
     """Call until kernels are compiled and chosen, memory is cached, and clocks are up."""
-    end, left = time.perf_counter() + (0.0 if rig.rehearse else WARM_SECONDS), 1 if rig.rehearse else WARM
+    end, left = (
+        time.perf_counter() + (0.0 if rig.rehearse else WARM_SECONDS),
+        1 if rig.rehearse else WARM,
+    )
     while left > 0 or time.perf_counter() < end:
         _timed(rig, call, False)
         left -= 1

@@ -94,5 +94,7 @@ class Lanes:
             kept.append(before)  # which another lane reads
         for lane, ended in enumerate(self.ended[-1]):
             here.wait_event(ended)
-            self.streams[(lane + 1) % lanes].wait_event(ended)  # before memory of that lane goes back
+            self.streams[(lane + 1) % lanes].wait_event(
+                ended
+            )  # before memory of that lane goes back
         return values

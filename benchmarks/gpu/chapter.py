@@ -55,14 +55,20 @@ def _two_gpus(rig: Rig) -> Case:
     def on(*gpus: str) -> Entry:
         graph = asc.Graph("products")
         for gpu in gpus:
-            graph.output(**{f"{gpu}_{i}": value for i, value in enumerate(products(graph, gpu, count))})
+            graph.output(
+                **{f"{gpu}_{i}": value for i, value in enumerate(products(graph, gpu, count))}
+            )
         where = {gpu: rig.device if rig.real < 2 else torch.device(gpu) for gpu in gpus}
         inputs = {f"x_{gpu}": rig.random(size, size).to(where[gpu]) for gpu in gpus}
         schedule = asc.schedule(graph, machine, costs=measured(rig, graph, machine, inputs))
         return Entry(partial(schedule, **inputs), schedule)
 
     first, second = rig.names
-    makers = {"first": partial(on, first), "second": partial(on, second), "together": partial(on, first, second)}
+    makers = {
+        "first": partial(on, first),
+        "second": partial(on, second),
+        "together": partial(on, first, second),
+    }
     entries, reasons = entered(rig, makers)
     seconds = raced(rig, entries, reasons, ROUNDS)
     promises = []
@@ -85,7 +91,9 @@ def _products_and_copies(rig: Rig) -> Case:
         graph.output(*products(graph, gpu, count))
         inputs = {f"x_{gpu}": x}
         costs = measured(rig, graph, machine, inputs, bool(how))
-        schedule = asc.schedule(graph, machine, costs=costs, outputs="cpu" if to_cpu else None, **how)
+        schedule = asc.schedule(
+            graph, machine, costs=costs, outputs="cpu" if to_cpu else None, **how
+        )
         return Entry(partial(schedule, **inputs), schedule)
 
     def copies() -> Entry:

@@ -38,7 +38,9 @@ class Entry(NamedTuple):
     schedule: asc.Schedule | None = None
 
 
-def entered(rig: Rig, makers: Mapping[str, Callable[[], Entry]]) -> tuple[dict[str, Entry], dict[str, str]]:
+def entered(
+    rig: Rig, makers: Mapping[str, Callable[[], Entry]]
+) -> tuple[dict[str, Entry], dict[str, str]]:
     """Return those who take part, and why the others do not."""
     entries: dict[str, Entry] = {}
     reasons: dict[str, str] = {}
@@ -67,7 +69,12 @@ def close(entries: Mapping[str, Entry]) -> None:
 
 
 def raced(
-    rig: Rig, entries: dict[str, Entry], reasons: dict[str, str], rounds: int, *, only_issue: bool = False
+    rig: Rig,
+    entries: dict[str, Entry],
+    reasons: dict[str, str],
+    rounds: int,
+    *,
+    only_issue: bool = False,
 ) -> dict[str, float]:
     """Return the seconds of each, of whom all have run twice; who does not replay and should leaves the race."""
     for name in [name for name in entries if "replay" in name]:
@@ -75,17 +82,27 @@ def raced(
         if schedule is not None and schedule.not_replayed:
             del entries[name]
             reasons[name] = f"runs are not replayed: {schedule.not_replayed}"
-    return race(rig, {name: entry.call for name, entry in entries.items()}, rounds, only_issue=only_issue)
+    return race(
+        rig, {name: entry.call for name, entry in entries.items()}, rounds, only_issue=only_issue
+    )
 
 
 # ---- what ours are told
 
 
 def measured(
-    rig: Rig, graph: asc.Graph, machine: asc.Machine, inputs: Mapping[str, Any], replayed: bool = False
+    rig: Rig,
+    graph: asc.Graph,
+    machine: asc.Machine,
+    inputs: Mapping[str, Any],
+    replayed: bool = False,
 ) -> asc.Costs:
     """Return the costs of a graph as they are measured on this machine; estimated, where GPUs are emulated."""
-    return asc.measure_costs(graph, machine, inputs, replay=replayed) if rig.real else asc.Costs.estimate(graph, inputs)
+    return (
+        asc.measure_costs(graph, machine, inputs, replay=replayed)
+        if rig.real
+        else asc.Costs.estimate(graph, inputs)
+    )
 
 
 @functools.cache
@@ -213,19 +230,25 @@ def stf(rig: Rig, model: nn.Module, x: Tensor) -> Entry:
     def call() -> Any:
         with found.context() as context:
             outputs, kept = _submitted(context, graph, inputs)
-        del kept  # all tensors live until the context has ended: tokens order tasks and own no memory
+        del (
+            kept
+        )  # all tensors live until the context has ended: tokens order tasks and own no memory
         return graph.finish(outputs)
 
     return Entry(call)
 
 
-def _submitted(context: Any, graph: asc.Graph, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
+def _submitted(
+    context: Any, graph: asc.Graph, inputs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[int, Any]]:
     """Submit all tasks, in order; return the outputs, and all that was made. What no task writes needs no token."""
     data, tokens = graph.bind(inputs), dict[int, Any]()
     root = [value.root for value in graph.values]
     for task in graph.tasks:
         written = dict.fromkeys(root[use.value] for use in (*task.changes, *task.outputs))
-        read = dict.fromkeys(root[use.value] for use in task.reads if root[use.value] not in written)
+        read = dict.fromkeys(
+            root[use.value] for use in task.reads if root[use.value] not in written
+        )
         uses = [tokens[memory].read() for memory in read if memory in tokens]
         uses += [tokens[memory].rw() for memory in written if memory in tokens]
         for memory in written.keys() - tokens.keys():

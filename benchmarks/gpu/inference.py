@@ -29,7 +29,9 @@ def cases(rig: Rig) -> dict[str, Callable[[], Case]]:
     kinds = REHEARSED if rig.rehearse else NETWORKS
     batches = (1,) if rig.rehearse else (1, 8) if rig.quick else BATCHES
     return {
-        f"{name}, batch {batch}": partial(_case, rig, kind, batch) for name, kind in kinds.items() for batch in batches
+        f"{name}, batch {batch}": partial(_case, rig, kind, batch)
+        for name, kind in kinds.items()
+        for batch in batches
     }
 
 
@@ -42,7 +44,9 @@ def _case(rig: Rig, kind: Kind, batch: int) -> Case:
         entries, reasons = entered(rig, makers)
         _compare(entries, model(x), reasons)
         seconds = raced(rig, entries, reasons, ROUNDS)
-    notes = {f"streams, {label}": _streams(entry) for label, entry in entries.items() if entry.schedule}
+    notes = {
+        f"streams, {label}": _streams(entry) for label, entry in entries.items() if entry.schedule
+    }
     promises = list(_promises(kind, batch, entries, seconds))
     close(entries)
     return Case(seconds, promises, reasons, notes)
@@ -52,12 +56,16 @@ def _compare(entries: dict[str, Entry], wanted: Tensor, reasons: dict[str, str])
     """Leave out who computes something else."""
     for name in list(entries):
         found = entries[name].call()
-        if not float((found - wanted).norm()) <= 0.01 * float(wanted.norm()):  # a NaN is no less either
+        if not float((found - wanted).norm()) <= 0.01 * float(
+            wanted.norm()
+        ):  # a NaN is no less either
             del entries[name]
             reasons[name] = "its scores are NOT those of the eager network"
 
 
-def _promises(kind: Kind, batch: int, entries: Mapping[str, Entry], seconds: Mapping[str, float]) -> Iterator[Promise]:
+def _promises(
+    kind: Kind, batch: int, entries: Mapping[str, Entry], seconds: Mapping[str, float]
+) -> Iterator[Promise]:
     least = kind.gain if kind.gain and batch == 1 else NO_HARM
     if ONE_STREAM in seconds and REPLAY in seconds:
         yield Promise("one-stream graph / replay", seconds[ONE_STREAM] / seconds[REPLAY], least)

@@ -21,9 +21,20 @@ Size = int | tuple[int, int]
 class Conv(nn.Module):
     """A convolution without bias, a batch norm and a ReLU."""
 
-    def __init__(self, inside: int, outside: int, size: Size = 1, stride: int = 1, padding: Size | None = None):
+    def __init__(
+        self,
+        inside: int,
+        outside: int,
+        size: Size = 1,
+        stride: int = 1,
+        padding: Size | None = None,
+    ):
         super().__init__()
-        around = (size // 2 if isinstance(size, int) else (size[0] // 2, size[1] // 2)) if padding is None else padding
+        around = (
+            (size // 2 if isinstance(size, int) else (size[0] // 2, size[1] // 2))
+            if padding is None
+            else padding
+        )
         self.conv = nn.Conv2d(inside, outside, size, stride, around, bias=False)
         self.norm = nn.BatchNorm2d(outside, eps=1e-3)
 
@@ -62,11 +73,15 @@ def average() -> nn.Module:
 def googlenet() -> nn.Module:
     """Return GoogLeNet for images of 224x224."""
 
-    def block(inside: int, one: int, before3: int, three: int, before5: int, five: int, pooled: int) -> nn.Module:
+    def block(
+        inside: int, one: int, before3: int, three: int, before5: int, five: int, pooled: int
+    ) -> nn.Module:
         return Branches(
             Conv(inside, one),
             chain(Conv(inside, before3), Conv(before3, three, 3)),
-            chain(Conv(inside, before5), Conv(before5, five, 3)),  # 3 wide in torchvision too, not 5
+            chain(
+                Conv(inside, before5), Conv(before5, five, 3)
+            ),  # 3 wide in torchvision too, not 5
             chain(nn.MaxPool2d(3, 1, 1, ceil_mode=True), Conv(inside, pooled)),
         )
 
@@ -102,7 +117,13 @@ def inception_v3() -> nn.Module:
         return Branches(
             Conv(768, 192),
             chain(Conv(768, c), Conv(c, c, across), Conv(c, 192, down)),
-            chain(Conv(768, c), Conv(c, c, down), Conv(c, c, across), Conv(c, c, down), Conv(c, 192, across)),
+            chain(
+                Conv(768, c),
+                Conv(c, c, down),
+                Conv(c, c, across),
+                Conv(c, c, down),
+                Conv(c, 192, across),
+            ),
             chain(average(), Conv(768, 192)),
         )
 
@@ -147,7 +168,12 @@ class Separable(nn.Module):
     @staticmethod
     def _once(channels: int, size: int, stride: int) -> Sequence[nn.Module]:
         deep = nn.Conv2d(channels, channels, size, stride, size // 2, groups=channels, bias=False)
-        return nn.ReLU(), deep, nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        return (
+            nn.ReLU(),
+            deep,
+            nn.Conv2d(channels, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features of as many channels."""
@@ -164,8 +190,20 @@ def _operation(kind: str, channels: int, stride: int) -> nn.Module:
 
 # Each line: an operation on one state, another on another; their sum is the next state. 0 is what the cell before made,
 # 1 what the one before that made. Sums that no line reads are joined.
-NORMAL = (("5", 0, "3", 1), ("5", 1, "3", 1), ("avg", 0, "none", 1), ("avg", 1, "avg", 1), ("3", 0, "none", 0))
-REDUCTION = (("5", 0, "7", 1), ("max", 0, "7", 1), ("avg", 0, "5", 1), ("avg", 2, "none", 3), ("3", 2, "max", 0))
+NORMAL = (
+    ("5", 0, "3", 1),
+    ("5", 1, "3", 1),
+    ("avg", 0, "none", 1),
+    ("avg", 1, "avg", 1),
+    ("3", 0, "none", 0),
+)
+REDUCTION = (
+    ("5", 0, "7", 1),
+    ("max", 0, "7", 1),
+    ("avg", 0, "5", 1),
+    ("avg", 2, "none", 3),
+    ("3", 2, "max", 0),
+)
 
 
 class Cell(nn.Module):
@@ -174,9 +212,15 @@ class Cell(nn.Module):
     def __init__(self, before: int, last: int, channels: int, stride: int, further: bool):
         super().__init__()
         self.wires = NORMAL if stride == 1 else REDUCTION
-        self.first = chain(nn.ReLU(), nn.Conv2d(last, channels, 1, bias=False), nn.BatchNorm2d(channels))
-        shrink = 2 if further else 1  # the cell before was a reduction, and the one before that was not
-        self.second = chain(nn.ReLU(), nn.Conv2d(before, channels, 1, shrink, bias=False), nn.BatchNorm2d(channels))
+        self.first = chain(
+            nn.ReLU(), nn.Conv2d(last, channels, 1, bias=False), nn.BatchNorm2d(channels)
+        )
+        shrink = (
+            2 if further else 1
+        )  # the cell before was a reduction, and the one before that was not
+        self.second = chain(
+            nn.ReLU(), nn.Conv2d(before, channels, 1, shrink, bias=False), nn.BatchNorm2d(channels)
+        )
         self.operations = nn.ModuleList(
             _operation(kind, channels, stride if source < 2 else 1)
             for a, i, b, j in self.wires
@@ -248,7 +292,8 @@ class Wiring(nn.Module):
         read = {u for reads in self.reads for u in reads}
         self.last = [v for v in range(nodes) if v not in read]
         self.nodes = nn.ModuleList(
-            Node(outside if reads else inside, outside, len(reads) or 1, 1 if reads else 2) for reads in self.reads
+            Node(outside if reads else inside, outside, len(reads) or 1, 1 if reads else 2)
+            for reads in self.reads
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -259,7 +304,9 @@ class Wiring(nn.Module):
         return sum((made[v] for v in self.last[1:]), made[self.last[0]]) / len(self.last)
 
 
-def random_wired(channels: int = 78, nodes: int = 32, stages: int = 3, classes: int = 1000) -> nn.Module:
+def random_wired(
+    channels: int = 78, nodes: int = 32, stages: int = 3, classes: int = 1000
+) -> nn.Module:
     """Return the small regime of the paper: a stem, and stages twice as deep and half as wide as the one before."""
     layers, inside = [Conv(3, channels // 2, 3, 2), Conv(channels // 2, channels, 3, 2)], channels
     wirings = list[nn.Module]()

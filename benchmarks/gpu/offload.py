@@ -38,7 +38,10 @@ class Size(NamedTuple):
 def cases(rig: Rig) -> dict[str, Callable[[], Case]]:
     """Return a case in which compute takes longer than copies, and one the other way round."""
     sizes = [Size(4, 16, 16)] if rig.rehearse else [Size(48, 4096, 8192), Size(48, 4096, 1024)]
-    return {f"{n} layers of {k}, {rows} rows": partial(_case, rig, Size(n, k, rows)) for n, k, rows in sizes}
+    return {
+        f"{n} layers of {k}, {rows} rows": partial(_case, rig, Size(n, k, rows))
+        for n, k, rows in sizes
+    }
 
 
 def streamed(gpu: str, layers: int) -> asc.Graph:
@@ -67,15 +70,24 @@ def _case(rig: Rig, size: Size) -> Case:
         wanted = torch.relu(wanted @ weight.to(rig.device))
     for name in entries.keys() - {"copies"}:
         found = entries[name].call()
-        assert torch.allclose(found["y"] if isinstance(found, dict) else found, wanted, rtol=1e-3, atol=0.0), name
+        assert torch.allclose(
+            found["y"] if isinstance(found, dict) else found, wanted, rtol=1e-3, atol=0.0
+        ), name
     seconds = raced(rig, entries, reasons, ROUNDS)
     promises = [*_promises(seconds, entries), *_peak(rig, entries, limit(size))]
     close(entries)
     total = 4 * size.layers * size.features**2
-    return Case(seconds, promises, reasons, {"MB of weights": total // 10**6, "MB in all": int(limit(size) / 1e6)})
+    return Case(
+        seconds,
+        promises,
+        reasons,
+        {"MB of weights": total // 10**6, "MB in all": int(limit(size) / 1e6)},
+    )
 
 
-def _makers(rig: Rig, size: Size, x: Tensor, weights: Sequence[Tensor]) -> dict[str, partial[Entry]]:
+def _makers(
+    rig: Rig, size: Size, x: Tensor, weights: Sequence[Tensor]
+) -> dict[str, partial[Entry]]:
     hand = by_hand.StreamedWeights(rig, weights, BUFFERS)
     return {
         "compute": partial(_resident, rig, x, weights),
@@ -120,7 +132,10 @@ def _one_by_one(rig: Rig, x: Tensor, weights: Sequence[Tensor]) -> Entry:
 
 
 def _ours(rig: Rig, size: Size, x: Tensor, weights: Sequence[Tensor], replayed: bool) -> Entry:
-    graph, inputs = streamed(rig.names[0], size.layers), {"x": x} | {f"w{i}": w for i, w in enumerate(weights)}
+    graph, inputs = (
+        streamed(rig.names[0], size.layers),
+        {"x": x} | {f"w{i}": w for i, w in enumerate(weights)},
+    )
     free = linked(rig, rig.machine(1))
     how = replaying(rig) if replayed else {}
     costs = measured(rig, graph, free, inputs, replayed)
@@ -138,7 +153,9 @@ def _promises(seconds: Mapping[str, float], entries: Mapping[str, Entry]) -> Ite
             parts = seconds["compute"], seconds["copies"]
             hidden = (sum(parts) - seconds[name]) / min(parts)
             yield Promise(f"{name}: hidden", hidden, least=HIDDEN)
-            yield Promise(f"{name} / longer part", seconds[name] / max(parts), most=1 + (1 - HIDDEN))
+            yield Promise(
+                f"{name} / longer part", seconds[name] / max(parts), most=1 + (1 - HIDDEN)
+            )
         if name != "by hand":
             if "by hand" in seconds:
                 yield Promise(f"{name} / by hand", seconds[name] / seconds["by hand"], most=BY_HAND)
@@ -157,6 +174,10 @@ def _peak(rig: Rig, entries: Mapping[str, Entry], allowed: float) -> Iterator[Pr
     before = torch.cuda.memory_allocated()
     entry.call()
     rig.settle()
-    held = torch.cuda.max_memory_allocated() - before + entry.schedule.costs.nbytes["x"]  # which was there before
+    held = (
+        torch.cuda.max_memory_allocated() - before + entry.schedule.costs.nbytes["x"]
+    )  # which was there before
     yield Promise("bytes held / limit", held / allowed, most=1.05)
-    yield Promise("bytes held / predicted", held / entry.schedule.peak_bytes[rig.names[0]], 0.95, 1.05)
+    yield Promise(
+        "bytes held / predicted", held / entry.schedule.peak_bytes[rig.names[0]], 0.95, 1.05
+    )

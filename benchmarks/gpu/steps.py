@@ -26,7 +26,10 @@ import autosched as asc
 ROUNDS = 50
 ROWS = 256
 CHECKED = 3  # steps after which parameters are compared
-MODELS: dict[str, Callable[[], nn.Module]] = {"two-layer MLP": networks.two_layer_mlp, "LeNet": networks.lenet}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "two-layer MLP": networks.two_layer_mlp,
+    "LeNet": networks.lenet,
+}
 
 
 def cases(rig: Rig) -> dict[str, Callable[[], Case]]:
@@ -38,7 +41,10 @@ def cases(rig: Rig) -> dict[str, Callable[[], Case]]:
 def _batch(rig: Rig) -> tuple[Tensor, Tensor]:
     rows = 8 if rig.rehearse else ROWS
     generator = torch.Generator().manual_seed(0)
-    images, classes = torch.rand(rows, 1, 28, 28, generator=generator), torch.randint(10, (rows,), generator=generator)
+    images, classes = (
+        torch.rand(rows, 1, 28, 28, generator=generator),
+        torch.randint(10, (rows,), generator=generator),
+    )
     return images.to(rig.device), classes.to(rig.device)
 
 
@@ -49,7 +55,9 @@ def _trained(rig: Rig, make: Callable[[], nn.Module]) -> tuple[nn.Module, torch.
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def _plain(rig: Rig, make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor]) -> tuple[nn.Module, Entry]:
+def _plain(
+    rig: Rig, make: Callable[[], nn.Module], batch: tuple[Tensor, Tensor]
+) -> tuple[nn.Module, Entry]:
     model, optimizer = _trained(rig, make)
 
     def step() -> None:
@@ -94,8 +102,12 @@ def _case(rig: Rig, make: Callable[[], nn.Module]) -> Case:
     rig.settle()
     _check({label: models[label] for label in entries})
     seconds = raced(rig, entries, reasons, ROUNDS)
-    timed = {label: step for label, step in opened.items() if label in seconds and "replay" not in label}
-    promises = [predicted(_makespan(step, batch), seconds[label], label) for label, step in timed.items()]
+    timed = {
+        label: step for label, step in opened.items() if label in seconds and "replay" not in label
+    }
+    promises = [
+        predicted(_makespan(step, batch), seconds[label], label) for label, step in timed.items()
+    ]
     for step in opened.values():
         step.close()
     return Case(seconds, promises, reasons, {"rows": len(batch[1]), "cards": rig.real})

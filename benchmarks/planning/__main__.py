@@ -43,7 +43,13 @@ def main() -> None:
     for name, (module, title) in REPORTS.items():
         if chosen.only in (None, name):
             about = (module.__doc__ or "").strip()
-            publish(f"planning_{name}", title, [about, *module.report(chosen)], chosen, ("torch", "networkx", "numpy"))
+            publish(
+                f"planning_{name}",
+                title,
+                [about, *module.report(chosen)],
+                chosen,
+                ("torch", "networkx", "numpy"),
+            )
 
 
 if __name__ == "__main__":

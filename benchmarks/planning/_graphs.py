@@ -39,24 +39,32 @@ def examples() -> list[Instance]:
 def _written(name: str, seconds: str, edges: str, optimum: float) -> Instance:
     rows = [[float(item) for item in row.split()] for row in seconds.split(";")]
     pairs = (edge.replace("-", " ").split() for edge in edges.split(","))
-    return Instance(name, rows, [(int(u) - 1, int(v) - 1, float(c)) for u, v, c in pairs], optimum, optimum)
+    return Instance(
+        name, rows, [(int(u) - 1, int(v) - 1, float(c)) for u, v, c in pairs], optimum, optimum
+    )
 
 
 # ---- made
 
 
-def random_layered(tasks: int, devices: int, ratio: float, seed: int, width: int | None = None) -> Instance:
+def random_layered(
+    tasks: int, devices: int, ratio: float, seed: int, width: int | None = None
+) -> Instance:
     """Return a layered graph on unrelated devices: W = U(1, 100) U(0.5, 1.5), copies U(0, 2) ratio mean(W)."""
     rng = random.Random(f"layered {tasks} {devices} {ratio} {seed}")
     count, pairs = layered(tasks, rng, width)
     base = [rng.uniform(1, 100) for _ in range(count)]
-    seconds = [[float(max(1, round(w * rng.uniform(0.5, 1.5)))) for _ in range(devices)] for w in base]
+    seconds = [
+        [float(max(1, round(w * rng.uniform(0.5, 1.5)))) for _ in range(devices)] for w in base
+    ]
     facts = {"ratio": ratio, "devices": devices}
     name = f"layered-{tasks}-{devices}-{ratio:g}-{seed}"
     return Instance(name, seconds, _sized(pairs, seconds, ratio, rng), facts=facts)
 
 
-def _sized(pairs: Iterable[tuple[int, int]], seconds: Sequence[Sequence[float]], ratio: float, rng: Any) -> list[Edge]:
+def _sized(
+    pairs: Iterable[tuple[int, int]], seconds: Sequence[Sequence[float]], ratio: float, rng: Any
+) -> list[Edge]:
     """Give each edge a size, uniform in [0, 2 ratio mean(W)], whole where tasks are."""
     mean = statistics.fmean(statistics.fmean(row) for row in seconds)
     whole = all(w == int(w) for w in seconds[0])
@@ -64,7 +72,9 @@ def _sized(pairs: Iterable[tuple[int, int]], seconds: Sequence[Sequence[float]],
     return [(u, v, float(round(size)) if whole else size) for u, v, size in sizes]
 
 
-def related(shape: str, tasks: int, devices: int, ratio: float, seed: int, even: bool = True) -> Instance:
+def related(
+    shape: str, tasks: int, devices: int, ratio: float, seed: int, even: bool = True
+) -> Instance:
     """Return a graph on devices of different speeds, with links of one speed (``even``) or of many."""
     name = f"{shape}-{tasks}-{devices}-{ratio:g}-{seed}{'' if even else '-links'}"
     rng = random.Random(name)
@@ -78,7 +88,11 @@ def related(shape: str, tasks: int, devices: int, ratio: float, seed: int, even:
             pace[p][q] = pace[q][p] = 1.0 if even else rng.uniform(0.5, 2.0)
     facts = {f"speed {p}": speed for p, speed in enumerate(speeds)}
     return Instance(
-        name, seconds, _sized(pairs, seconds, ratio, rng), pace=() if even else pace, facts={**facts, "ratio": ratio}
+        name,
+        seconds,
+        _sized(pairs, seconds, ratio, rng),
+        pace=() if even else pace,
+        facts={**facts, "ratio": ratio},
     )
 
 
@@ -92,10 +106,15 @@ def planted(tasks: int, devices: int, ratio: float, seed: int, unequal: bool = T
     name = f"planted-{tasks}-{devices}-{ratio:g}-{seed}{'' if unequal else '-same'}"
     rng = random.Random(name)
     total = 12 * tasks // devices
-    spans = sorted((start, end, p) for p in range(devices) for start, end in _cut(total, tasks // devices, rng))
+    spans = sorted(
+        (start, end, p) for p in range(devices) for start, end in _cut(total, tasks // devices, rng)
+    )
     mean = statistics.fmean(end - start for start, end, _ in spans)
     seconds = [
-        [float(end - start) * (rng.uniform(1, 2) if unequal and p != own else 1.0) for p in range(devices)]
+        [
+            float(end - start) * (rng.uniform(1, 2) if unequal and p != own else 1.0)
+            for p in range(devices)
+        ]
         for start, end, own in spans
     ]
     edges = _fitting(spans, 2 * tasks, 2 * devices, 2 * ratio * mean, rng)
@@ -141,13 +160,19 @@ def layered_folder(folder: Path) -> list[Instance]:
     made = []
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text())
-        bound, best = (told[key] if key in told else told["optimum"] for key in ("lower_bound", "best"))
+        bound, best = (
+            told[key] if key in told else told["optimum"] for key in ("lower_bound", "best")
+        )
         edges = [(u, v, float(size)) for u, v, size in told["edges"]]
         facts = {"ratio": _number_behind(path.stem, "ccr"), "devices": len(told["W"][0])}
         facts["unequal"] = float(any(min(row) < max(row) for row in told["W"]))
-        where = zip(told["W"], told.get("planted_device", ()), told.get("planted_start", ()), strict=False)
+        where = zip(
+            told["W"], told.get("planted_device", ()), told.get("planted_start", ()), strict=False
+        )
         plan = [Placed(p, float(start), float(start + row[p])) for row, p, start in where]
-        made.append(Instance(path.stem, told["W"], edges, float(bound), float(best), facts=facts, plan=plan))
+        made.append(
+            Instance(path.stem, told["W"], edges, float(bound), float(best), facts=facts, plan=plan)
+        )
     return made
 
 
@@ -175,7 +200,9 @@ def stg_folder(folder: Path) -> list[Instance]:
 def _stg(text: str) -> tuple[list[float], list[Edge]]:
     lines = [[int(word) for word in line.split("#")[0].split()] for line in text.splitlines()]
     tasks = [line for line in lines[1:] if len(line) > 2]
-    return [float(task[1]) for task in tasks], [(u, task[0], 0.0) for task in tasks for u in task[3:]]
+    return [float(task[1]) for task in tasks], [
+        (u, task[0], 0.0) for task in tasks for u in task[3:]
+    ]
 
 
 def network_file(path: Path, accelerators: int, together: bool = False) -> Instance:
@@ -186,7 +213,10 @@ def network_file(path: Path, accelerators: int, together: bool = False) -> Insta
     told = json.loads(path.read_text())
     number = {node["id"]: i for i, node in enumerate(told["nodes"])}
     seconds = [
-        [float(node["cpuLatency"]), *[float(node["fpgaLatency"]) if node["supportedOnFpga"] else 1e9] * accelerators]
+        [
+            float(node["cpuLatency"]),
+            *[float(node["fpgaLatency"]) if node["supportedOnFpga"] else 1e9] * accelerators,
+        ]
         for node in told["nodes"]
     ]
     edges = [(number[e["sourceId"]], number[e["destId"]], float(e["cost"])) for e in told["edges"]]
@@ -197,4 +227,6 @@ def network_file(path: Path, accelerators: int, together: bool = False) -> Insta
     names = ["cpu", *(f"cuda:{p}" for p in range(accelerators))]
     kept = [tasks for tasks in groups.values() if len(tasks) > 1]
     facts = {"devices": accelerators}
-    return Instance(f"{path.stem} on {accelerators}", seconds, edges, together=kept, names=names, facts=facts)
+    return Instance(
+        f"{path.stem} on {accelerators}", seconds, edges, together=kept, names=names, facts=facts
+    )

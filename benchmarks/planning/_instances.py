@@ -42,12 +42,16 @@ class Instance:
     pace: Sequence[Sequence[float]] = ()
     together: Sequence[Sequence[int]] = ()
     names: Sequence[str] = ()  # of devices
-    facts: Mapping[str, float] = field(default_factory=dict)  # what a family says of itself: ratio, devices, ...
+    facts: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what a family says of itself: ratio, devices, ...
     plan: Sequence[Placed] = ()
 
     def __post_init__(self) -> None:
         if self.plan and checked(self, self.plan) > self.best:
-            raise ValueError(f"{self.name}: the plan that it comes with takes more than {self.best}")
+            raise ValueError(
+                f"{self.name}: the plan that it comes with takes more than {self.best}"
+            )
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -74,7 +78,9 @@ class Instance:
             for q in range(self.devices)
             for p in range(q)
         ]
-        return asc.Machine([asc.Device(name) for name in names], links, contention=contention, imagined=True)
+        return asc.Machine(
+            [asc.Device(name) for name in names], links, contention=contention, imagined=True
+        )
 
     def graph(self, one_value: bool = False) -> asc.Graph:
         """Return the tasks. A task leaves a value for each size on its edges, or ``one_value``, of the largest.
@@ -91,7 +97,9 @@ class Instance:
         made: list[dict[float, asc.Value]] = [{} for _ in self.seconds]
         for task in self.order():
             found = list(sizes[task]) or [0.0]
-            values = self._add(graph, task, [made[u][size] for u, size in entering[task]], found, one_value)
+            values = self._add(
+                graph, task, [made[u][size] for u, size in entering[task]], found, one_value
+            )
             made[task] = dict(zip(found, values, strict=True))
             if not sizes[task]:
                 graph.output(values[0])
@@ -100,11 +108,18 @@ class Instance:
         return graph
 
     def _add(
-        self, graph: asc.Graph, task: int, reads: Sequence[asc.Value], sizes: Sequence[float], one_value: bool
+        self,
+        graph: asc.Graph,
+        task: int,
+        reads: Sequence[asc.Value],
+        sizes: Sequence[float],
+        one_value: bool,
     ) -> list[asc.Value]:
         """Add a task; return what it leaves for each size."""
         names = tuple(f"t{task}.{k}" for k in range(1 if one_value else len(sizes)))
-        values = graph.add(_nothing, *reads, name=f"t{task}", outputs=names, seconds=self._seconds(task))
+        values = graph.add(
+            _nothing, *reads, name=f"t{task}", outputs=names, seconds=self._seconds(task)
+        )
         for value, size in zip(values, [max(sizes)] if one_value else sizes, strict=True):
             value.nbytes = size
         return list(values) * len(sizes) if one_value else list(values)
@@ -143,7 +158,9 @@ def checked(instance: Instance, plan: Sequence[Placed]) -> float:
     for task, item in enumerate(plan):
         took = instance.seconds[task][item.device]
         if item.start < -slack or abs(item.end - item.start - took) > slack:
-            raise ValueError(f"{instance.name}: task {task} takes {item.end - item.start}, not {took}")
+            raise ValueError(
+                f"{instance.name}: task {task} takes {item.end - item.start}, not {took}"
+            )
     for u, v, size in instance.edges:
         arrival = plan[u].end + instance.copy_seconds(size, plan[u].device, plan[v].device)
         if plan[v].start < arrival - slack:
@@ -154,7 +171,11 @@ def checked(instance: Instance, plan: Sequence[Placed]) -> float:
         if len({plan[task].device for task in one}) > 1:
             raise ValueError(f"{instance.name}: tasks {one} do not share a device")
     for device in range(instance.devices):
-        _check_apart(instance, [item for item in plan if item.device == device and item.end > item.start], slack)
+        _check_apart(
+            instance,
+            [item for item in plan if item.device == device and item.end > item.start],
+            slack,
+        )
     return max(item.end for item in plan)
 
 

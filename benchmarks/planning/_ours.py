@@ -45,9 +45,13 @@ def planned(instance: Instance, policy: str | Policy, seconds: float | None = No
     found = Outcome(makespan, schedule.lower_bound, took)
     known = f"{instance.name} by {policy}: "
     if makespan < instance.bound * (1 - TINY):
-        raise ValueError(f"{known}{makespan} is below {instance.bound}, which is proved to be a bound")
+        raise ValueError(
+            f"{known}{makespan} is below {instance.bound}, which is proved to be a bound"
+        )
     if found.bound > min(instance.best, makespan) * (1 + TINY):
-        raise ValueError(f"{known}the bound {found.bound} is above a schedule of {min(instance.best, makespan)}")
+        raise ValueError(
+            f"{known}the bound {found.bound} is above a schedule of {min(instance.best, makespan)}"
+        )
     return found
 
 
@@ -73,7 +77,9 @@ class Gaps(NamedTuple):
     @classmethod
     def of(cls, gaps: Sequence[float], seconds: Iterable[float]) -> Gaps:
         mean = statistics.fmean(gaps)
-        return cls(len(gaps), mean, max(gaps), sum(gap == 0 for gap in gaps) / len(gaps), max(seconds))
+        return cls(
+            len(gaps), mean, max(gaps), sum(gap == 0 for gap in gaps) / len(gaps), max(seconds)
+        )
 
 
 def gaps(instances: Sequence[Instance], policy: str | Policy, seconds: float | None = None) -> Gaps:
@@ -85,7 +91,11 @@ def gaps(instances: Sequence[Instance], policy: str | Policy, seconds: float | N
 
 def spread(items: Sequence[Instance], count: int) -> list[Instance]:
     """Return so many of them, evenly spread."""
-    return list(items) if len(items) <= count else [items[i * len(items) // count] for i in range(count)]
+    return (
+        list(items)
+        if len(items) <= count
+        else [items[i * len(items) // count] for i in range(count)]
+    )
 
 
 def exact_is_there() -> bool:

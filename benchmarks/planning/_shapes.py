@@ -18,7 +18,10 @@ def layered(tasks: int, rng: random.Random, width: int | None = None) -> Shape:
     edges = []
     first, before = 0, 0  # of this layer, of the one before
     while first < tasks:
-        end = min(tasks, first + rng.randint(max(1, width // 2), width + width // 2) if first else first + width)
+        end = min(
+            tasks,
+            first + rng.randint(max(1, width // 2), width + width // 2) if first else first + width,
+        )
         for task in range(first, end) if first else ():
             parents = {
                 rng.randrange(before, first) if rng.random() < 0.8 else rng.randrange(first)
@@ -54,7 +57,11 @@ def fork_join(tasks: int, rng: random.Random) -> Shape:
 def tree(tasks: int, rng: random.Random, inward: bool = False) -> Shape:
     """Return a random tree of few children each, from its root or to it."""
     edges = [(rng.randrange(max(0, (v - 2) // 3), (v + 1) // 2), v) for v in range(1, tasks)]
-    return (tasks, sorted((tasks - 1 - v, tasks - 1 - u) for u, v in edges)) if inward else (tasks, edges)
+    return (
+        (tasks, sorted((tasks - 1 - v, tasks - 1 - u) for u, v in edges))
+        if inward
+        else (tasks, edges)
+    )
 
 
 def gauss(tasks: int, _rng: random.Random) -> Shape:
@@ -95,7 +102,10 @@ def cholesky(tasks: int, _rng: random.Random) -> Shape:
 
     def add(tile: tuple[int, int], *reads: tuple[int, int]) -> None:
         nonlocal count
-        edges.extend((source, count) for source in dict.fromkeys(last[t] for t in (tile, *reads) if t in last))
+        edges.extend(
+            (source, count)
+            for source in dict.fromkeys(last[t] for t in (tile, *reads) if t in last)
+        )
         last[tile], count = count, count + 1
 
     for k in range(size):

@@ -40,7 +40,17 @@ LEFT_OUT = (
     "60 tasks, up to 120 those that compare finish times. HBMCT raises AttributeError on most graphs, which counts as "
     "no plan."
 )
-HEAD = ("", "graphs", "better", "as good", "worse", "worse by 0.1%", "mean ratio", "worst", "seconds, most")
+HEAD = (
+    "",
+    "graphs",
+    "better",
+    "as good",
+    "worse",
+    "worse by 0.1%",
+    "mean ratio",
+    "worst",
+    "seconds, most",
+)
 
 
 def report(chosen: argparse.Namespace) -> Iterator[str]:
@@ -73,7 +83,9 @@ def instances(quick: bool) -> list[Instance]:
         for i, shape in enumerate(SHAPES):
             for k, ratio in enumerate((0.2, 1.0, 5.0)):
                 if n < 200 or i % 3 == k:
-                    found.append(related(shape, n, devices, ratio, 0, even=(i + len(found)) % 3 != 2))
+                    found.append(
+                        related(shape, n, devices, ratio, 0, even=(i + len(found)) % 3 != 2)
+                    )
     return found[::6] if quick else found
 
 
@@ -81,24 +93,39 @@ def _makespans(chosen: argparse.Namespace) -> Iterator[str]:
     some = instances(chosen.quick)
     best = [best_of_saga(one) for one in some]
     rows, curves = [], []
-    policies = [("heft", None), ("auto", None), ("auto", 1.0)] + ([] if chosen.quick else [("search", 5.0)])
+    policies = [("heft", None), ("auto", None), ("auto", 1.0)] + (
+        [] if chosen.quick else [("search", 5.0)]
+    )
     for policy, seconds in policies:
         ours = [planned(one, policy, seconds) for one in some]
-        ratios = [outcome.makespan / theirs for outcome, (theirs, _) in zip(ours, best, strict=True)]
+        ratios = [
+            outcome.makespan / theirs for outcome, (theirs, _) in zip(ours, best, strict=True)
+        ]
         name = policy if seconds is None else f"{policy}, {seconds:g} s"
-        curves.append(Line(name, [(100 * i / (len(ratios) - 1), r) for i, r in enumerate(sorted(ratios))]))
+        curves.append(
+            Line(name, [(100 * i / (len(ratios) - 1), r) for i, r in enumerate(sorted(ratios))])
+        )
         rows.append((name, *_figures(ratios), f"{max(outcome.seconds for outcome in ours):.2f}"))
     target = "Target for `auto`: better on at least 80%, never worse by more than 0.1%."
-    winners = ", ".join(f"{name} {count}" for name, count in Counter(name for _, name in best).most_common())
+    winners = ", ".join(
+        f"{name} {count}" for name, count in Counter(name for _, name in best).most_common()
+    )
     yield f"## The best of SAGA, graph by graph\n\n{table(HEAD, rows)}\n\n{target}"
     yield f"Best of SAGA: {winners}. {LEFT_OUT}"
-    svg = lines_svg(curves, title="Makespan over the best of SAGA", x="graphs, by ratio", y="ratio", x_unit="%")
-    yield from picture("planning_saga", "makespan over the best of SAGA, graph by graph", svg, chosen)
+    svg = lines_svg(
+        curves, title="Makespan over the best of SAGA", x="graphs, by ratio", y="ratio", x_unit="%"
+    )
+    yield from picture(
+        "planning_saga", "makespan over the best of SAGA, graph by graph", svg, chosen
+    )
 
 
 def _figures(ratios: Sequence[float]) -> tuple[str, ...]:
     same = sum(abs(ratio - 1) <= TINY for ratio in ratios)
-    better, worse = (sum(ratio < 1 - TINY for ratio in ratios), sum(ratio > 1.001 for ratio in ratios))
+    better, worse = (
+        sum(ratio < 1 - TINY for ratio in ratios),
+        sum(ratio > 1.001 for ratio in ratios),
+    )
     counts = (len(ratios), better, same, len(ratios) - better - same, worse)
     return (*map(str, counts), f"{statistics.fmean(ratios):.3f}", f"{max(ratios):.3f}")
 
@@ -131,7 +158,9 @@ def schedulers(tasks: int) -> dict[str, Any]:
             if tasks <= 60 or (tasks <= 120 and insert.startswith("EFT")):
                 found[f"{rank} {insert}"] = plain
             if tasks <= 60:
-                found[f"{rank} {insert} sufferage"] = parts.ParametricSufferageScheduler(scheduler=plain, top_n=2)
+                found[f"{rank} {insert} sufferage"] = parts.ParametricSufferageScheduler(
+                    scheduler=plain, top_n=2
+                )
     return found
 
 
@@ -185,9 +214,22 @@ def _times(chosen: argparse.Namespace) -> str:
         took = time.perf_counter() - start
         ours, placing = _our_heft(one)
         makespan = checked(one, placed_by(one, plan))
-        figures = (f"{built:.2f}", f"{took:.2f}", f"{placing:.4f}", f"{took / placing:,.0f}", f"{ours / makespan:.4f}")
+        figures = (
+            f"{built:.2f}",
+            f"{took:.2f}",
+            f"{placing:.4f}",
+            f"{took / placing:,.0f}",
+            f"{ours / makespan:.4f}",
+        )
         rows.append((f"{n:,}", *figures))
-    head = ("tasks", "SAGA: build, s", "its HEFT, s", "ours, s", "times faster", "our makespan / its")
+    head = (
+        "tasks",
+        "SAGA: build, s",
+        "its HEFT, s",
+        "ours, s",
+        "times faster",
+        "our makespan / its",
+    )
     return f"## HEFT: graph to placement, 8 devices\n\n{table(head, rows)}"
 
 
@@ -195,7 +237,9 @@ def _same_speeds(one: Instance) -> Instance:
     """Return the instance with devices of speeds 1 to 1.5 instead: tasks take what they take on the first, over it."""
     speeds = [1 + p / 14 for p in range(one.devices)]
     seconds = [[row[0] / speed for speed in speeds] for row in one.seconds]
-    return Instance(one.name, seconds, one.edges, facts={f"speed {p}": speed for p, speed in enumerate(speeds)})
+    return Instance(
+        one.name, seconds, one.edges, facts={f"speed {p}": speed for p, speed in enumerate(speeds)}
+    )
 
 
 def _our_heft(one: Instance) -> tuple[float, float]:

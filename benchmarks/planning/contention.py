@@ -18,7 +18,16 @@ from _report import table
 
 import autosched as asc
 
-HEAD = ("8 devices", "blind: claims", "blind: takes", "aware", "auto", "blind / auto", "auto: s", "target")
+HEAD = (
+    "8 devices",
+    "blind: claims",
+    "blind: takes",
+    "aware",
+    "auto",
+    "blind / auto",
+    "auto: s",
+    "target",
+)
 EXACT = ("", "graphs", "proved", "auto / exact, mean", "worst", "exact: s, most", "target")
 
 
@@ -61,5 +70,11 @@ def _small(chosen: argparse.Namespace) -> Iterator[tuple[str, ...]]:
             over.append(auto.makespan / best.makespan)
             proved += best.makespan <= best.lower_bound * (1 + 1e-6)
             most = max(most, took)
-        figures = (str(len(over)), str(proved), f"{statistics.fmean(over):.3f}", f"{max(over):.3f}", f"{most:.1f}")
+        figures = (
+            str(len(over)),
+            str(proved),
+            f"{statistics.fmean(over):.3f}",
+            f"{max(over):.3f}",
+            f"{most:.1f}",
+        )
         yield (f"{n} tasks, {p} devices, ratio {ratio:g}", *figures, "within 1.10")

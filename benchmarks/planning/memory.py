@@ -43,7 +43,9 @@ def _node(*_: object) -> object:
     return object()
 
 
-def dnn(path: Path, accelerators: int, constants: bool, *, contention: bool = True) -> tuple[asc.Graph, asc.Machine]:
+def dnn(
+    path: Path, accelerators: int, constants: bool, *, contention: bool = True
+) -> tuple[asc.Graph, asc.Machine]:
     """Read a network, and make its machine. Copies between accelerators go through the host, and take twice as long.
 
     ``constants``: what a node needs beyond the size of its edges is a constant that it reads.
@@ -55,7 +57,11 @@ def dnn(path: Path, accelerators: int, constants: bool, *, contention: bool = Tr
         readers[edge["destId"]].append(edge["sourceId"])
         edges[edge["sourceId"]] = edge["cost"] / 1e3 * _RATE
     names = [f"cuda:{p}" for p in range(accelerators)]
-    graph, values, colours = asc.Graph(path.stem), dict[int, asc.Value](), dict[int, list[asc.Value]]()
+    graph, values, colours = (
+        asc.Graph(path.stem),
+        dict[int, asc.Value](),
+        dict[int, list[asc.Value]](),
+    )
     nodes = {node["id"]: node for node in told["nodes"]}
     for number in _sorted(readers):
         node, made = nodes[number], edges.get(number, 0.0) if constants else nodes[number]["size"]
@@ -65,12 +71,20 @@ def dnn(path: Path, accelerators: int, constants: bool, *, contention: bool = Tr
             reads[-1].nbytes = int(node["size"] - made)
         on = dict.fromkeys(names, node["fpgaLatency"] / 1e3) if node["supportedOnFpga"] else {}
         seconds = {"cpu": node["cpuLatency"] / 1e3, **on}
-        values[number] = graph.add(_node, *reads, name=f"n{number}", seconds=seconds, nbytes=int(made))
+        values[number] = graph.add(
+            _node, *reads, name=f"n{number}", seconds=seconds, nbytes=int(made)
+        )
         colours.setdefault(node.get("colorClass", -number), []).append(values[number])
     for kept in colours.values():
         if len(kept) > 1:
             graph.together(*kept)
-    graph.output(*(values[number] for number in values if not any(number in before for before in readers.values())))
+    graph.output(
+        *(
+            values[number]
+            for number in values
+            if not any(number in before for before in readers.values())
+        )
+    )
     links = [asc.Link("cpu", name, _RATE) for name in names]
     links += [asc.Link(a, b, _RATE / 2) for i, a in enumerate(names) for b in names[i + 1 :]]
     devices = [asc.Device(name, launch_seconds=0.0) for name in ("cpu", *names)]
@@ -90,7 +104,9 @@ def _sorted(readers: dict[int, list[int]]) -> Iterator[int]:
 
 def limited(machine: asc.Machine, nbytes: dict[str, float]) -> asc.Machine:
     """Return a machine whose devices have so many bytes."""
-    devices = [replace(device, nbytes=nbytes.get(device.name, device.nbytes)) for device in machine.devices]
+    devices = [
+        replace(device, nbytes=nbytes.get(device.name, device.nbytes)) for device in machine.devices
+    ]
     return asc.Machine(devices, machine.links, contention=machine.contention, imagined=True)
 
 
@@ -111,23 +127,39 @@ def _row(path: Path, accelerators: int, how: str) -> tuple[str, ...]:
     start = time.perf_counter()
     each = [
         _beside(graph, machine, free, dict.fromkeys(peak, max(peak.values()) / 2)),
-        _beside(graph, machine, free, {name: max(1.0, nbytes / 2) for name, nbytes in peak.items()}),
+        _beside(
+            graph, machine, free, {name: max(1.0, nbytes / 2) for name, nbytes in peak.items()}
+        ),
     ]
     took = (time.perf_counter() - start) / 2
     kind = "operators" if "Operator" in path.parent.name else "layers"
     name = f"{path.stem.removesuffix('_inference')}, {kind}, {_WEIGHTS[how]}, {accelerators} accelerators"
     numbers = [item for found in each for item in found]
-    return (name, f"{free.makespan * 1e3:.2f}", f"{max(peak.values()) / 1e6:.0f}", *numbers, f"{took:.1f}")
+    return (
+        name,
+        f"{free.makespan * 1e3:.2f}",
+        f"{max(peak.values()) / 1e6:.0f}",
+        *numbers,
+        f"{took:.1f}",
+    )
 
 
-def _beside(graph: asc.Graph, machine: asc.Machine, free: asc.Schedule, nbytes: dict[str, float]) -> tuple[str, ...]:
+def _beside(
+    graph: asc.Graph, machine: asc.Machine, free: asc.Schedule, nbytes: dict[str, float]
+) -> tuple[str, ...]:
     """Return the makespan under a limit, how much more that is than without, and must be, and how many more copies."""
     try:
         found = asc.schedule(graph, limited(machine, nbytes))
     except MemoryLimitError as error:
         return ("proved impossible" if "This proves" in str(error) else "none found", "", "", "")
     for name, limit in nbytes.items():
-        assert found.peak_bytes[name] <= limit, f"{name} holds {found.peak_bytes[name]} of {limit} B"
-    more = sum(isinstance(i, Copy) for i in found.program) - sum(isinstance(i, Copy) for i in free.program)
-    over = (f"{seconds / free.makespan - 1:+.1%}" for seconds in (found.makespan, found.lower_bound))
+        assert found.peak_bytes[name] <= limit, (
+            f"{name} holds {found.peak_bytes[name]} of {limit} B"
+        )
+    more = sum(isinstance(i, Copy) for i in found.program) - sum(
+        isinstance(i, Copy) for i in free.program
+    )
+    over = (
+        f"{seconds / free.makespan - 1:+.1%}" for seconds in (found.makespan, found.lower_bound)
+    )
     return f"{found.makespan * 1e3:.2f}", *over, f"{more:+d}"

@@ -23,7 +23,11 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
     paths = sorted((chosen.data / "dnn_placement").glob("*Graphs/*.json")) if chosen.data else []
     if chosen.quick:
         paths = [path for path in paths if _name(path) == "resnet50, operators"]
-    yield table(HEAD, [row for path in paths for row in _rows(path, chosen)]) if paths else "No data was given."
+    yield (
+        table(HEAD, [row for path in paths for row in _rows(path, chosen)])
+        if paths
+        else "No data was given."
+    )
 
 
 def _name(path: Path) -> str:
@@ -35,6 +39,8 @@ def _rows(path: Path, chosen: argparse.Namespace) -> Iterator[tuple[str, ...]]:
         one = network_file(path, k)
         single, heft, auto = (planned(one, policy) for policy in ("single", "heft", "auto"))
         bound = max(single.bound, heft.bound, auto.bound)
-        figures = (f"{x:.2f}" for x in (bound, single.makespan, heft.makespan, auto.makespan, auto.seconds))
+        figures = (
+            f"{x:.2f}" for x in (bound, single.makespan, heft.makespan, auto.makespan, auto.seconds)
+        )
         target = "at most 313" if _name(path) == "resnet50, operators" else "at most one device"
         yield (f"{_name(path)}, {k} accelerators", str(len(one)), *figures, target)

@@ -40,7 +40,9 @@ def textbook_heft(instance: Instance) -> list[Placed]:
     busy: list[list[Placed]] = [[] for _ in range(instance.devices)]
     plan: dict[int, Placed] = {}
     for task in sorted(rank, key=lambda task: -rank[task]):
-        options = (_earliest(instance, dag, plan, busy[p], task, p) for p in range(instance.devices))
+        options = (
+            _earliest(instance, dag, plan, busy[p], task, p) for p in range(instance.devices)
+        )
         chosen = min(options, key=lambda option: option.end)
         plan[task] = chosen
         busy[chosen.device].append(chosen)
@@ -49,13 +51,20 @@ def textbook_heft(instance: Instance) -> list[Placed]:
 
 
 def _earliest(
-    instance: Instance, dag: networkx.DiGraph[int], plan: dict[int, Placed], busy: list[Placed], task: int, device: int
+    instance: Instance,
+    dag: networkx.DiGraph[int],
+    plan: dict[int, Placed],
+    busy: list[Placed],
+    task: int,
+    device: int,
 ) -> Placed:
     """Return where a task fits first on a device."""
     start = 0.0
     for parent in dag.predecessors(task):
         size = dag.edges[parent, task]["weight"]
-        start = max(start, plan[parent].end + instance.copy_seconds(size, plan[parent].device, device))
+        start = max(
+            start, plan[parent].end + instance.copy_seconds(size, plan[parent].device, device)
+        )
     took = instance.seconds[task][device]
     for item in busy:
         if start + took <= item.start:
@@ -73,8 +82,17 @@ def _textbook(chosen: argparse.Namespace) -> str:
         took = time.perf_counter() - start
         heft, auto = planned(one, "heft"), planned(one, "auto")
         ratios = (f"{outcome.makespan / makespan:.4f}" for outcome in (heft, auto))
-        rows.append((f"{n:,}", f"{took:.2f}", f"{heft.seconds:.2f}", f"{auto.seconds:.2f}", *ratios))
-    head = ("tasks", "networkx HEFT, s", "ours: heft, s", "auto, s", "makespan: heft / its", "auto / its")
+        rows.append(
+            (f"{n:,}", f"{took:.2f}", f"{heft.seconds:.2f}", f"{auto.seconds:.2f}", *ratios)
+        )
+    head = (
+        "tasks",
+        "networkx HEFT, s",
+        "ours: heft, s",
+        "auto, s",
+        "makespan: heft / its",
+        "auto / its",
+    )
     note = "Ours with lowering and proof; a makespan of 1 is the textbook's."
     return f"## HEFT over networkx, 8 devices\n\n{table(head, rows)}\n\n{note}"
 
@@ -82,7 +100,9 @@ def _textbook(chosen: argparse.Namespace) -> str:
 # ---- OR-Tools
 
 
-def plain_solver(instance: Instance, seconds: float, workers: int = 2) -> tuple[list[Placed] | None, float]:
+def plain_solver(
+    instance: Instance, seconds: float, workers: int = 2
+) -> tuple[list[Placed] | None, float]:
     """Plan by CP-SAT, all numbers of the instance being whole; return the plan, if one was found, and the bound."""
     from ortools.sat.python import cp_model
 
@@ -97,12 +117,15 @@ def plain_solver(instance: Instance, seconds: float, workers: int = 2) -> tuple[
         model.add_exactly_one(on[task])
     for p in devices:
         model.add_no_overlap(
-            model.new_optional_interval_var(start[task], whole[task][p], end[task], on[task][p], "") for task in tasks
+            model.new_optional_interval_var(start[task], whole[task][p], end[task], on[task][p], "")
+            for task in tasks
         )
     for u, v, size in instance.edges:
         model.add(start[v] >= end[u])
         for p in devices:
-            model.add(start[v] >= end[u] + round(size)).only_enforce_if(on[u][p], on[v][p].negated())
+            model.add(start[v] >= end[u] + round(size)).only_enforce_if(
+                on[u][p], on[v][p].negated()
+            )
     makespan = model.new_int_var(0, latest, "")
     model.add_max_equality(makespan, end)
     model.minimize(makespan)
@@ -111,7 +134,10 @@ def plain_solver(instance: Instance, seconds: float, workers: int = 2) -> tuple[
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, solver.best_objective_bound
     where = [next(p for p in devices if solver.boolean_value(on[task][p])) for task in tasks]
-    plan = [Placed(where[task], float(solver.value(start[task])), float(solver.value(end[task]))) for task in tasks]
+    plan = [
+        Placed(where[task], float(solver.value(start[task])), float(solver.value(end[task])))
+        for task in tasks
+    ]
     return plan, solver.best_objective_bound
 
 
@@ -136,4 +162,6 @@ def _solver(chosen: argparse.Namespace) -> str:
 def _cells(quick: bool) -> list[tuple[int, int, float]]:
     if quick:
         return [(20, 3, 1.0), (50, 8, 5.0)]
-    return [(n, p, ratio) for n in (40, 100, 300, 1_000) for p in (3, 8) for ratio in (0.2, 1.0, 5.0)]
+    return [
+        (n, p, ratio) for n in (40, 100, 300, 1_000) for p in (3, 8) for ratio in (0.2, 1.0, 5.0)
+    ]

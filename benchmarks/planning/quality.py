@@ -46,7 +46,8 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
             yield f"## {title}\n\n{table(HEAD, [line.cells() for line in found])}"
             family = title.partition(",")[0]
             bars += [
-                Bar(f"{family} {line.graphs}".strip(), 100 * line.found.mean, series=line.policy) for line in found
+                Bar(f"{family} {line.graphs}".strip(), 100 * line.found.mean, series=line.policy)
+                for line in found
             ]
     drawn = bars_svg(bars, title="Gap to the optimum, mean", x="gap", unit="%")
     yield from picture("planning_quality", "mean gaps by family and policy", drawn, chosen)
@@ -56,7 +57,9 @@ def _bar(name: str, line: Line) -> Bar:
     return Bar(name, 100 * line.found.mean, series=line.policy)
 
 
-def _lines(name: str, some: Sequence[Instance], *asked: tuple[str, float | None, str]) -> Iterator[Line]:
+def _lines(
+    name: str, some: Sequence[Instance], *asked: tuple[str, float | None, str]
+) -> Iterator[Line]:
     """Plan graphs by policies, each with its seconds and its target."""
     for policy, seconds, target in asked:
         yield Line(name, policy, gaps(some, policy, seconds), target, seconds)
@@ -64,7 +67,11 @@ def _lines(name: str, some: Sequence[Instance], *asked: tuple[str, float | None,
 
 def _papers(_: argparse.Namespace) -> Iterator[Line]:
     yield from _lines(
-        "", examples(), ("heft", None, "9.6% and 17.7%, as published"), ("auto", None, ""), ("search", None, "")
+        "",
+        examples(),
+        ("heft", None, "9.6% and 17.7%, as published"),
+        ("auto", None, ""),
+        ("search", None, ""),
     )
 
 
@@ -86,7 +93,10 @@ def _stg(chosen: argparse.Namespace) -> Iterator[Line]:
 def _layered(chosen: argparse.Namespace) -> Iterator[Line]:
     known = certified(chosen)
     seconds = 0.5 if chosen.quick else 5.0
-    for name, high, auto, search in (("ratio <= 1", False, "5%", "0.5%"), ("ratio 5", True, "15%", "2%")):
+    for name, high, auto, search in (
+        ("ratio <= 1", False, "5%", "0.5%"),
+        ("ratio 5", True, "15%", "2%"),
+    ):
         some = [one for one in known if (one.facts["ratio"] > 1) == high]
         if some:
             yield from _lines(
@@ -117,25 +127,39 @@ def certified(chosen: argparse.Namespace) -> list[Instance]:
     if not exact_is_there():
         return []
     sizes = (20,) if chosen.quick else (20, 30, 40, 60)
-    made = [random_layered(n, p, ratio, 0) for n in sizes for p in (3, 8) for ratio in (0.2, 1.0, 5.0)]
+    made = [
+        random_layered(n, p, ratio, 0) for n in sizes for p in (3, 8) for ratio in (0.2, 1.0, 5.0)
+    ]
     found = [(one, planned(one, "exact", 10.0 if chosen.quick else 60.0)) for one in made]
     return [
-        dataclasses.replace(one, bound=outcome.bound, best=outcome.makespan) for one, outcome in found if outcome.proved
+        dataclasses.replace(one, bound=outcome.bound, best=outcome.makespan)
+        for one, outcome in found
+        if outcome.proved
     ]
 
 
 def _planted(chosen: argparse.Namespace) -> Iterator[Line]:
     for n in (50,) if chosen.quick else (50, 100, 300):
         searching = ("search", 0.5 if chosen.quick else 10.0, "at most 5% in 10 s")
-        yield from _lines(f"{n} tasks", _planted_graphs(chosen, n), ("heft", None, ""), ("auto", None, ""), searching)
+        yield from _lines(
+            f"{n} tasks",
+            _planted_graphs(chosen, n),
+            ("heft", None, ""),
+            ("auto", None, ""),
+            searching,
+        )
     for n in (1_000,) if chosen.quick else (1_000, 10_000):
         asked = ("heft", None, "15-28% are usual"), ("auto", None, "at most 8%")
-        yield from _lines(f"{n:,} tasks", _planted_graphs(chosen, n)[: 1 if chosen.quick else None], *asked)
+        yield from _lines(
+            f"{n:,} tasks", _planted_graphs(chosen, n)[: 1 if chosen.quick else None], *asked
+        )
 
 
 def _planted_graphs(chosen: argparse.Namespace, tasks: int) -> list[Instance]:
     """Return some made here for 4 and 8 devices, and those that are read."""
-    made = [planted(tasks, p, 0.5, seed) for p in (4, 8) for seed in range(1 if chosen.quick else 2)]
+    made = [
+        planted(tasks, p, 0.5, seed) for p in (4, 8) for seed in range(1 if chosen.quick else 2)
+    ]
     if chosen.data and not chosen.quick and (chosen.data / "planted").is_dir():
         read = layered_folder(chosen.data / "planted")
         made += [one for one in read if len(one) == tasks and one.facts["unequal"]]

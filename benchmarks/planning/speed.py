@@ -36,16 +36,24 @@ def report(chosen: argparse.Namespace) -> Iterator[str]:
     warm = _warmed()
     graphs = {n: built(n) for n in sizes}
     runs = {n: 3 if chosen.quick or n > 10_000 else 11 for n in sizes}
-    free = {n: _median(runs[n], partial(heft, graphs[n], machine(8, False), asc.Costs())) for n in sizes}
+    free = {
+        n: _median(runs[n], partial(heft, graphs[n], machine(8, False), asc.Costs())) for n in sizes
+    }
     aware = {n: _median(runs[n], partial(heft, graphs[n], machine(8), asc.Costs())) for n in sizes}
-    whole = {n: _median(3, partial(asc.schedule, graphs[n], machine(8), policy="heft")) for n in sizes}
+    whole = {
+        n: _median(3, partial(asc.schedule, graphs[n], machine(8), policy="heft")) for n in sizes
+    }
     yield f"## HEFT on 8 devices, graph to placement\n\n{_placing(graphs, free, aware)}"
     yield f"The first call of all, of 3,000 tasks, took {warm:.2f} s."
     yield f'## schedule(policy="heft"): place, lower, prove\n\n{_whole(whole)}'
     yield f"## Very many tasks on 64 devices, by HEFT\n\n{_many(20_000 if chosen.quick else 1_000_000)}"
     lines = [
         Line(name, [(n, seconds / n) for n, seconds in found.items()])
-        for name, found in (("HEFT, copies occupy nothing", free), ("HEFT", aware), ("schedule()", whole))
+        for name, found in (
+            ("HEFT, copies occupy nothing", free),
+            ("HEFT", aware),
+            ("schedule()", whole),
+        )
     ]
     svg = lines_svg(lines, title="Planning", x="tasks", y="time per task", y_unit="s", log_x=True)
     yield from picture("planning_speed", "time per task by number of tasks", svg, chosen)
@@ -63,7 +71,9 @@ def built(tasks: int) -> asc.Graph:
     for task in range(count):
         arguments = [values[u] for u in reads[task]]
         seconds, nbytes = rng.uniform(1e-5, 1e-3), rng.randrange(10**6, 10**8)
-        values.append(graph.add(_nothing, *arguments, name=f"t{task}", seconds=seconds, nbytes=nbytes))
+        values.append(
+            graph.add(_nothing, *arguments, name=f"t{task}", seconds=seconds, nbytes=nbytes)
+        )
     graph.output(values[-1])
     return graph
 
@@ -76,7 +86,9 @@ def machine(devices: int, contention: bool = True) -> asc.Machine:
     """Return devices that are joined two by two, at the rate of PCIe 5."""
     names = [f"cuda:{p}" for p in range(devices)]
     links = [asc.Link(names[q], names[p], 50e9, 1e-5) for q in range(devices) for p in range(q)]
-    return asc.Machine([asc.Device(name) for name in names], links, contention=contention, imagined=True)
+    return asc.Machine(
+        [asc.Device(name) for name in names], links, contention=contention, imagined=True
+    )
 
 
 def _warmed() -> float:
@@ -103,8 +115,13 @@ def _median(runs: int, call: Callable[[], object]) -> float:
 
 def _placing(graphs: dict[int, asc.Graph], free: dict[int, float], aware: dict[int, float]) -> str:
     edges = {n: sum(len(task.dependencies) for task in graph.tasks) for n, graph in graphs.items()}
-    rows = [(f"{n:,}", f"{edges[n]:,}", f"{free[n]:.4f}", f"{aware[n]:.4f}", f"{PLACING[n]:g}") for n in graphs]
-    return table(("tasks", "edges", "copies occupy nothing, s", "copies occupy streams, s", "target"), rows)
+    rows = [
+        (f"{n:,}", f"{edges[n]:,}", f"{free[n]:.4f}", f"{aware[n]:.4f}", f"{PLACING[n]:g}")
+        for n in graphs
+    ]
+    return table(
+        ("tasks", "edges", "copies occupy nothing, s", "copies occupy streams, s", "target"), rows
+    )
 
 
 def _whole(seconds: dict[int, float]) -> str:
@@ -123,7 +140,9 @@ def _many(tasks: int) -> str:
         steps, memory = pool.submit(_planned_and_predicted, tasks).result()
     rows = [(step, f"{seconds:.1f}", "") for step, seconds in steps.items()]
     planning = sum(seconds for step, seconds in steps.items() if step != "build")
-    rows.append(("HEFT, lowering and prediction", f"{planning:.1f}", f"{MILLION:g} s for a million"))
+    rows.append(
+        ("HEFT, lowering and prediction", f"{planning:.1f}", f"{MILLION:g} s for a million")
+    )
     rows.append(("memory at most, GiB", f"{memory:.1f}", f"{MEMORY:g} GiB for a million"))
     return table((f"{tasks:,} tasks", "seconds", "target"), rows)
 

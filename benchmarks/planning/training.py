@@ -27,7 +27,13 @@ class Ensemble(nn.Module):
     def __init__(self, members: int = 8, width: int = 2048):
         super().__init__()
         self.members = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+            nn.Sequential(
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Linear(width, 10),
+            )
             for _ in range(members)
         )
 
@@ -43,7 +49,8 @@ class Branches(nn.Module):
         super().__init__()
         kernels = (1, 3, 5, 7)
         self.blocks = nn.ModuleList(
-            nn.ModuleList(nn.Conv2d(width, width, k, padding=k // 2) for k in kernels) for _ in range(blocks)
+            nn.ModuleList(nn.Conv2d(width, width, k, padding=k // 2) for k in kernels)
+            for _ in range(blocks)
         )
         self.head = nn.Linear(width, 10)
 
@@ -98,13 +105,26 @@ def _rows(chosen: argparse.Namespace) -> Iterator[tuple[str, ...]]:
             for policy in ("single", "heft", "auto"):
                 start = time.perf_counter()
                 plans[policy] = asc.schedule(
-                    graph, machine, policy=policy, examples=graph.examples, inputs="cuda:0", outputs="cuda:0"
+                    graph,
+                    machine,
+                    policy=policy,
+                    examples=graph.examples,
+                    inputs="cuda:0",
+                    outputs="cuda:0",
                 )
                 seconds[policy] = time.perf_counter() - start
             bound = max(plan.lower_bound for plan in plans.values())
-            figures = (f"{x * 1e3:.2f}" for x in (bound, *(plan.makespan for plan in plans.values())))
+            figures = (
+                f"{x * 1e3:.2f}" for x in (bound, *(plan.makespan for plan in plans.values()))
+            )
             gap = f"{plans['auto'].makespan / bound - 1:.1%}"
-            yield (f"{name}, {gpus} GPUs", f"{len(graph):,}", *figures, gap, f"{seconds['auto']:.1f}")
+            yield (
+                f"{name}, {gpus} GPUs",
+                f"{len(graph):,}",
+                *figures,
+                gap,
+                f"{seconds['auto']:.1f}",
+            )
 
 
 def captured(model: nn.Module, x: Tensor) -> Any:

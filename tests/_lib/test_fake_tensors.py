@@ -73,18 +73,26 @@ def test_what_asks_for_strides_does_as_it_does_eagerly(fn: Callable[[Tensor], Te
     NORM.reset_running_stats()
     eager = fn(x)
     NORM.reset_running_stats()
-    with asc.compile(fn, asc.Machine.emulated(gpus=1), policy="single", backend="host", check=True) as run:
+    with asc.compile(
+        fn, asc.Machine.emulated(gpus=1), policy="single", backend="host", check=True
+    ) as run:
         ours = run(x)
     assert torch.equal(ours, eager)
     assert ours.stride() == eager.stride()
 
 
-def test_kernels_run_once_for_arguments_of_a_kind_and_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_run_once_for_arguments_of_a_kind_and_draw_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[Any] = []
     real = torch.full
-    monkeypatch.setattr(torch, "full", lambda *args, **kwargs: calls.append(args) or real(*args, **kwargs))
+    monkeypatch.setattr(
+        torch, "full", lambda *args, **kwargs: calls.append(args) or real(*args, **kwargs)
+    )
     before = torch.get_rng_state()
-    graph = asc.capture(lambda x: [functional.dropout(x.mT, 0.5) for _ in range(3)], torch.ones(2, 3, 7, 5, 11))
+    graph = asc.capture(
+        lambda x: [functional.dropout(x.mT, 0.5) for _ in range(3)], torch.ones(2, 3, 7, 5, 11)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert len(calls) <= 3
     assert len(graph.tasks) > 3
@@ -115,7 +123,9 @@ def test_an_operator_whose_fake_kernel_is_wrong_about_strides_is_refused_where_t
         return y.as_strided((3, 2), (2, 1)) + 0  # type: ignore[no-any-return]
 
     run = asc.compile(fn, asc.Machine.emulated(gpus=1), backend="host")
-    with pytest.raises(asc.TaskError, match=r"its argument has strides \(1, 2\); it had \(3, 1\) when"):
+    with pytest.raises(
+        asc.TaskError, match=r"its argument has strides \(1, 2\); it had \(3, 1\) when"
+    ):
         run(torch.ones(2, 3))
 
 

@@ -59,7 +59,9 @@ def in_child(call):
 @pytest.mark.parametrize("backend", MACHINES)
 def test_a_schedule_that_ran_runs_in_a_child_and_in_the_childs_child(backend):
     def right():
-        return [schedule(x=torch.ones(2), timeout=t)["y"].tolist() for t in (None, GENEROUS, None)] == [[4.0, 4.0]] * 3
+        return [
+            schedule(x=torch.ones(2), timeout=t)["y"].tolist() for t in (None, GENEROUS, None)
+        ] == [[4.0, 4.0]] * 3
 
     with scheduled(backend) as schedule:
         assert right()
@@ -144,7 +146,11 @@ def test_workers_of_a_data_loader_run_a_schedule():
     with scheduled() as schedule:
         schedule(x=torch.ones(1))
         batches = DataLoader(
-            Scheduled(schedule), batch_size=2, num_workers=2, multiprocessing_context="fork", timeout=GENEROUS
+            Scheduled(schedule),
+            batch_size=2,
+            num_workers=2,
+            multiprocessing_context="fork",
+            timeout=GENEROUS,
         )
         assert [batch.flatten().tolist() for batch in batches] == [[0, 4], [8, 12]]
 
@@ -188,7 +194,9 @@ def test_locks_of_other_threads_are_free_in_a_child_and_those_of_the_thread_that
     assert holding.wait(GENEROUS)
     before = forks()
     with mine:
-        assert in_child(lambda: mine._is_owned() and theirs.acquire(timeout=1) and forks() == before + 1)
+        assert in_child(
+            lambda: mine._is_owned() and theirs.acquire(timeout=1) and forks() == before + 1
+        )
     end.set()
     holder.join()
     assert forks() == before

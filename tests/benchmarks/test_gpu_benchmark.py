@@ -41,7 +41,12 @@ def bench():
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("Inception-v3", 23_834_568), ("GoogLeNet", 6_624_904), ("NASNet-like", 4_838_936), ("random-wired", 5_651_922)],
+    [
+        ("Inception-v3", 23_834_568),
+        ("GoogLeNet", 6_624_904),
+        ("NASNet-like", 4_838_936),
+        ("random-wired", 5_651_922),
+    ],
 )
 def test_a_network_has_the_parameters_that_it_is_known_for(bench, name, parameters):
     kind = bench.networks.NETWORKS[name]
@@ -128,7 +133,9 @@ def test_code_by_hand_is_right_in_whatever_order_streams_go_on(bench, seed):
             assert [end.tolist() for end in lanes(one, one)] == [[15.0, 15.0]] * 3
 
 
-def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_hand(bench, monkeypatch):
+def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_hand(
+    bench, monkeypatch
+):
     issue = sys.modules["issue"]
     monkeypatch.setattr(issue, "BLOCKS", 3)
     monkeypatch.setattr(issue, "BLOCK", 2)
@@ -144,14 +151,20 @@ def test_on_a_played_gpu_ours_take_part_replayed_and_wait_no_more_than_code_by_h
 
 def test_a_record_reads_back_and_keeps_cases_of_the_same_machine_alone(bench, tmp_path):
     promise, case = bench.record.Promise, bench.record.Case
-    cases = {"a": case({"x": 1.0}, [promise("x / y", 1.5, least=1.41)], {"z": "is not there"}, {"rows": 3})}
+    cases = {
+        "a": case(
+            {"x": 1.0}, [promise("x / y", 1.5, least=1.41)], {"z": "is not there"}, {"rows": 3}
+        )
+    }
     bench.record.write_json(tmp_path / "r.json", "Title", cases, {"GPU": "one"})
     assert bench.record.read_json(tmp_path / "r.json") == ("Title", cases, {"GPU": "one"})
     assert bench.record.earlier(tmp_path / "r.json", {"GPU": "one"}) == cases
     assert bench.record.earlier(tmp_path / "r.json", {"GPU": "another"}) == {}
 
 
-@pytest.mark.parametrize(("value", "holds"), [(0.89, False), (1.0, True), (1.11, False), (float("nan"), False)])
+@pytest.mark.parametrize(
+    ("value", "holds"), [(0.89, False), (1.0, True), (1.11, False), (float("nan"), False)]
+)
 def test_a_promise_holds_between_its_limits(bench, value, holds):
     promise = bench.record.predicted(value, 1.0, "ours")
     assert promise.holds == holds
@@ -191,7 +204,9 @@ class Tokens:
 
     def token(self):
         number, self.made = self.made, self.made + 1
-        return SimpleNamespace(**{how: lambda how=how: (how, number) for how in ("read", "write", "rw")})
+        return SimpleNamespace(
+            **{how: lambda how=how: (how, number) for how in ("read", "write", "rw")}
+        )
 
     def task(self, *uses):
         self.tasks.append(uses)
@@ -209,14 +224,21 @@ def test_tokens_tell_all_that_tasks_depend_on(bench, monkeypatch):
     context = Tokens()
     outputs, _ = bench.contestants._submitted(context, graph, {"x": torch.ones(2)})
     assert outputs["z"].tolist() == [3.0, 2.0]
-    assert context.tasks == [(("write", 0),), (("rw", 0),), (("rw", 0),), (("read", 0), ("write", 1))]
+    assert context.tasks == [
+        (("write", 0),),
+        (("rw", 0),),
+        (("rw", 0),),
+        (("read", 0), ("write", 1)),
+    ]
 
 
 def test_turns_are_taken_by_all_and_begun_by_each(bench, monkeypatch):
     monkeypatch.setattr(sys.modules["_rig"], "WARM_SECONDS", 0.0)
     rig, order = bench.script["Rig"](), []
     object.__setattr__(rig, "real", 0)  # as if at rest always
-    sys.modules["_rig"].race(rig, {name: lambda name=name: order.append(name) for name in "abc"}, 15)
+    sys.modules["_rig"].race(
+        rig, {name: lambda name=name: order.append(name) for name in "abc"}, 15
+    )
     assert order[-9:] == list("abcbcacab")
 
 
@@ -227,13 +249,19 @@ def test_what_the_table_of_rules_names_is_there():
     root = FOLDER.parent.parent
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     where = [
-        row.split("|")[2] for row in text[text.index("# The rules of CUDA") :].splitlines() if row.startswith("| ")
+        row.split("|")[2]
+        for row in text[text.index("# The rules of CUDA") :].splitlines()
+        if row.startswith("| ")
     ]
     found = 0
     for file, names in re.findall(r"`([\w/]+\.py|[\w/]+/)`((?:, `\w+`)*)", " ; ".join(where)):
-        path = next((path for path in (root / "autosched" / file, root / file) if path.exists()), None)
+        path = next(
+            (path for path in (root / "autosched" / file, root / file) if path.exists()), None
+        )
         assert path is not None, file
         for name in re.findall(r"\w+", names):
-            assert re.search(rf"\b(def|class) {name}\b", path.read_text(encoding="utf-8")), f"{file}: {name}"
+            assert re.search(rf"\b(def|class) {name}\b", path.read_text(encoding="utf-8")), (
+                f"{file}: {name}"
+            )
             found += 1
     assert found > 60

@@ -88,8 +88,13 @@ def test_the_textbook_in_networkx_gives_what_papers_print(bench):
 
 def test_our_schedules_keep_the_rules_of_the_classic_model(bench):
     """Different links, tasks that must share a device, and edges of different sizes from one task."""
-    for one in (bench.graphs.related("gauss", 20, 3, 1.0, 0, even=False), bench.graphs.random_layered(30, 3, 1.0, 0)):
-        instance = bench.instances.Instance(one.name, one.seconds, one.edges, pace=one.pace, together=[(0, 3, 5)])
+    for one in (
+        bench.graphs.related("gauss", 20, 3, 1.0, 0, even=False),
+        bench.graphs.random_layered(30, 3, 1.0, 0),
+    ):
+        instance = bench.instances.Instance(
+            one.name, one.seconds, one.edges, pace=one.pace, together=[(0, 3, 5)]
+        )
         schedule = asc.schedule(instance.graph(), instance.machine(), policy="heft")
         plan = bench.instances.placed(instance, schedule)
         assert bench.instances.checked(instance, plan) == pytest.approx(schedule.makespan)

@@ -21,7 +21,15 @@ from autosched.machine.machine import Device, Link, Machine
 from autosched.placement import Placement, check
 from autosched.policies import POLICIES
 from autosched.simulation.simulate import durations, makespan
-from tests.policies.test_policies import ARABNEJAD, COSTS, TOPCUOGLU, breaks_a_rule, cases, linked, processors
+from tests.policies.test_policies import (
+    ARABNEJAD,
+    COSTS,
+    TOPCUOGLU,
+    breaks_a_rule,
+    cases,
+    linked,
+    processors,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,11 @@ from tests.policies.test_policies import ARABNEJAD, COSTS, TOPCUOGLU, breaks_a_r
 )
 def test_bounds_of_published_examples(graph, critical_path, work):
     found = bounds(graph, processors(3), COSTS)
-    assert (found["critical_path"], found["work"], found["interval"]) == (critical_path, work, critical_path)
+    assert (found["critical_path"], found["work"], found["interval"]) == (
+        critical_path,
+        work,
+        critical_path,
+    )
 
 
 def test_the_critical_path_stays_on_a_device_where_copies_cost_more():
@@ -47,7 +59,10 @@ def test_the_critical_path_has_copies_of_inputs_and_of_what_is_written_in_place(
     w = graph.input("w")
     graph.add(int, w, name="write", writes=[w], outputs=(), seconds=1, on="p2")
     graph.add(int, w, name="look", seconds=1, on="p3")
-    assert bounds(graph, processors(3), COSTS.override(nbytes={"w": 5}))["critical_path"] == 5 + 1 + 5 + 1
+    assert (
+        bounds(graph, processors(3), COSTS.override(nbytes={"w": 5}))["critical_path"]
+        == 5 + 1 + 5 + 1
+    )
 
 
 def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
@@ -61,13 +76,22 @@ def test_a_write_in_place_need_not_wait_for_readers_of_a_copy():
 def test_no_copy_within_a_group_or_for_order_alone():
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p1": 1, "p2": 2}, nbytes=50)
-    graph.add(int, a[1:], name="b", writes=[graph.value("getitem")], outputs=(), seconds={"p1": 9, "p2": 3})
+    graph.add(
+        int,
+        a[1:],
+        name="b",
+        writes=[graph.value("getitem")],
+        outputs=(),
+        seconds={"p1": 9, "p2": 3},
+    )
     graph.add(int, name="c", seconds=1, after=["b"])
     assert bounds(graph, processors(2), COSTS)["critical_path"] == 2 + 3 + 1
 
 
 def test_the_critical_path_goes_by_way_of_a_device_where_no_link_is():
-    machine = Machine([Device("p1"), Device("p2"), Device("p3")], [Link("p1", "p2", 1), Link("p2", "p3", 1)])
+    machine = Machine(
+        [Device("p1"), Device("p2"), Device("p3")], [Link("p1", "p2", 1), Link("p2", "p3", 1)]
+    )
     graph = Graph()
     a = graph.add(int, name="a", seconds=1, nbytes=5, on="p1")
     graph.add(int, a, name="b", seconds=1, on="p3")
@@ -80,7 +104,9 @@ def test_two_parents_that_copies_would_delay_run_one_after_the_other():
     graph.add(int, a, b, name="c", seconds=1)
     two = Machine([Device("p1", streams=2), Device("p2")], [Link("p1", "p2", 1)])
     assert bounds(graph, processors(2), COSTS)["critical_path"] == 2 + 2 + 1
-    assert bounds(graph, processors(2), COSTS.override(nbytes={"a": 1}))["critical_path"] == 2 + 1 + 1
+    assert (
+        bounds(graph, processors(2), COSTS.override(nbytes={"a": 1}))["critical_path"] == 2 + 1 + 1
+    )
     assert bounds(graph, two, COSTS)["critical_path"] == 2 + 1
 
 
@@ -96,11 +122,15 @@ def test_the_critical_path_counts_what_is_written_back():
     graph = Graph()
     x = graph.input("x")
     graph.add(int, x, name="write", writes=[x], outputs=(), seconds=1, on="p2")
-    assert bounds(graph, processors(2), COSTS.override(nbytes={"x": 5}))["critical_path"] == 5 + 1 + 5
+    assert (
+        bounds(graph, processors(2), COSTS.override(nbytes={"x": 5}))["critical_path"] == 5 + 1 + 5
+    )
 
 
 def test_pageable_memory_is_as_slow_as_it_is():
-    machine = Machine([Device("cpu"), Device("cuda:0")], [Link("cpu", "cuda:0", 4, pageable_bytes_per_second=1)])
+    machine = Machine(
+        [Device("cpu"), Device("cuda:0")], [Link("cpu", "cuda:0", 4, pageable_bytes_per_second=1)]
+    )
     graph = Graph()
     graph.add(int, graph.input("x"), name="a", seconds=1, on="cuda:0")
     costs = Costs(nbytes={"x": 8})
@@ -143,10 +173,16 @@ def test_a_group_works_on_one_device():
 @pytest.mark.parametrize("seed", range(8))
 def test_work_is_the_linear_relaxation(seed):
     """Compared with HiGHS, on devices that cannot do everything."""
-    optimize = pytest.importorskip("scipy.optimize", reason="scipy is no dependency; it has an LP solver to compare to")
+    optimize = pytest.importorskip(
+        "scipy.optimize", reason="scipy is no dependency; it has an LP solver to compare to"
+    )
     rng = np.random.default_rng(seed)
     tasks, devices = 30, 2 + seed % 4
-    pieces = rng.uniform(1, 100, (tasks, 1)) * rng.uniform(0.5, 1.5, (tasks, devices)) * 30 ** rng.uniform(0, seed % 3)
+    pieces = (
+        rng.uniform(1, 100, (tasks, 1))
+        * rng.uniform(0.5, 1.5, (tasks, devices))
+        * 30 ** rng.uniform(0, seed % 3)
+    )
     pieces[rng.uniform(size=pieces.shape) < 0.3] = math.inf
     pieces[:, 0] = np.where(np.isinf(pieces).all(axis=1), 7.0, pieces[:, 0])
     streams = rng.integers(1, 4, devices).astype(float)
@@ -156,7 +192,9 @@ def test_work_is_the_linear_relaxation(seed):
         once[task, i], load[device, i] = 1, pieces[task, device]
     load[:, -1] = -streams
     goal = [*np.zeros(len(there)), 1]
-    exact = optimize.linprog(goal, A_ub=load, b_ub=np.zeros(devices), A_eq=once, b_eq=np.ones(tasks)).fun
+    exact = optimize.linprog(
+        goal, A_ub=load, b_ub=np.zeros(devices), A_eq=once, b_eq=np.ones(tasks)
+    ).fun
     assert shared(pieces, streams) == pytest.approx(exact, rel=1e-5)
     assert shared(pieces, streams) <= exact * (1 + 1e-9)
 
@@ -196,7 +234,11 @@ def test_whole_costs_have_whole_bounds():
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(("cpu", "cuda:0", "cuda:1"), 7), (("cpu", "cpu:1", "cpu:2"), 9), (("cuda:0", "cuda:1", "cuda:2"), 9)],
+    [
+        (("cpu", "cuda:0", "cuda:1"), 7),
+        (("cpu", "cpu:1", "cpu:2"), 9),
+        (("cuda:0", "cuda:1", "cuda:2"), 9),
+    ],
 )
 def test_copies_that_constraints_force_follow_one_another(names, expected):
     """The first device sends 3, 4 and 2 bytes; the second gets 3 + 4 of them."""

@@ -38,14 +38,26 @@ def test_version():
         ([], "the following arguments are required: COMMAND"),
         (["sing"], "invalid choice: 'sing'"),
         (["show", "f.py:f", "--gpus", "1.5"], "argument --gpus: must be a whole number, got '1.5'"),
-        (["show", "f.py:f", "--gpus", "1000000"], "argument --gpus: must be from 0 to 256, got 1000000"),
-        (["show", "f.py:f", "--slower", "much"], "argument --slower: must be a number above 0, got much"),
-        (["show", "f.py:f", "--seconds", "0"], "argument --seconds: must be a number above 0, got 0"),
+        (
+            ["show", "f.py:f", "--gpus", "1000000"],
+            "argument --gpus: must be from 0 to 256, got 1000000",
+        ),
+        (
+            ["show", "f.py:f", "--slower", "much"],
+            "argument --slower: must be a number above 0, got much",
+        ),
+        (
+            ["show", "f.py:f", "--seconds", "0"],
+            "argument --seconds: must be a number above 0, got 0",
+        ),
         (
             ["show", "f.py:f", "--policy", "best"],
             "argument --policy: invalid choice: 'best' (choose from 'auto', 'search'",
         ),
-        (["run", "f.py:f", "--seed", "9" * 20], "argument --seed: must be from 0 to 18446744073709551615, got"),
+        (
+            ["run", "f.py:f", "--seed", "9" * 20],
+            "argument --seed: must be from 0 to 18446744073709551615, got",
+        ),
         (["demo", "--epochs", "0"], "argument --epochs: must be 1 or more, got 0"),
         (["demo", "--epochs", "many"], "argument --epochs: must be a whole number, got 'many'"),
         (["demo", "--colour"], "unrecognized arguments: --colour"),
@@ -73,7 +85,13 @@ def test_the_demo_trains_compares_measures_and_draws(tmp_path, capsys):
     ]
     starts += [
         f"    {label} "
-        for label in ("predicted makespan", "measured makespan", "serial", "lower bound", "copies hidden")
+        for label in (
+            "predicted makespan",
+            "measured makespan",
+            "serial",
+            "lower bound",
+            "copies hidden",
+        )
     ]
     lines = said.splitlines()
     assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
@@ -86,7 +104,9 @@ def test_the_demo_trains_compares_measures_and_draws(tmp_path, capsys):
         root = ElementTree.fromstring((tmp_path / "new" / name).read_text())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "h.0" in "".join(root.itertext())
-    assert "<title>One training step of a two-layer MLP" in (tmp_path / "new" / "mlp.html").read_text(encoding="utf-8")
+    assert "<title>One training step of a two-layer MLP" in (
+        tmp_path / "new" / "mlp.html"
+    ).read_text(encoding="utf-8")
 
     ignored = (Path(__file__).parents[2] / ".gitignore").read_text(encoding="utf-8").splitlines()
     for path in (tmp_path / "new").iterdir():
@@ -105,7 +125,9 @@ def test_tasks_of_the_demo_come_from_its_own_lines():
     assert {Path(task.origin.where[0]).name for task in demo.mlp_step().tasks} == {"demo.py"}
 
 
-def test_a_demo_that_differs_from_the_serial_run_names_the_weights_and_fails(tmp_path, capsys, monkeypatch):
+def test_a_demo_that_differs_from_the_serial_run_names_the_weights_and_fails(
+    tmp_path, capsys, monkeypatch
+):
     initial_weights, calls = demo.initial_weights, []
 
     def a_little_off_the_second_time(*arguments):
@@ -224,13 +246,20 @@ def test_a_thing_may_be_each_of_what_a_function_returns(name, builder, capsys):
     found = json.loads(said)
     assert found["graph"] == "two layers"
     assert 2e-3 < found["makespan"] < 2.1e-3
-    assert list(found["devices"]) == ["cpu", "cuda:0", "cuda:1", *["cuda:2"] * (name == "with_machine")]
+    assert list(found["devices"]) == [
+        "cpu",
+        "cuda:0",
+        "cuda:1",
+        *["cuda:2"] * (name == "with_machine"),
+    ]
 
 
 def test_a_saved_schedule_says_the_same_as_the_function_that_it_was_made_of(plan, builder, capsys):
     assert run(capsys, "simulate", plan) == run(capsys, "simulate", f"{builder}:graph")
     assert run(capsys, "show", plan) == run(capsys, "show", f"{builder}:graph")
-    assert run(capsys, "simulate", plan) == run(capsys, "simulate", plan, "--graph", f"{builder}:graph")
+    assert run(capsys, "simulate", plan) == run(
+        capsys, "simulate", plan, "--graph", f"{builder}:graph"
+    )
 
 
 def test_a_module_is_found_in_the_folder_where_one_is(builder, capsys, monkeypatch):
@@ -243,14 +272,26 @@ def test_a_module_is_found_in_the_folder_where_one_is(builder, capsys, monkeypat
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        ("none.json", "none.json: no such file, and no function; a THING is plan.json, package.module:function or fil"),
+        (
+            "none.json",
+            "none.json: no such file, and no function; a THING is plan.json, package.module:function or fil",
+        ),
         ("none.py:graph", "none.py: no such file"),
-        ("no_such_package:graph", "there is no module 'no_such_package', neither installed nor in this folder"),
+        (
+            "no_such_package:graph",
+            "there is no module 'no_such_package', neither installed nor in this folder",
+        ),
         ("json.none:graph", "there is no module 'json.none', neither installed nor in this folder"),
         ("{builder}", "name a function in it, "),
-        ("{builder}:grahp", "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', "),
+        (
+            "{builder}:grahp",
+            "has no 'grahp'; its functions are 'graph', 'example', 'with_machine', 'schedule', ",
+        ),
         ("{builder}:needs", "is called without arguments, and it is needs(argument)"),
-        ("{builder}:answer", "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'"),
+        (
+            "{builder}:answer",
+            "must return a Graph, (Graph, inputs), (Graph, inputs, Machine) or a Schedule, got 'int'",
+        ),
     ],
 )
 def test_a_thing_that_is_not_there_is_told_in_a_line(thing, message, builder, capsys):
@@ -263,9 +304,14 @@ def test_a_thing_that_is_not_there_is_told_in_a_line(thing, message, builder, ca
 
 @pytest.mark.parametrize(
     ("arguments", "last"),
-    [(["show", "{}:broken"], "ZeroDivisionError: division by zero"), (["run", "{}:breaks"], "ValueError: too tired")],
+    [
+        (["show", "{}:broken"], "ZeroDivisionError: division by zero"),
+        (["run", "{}:breaks"], "ValueError: too tired"),
+    ],
 )
-def test_an_error_of_the_users_own_function_is_shown_with_their_lines_alone(arguments, last, builder, capsys):
+def test_an_error_of_the_users_own_function_is_shown_with_their_lines_alone(
+    arguments, last, builder, capsys
+):
     code, _, complaints = run(capsys, *(argument.format(builder) for argument in arguments))
     assert code == 2
     assert complaints.startswith("autosched: ")
@@ -311,7 +357,9 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
     machine, costs = tmp_path / "machine.json", tmp_path / "costs.json"
     machine.write_text(autosched.Machine.emulated(gpus=4).to_json())
     costs.write_text('{"seconds": {"h": 2.0}}')
-    found = json.loads(run(capsys, "simulate", plan, "--json", "--machine", machine, "--costs", costs)[1])
+    found = json.loads(
+        run(capsys, "simulate", plan, "--json", "--machine", machine, "--costs", costs)[1]
+    )
     assert len(found["devices"]) == 5
     assert 2.0 < found["makespan"] < 2.1
 
@@ -322,8 +370,14 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
         (["--gpus", "1"], "the machine has no device 'cuda:1'; it has 'cpu', 'cuda:0'"),
         (["--machine", "{file}"], "{file}: not the JSON of a machine"),
         (["--costs", "{file}"], "{file}: not the JSON of costs"),
-        (["--machine", "{file}", "--gpus", "2"], "--gpus or --link and --machine name different machines; give one of"),
-        (["--machine", "{file}", "--local"], "--machine and --local name different machines; give one of them"),
+        (
+            ["--machine", "{file}", "--gpus", "2"],
+            "--gpus or --link and --machine name different machines; give one of",
+        ),
+        (
+            ["--machine", "{file}", "--local"],
+            "--machine and --local name different machines; give one of them",
+        ),
         (["--local", "--gpus", "2"], "this machine has no accelerator"),
         (
             ["--policy", "heft", "--seconds", "1"],
@@ -332,11 +386,15 @@ def test_a_machine_and_costs_come_from_files(plan, tmp_path, capsys):
         (["--machine", "nowhere.json"], "autosched: nowhere.json: No such file or directory"),
     ],
 )
-def test_options_that_cannot_be_are_told_in_a_line(options, message, plan, tmp_path, capsys, monkeypatch):
+def test_options_that_cannot_be_are_told_in_a_line(
+    options, message, plan, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     file = tmp_path / "file.json"
     file.write_text("{")
-    code, _, complaints = run(capsys, "simulate", plan, *(option.format(file=file) for option in options))
+    code, _, complaints = run(
+        capsys, "simulate", plan, *(option.format(file=file) for option in options)
+    )
     assert code == 2
     assert message.format(file=file) in complaints
     assert complaints.count("\n") == 1
@@ -347,14 +405,20 @@ def test_each_policy_plans_from_the_command_line(policy, builder, capsys):
     if policy == "exact":
         pytest.importorskip("ortools")
     seconds = ["--seconds", "0.05"] if policy in ("auto", *TIMED) else []
-    code, said, complaints = run(capsys, "simulate", f"{builder}:graph", "--policy", policy, *seconds, "--seed", "3")
+    code, said, complaints = run(
+        capsys, "simulate", f"{builder}:graph", "--policy", policy, *seconds, "--seed", "3"
+    )
     assert (code, complaints) == (0, "")
     assert said.startswith("two layers: 2 tasks")
 
 
-def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(plan, monkeypatch, capsys):
+def test_a_saved_schedule_is_planned_anew_if_it_is_to_be_looked_for_longer(
+    plan, monkeypatch, capsys
+):
     told = []
-    monkeypatch.setattr(options, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan))
+    monkeypatch.setattr(
+        options, "schedule", lambda *_, **given: told.append(given) or autosched.load(plan)
+    )
     run(capsys, "simulate", plan, "--seed", "3")
     assert not told
     run(capsys, "simulate", plan, "--seconds", "2.5", "--seed", "3")
@@ -381,7 +445,10 @@ def test_who_knows_seconds_or_needs_no_inputs_is_warned_of_nothing(tmp_path, cap
         code, said, complaints = run(capsys, "simulate", f"{file}:{name}")
         assert (code, complaints) == (0, "")
     assert said.startswith("graph: 0 tasks, 0 instructions\n")
-    assert run(capsys, "verify", f"{file}:drawn")[1] == "proved: 1 instruction on 1 stream cannot race\n"
+    assert (
+        run(capsys, "verify", f"{file}:drawn")[1]
+        == "proved: 1 instruction on 1 stream cannot race\n"
+    )
 
 
 def test_a_file_that_cannot_be_written_is_told_by_its_own_name(plan, tmp_path, capsys):
@@ -391,7 +458,9 @@ def test_a_file_that_cannot_be_written_is_told_by_its_own_name(plan, tmp_path, c
 
 
 @pytest.mark.parametrize(("variable", "coloured"), [("ANY", True), ("NO_COLOR", False)])
-def test_a_chart_has_colours_on_a_terminal_unless_they_are_not_wanted(variable, coloured, plan, capsys, monkeypatch):
+def test_a_chart_has_colours_on_a_terminal_unless_they_are_not_wanted(
+    variable, coloured, plan, capsys, monkeypatch
+):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(variable, "1")
@@ -417,7 +486,10 @@ def test_a_schedule_is_shown_as_svg_in_a_file_or_on_stdout(what, plan, tmp_path,
     path = tmp_path / "picture.svg"
     code, said, complaints = run(capsys, "show", plan, "--what", what, "-o", path)
     assert (code, said, complaints) == (0, "", f"wrote {path}\n")
-    assert run(capsys, "show", plan, "--what", what, "--format", "svg")[1].strip() == path.read_text().strip()
+    assert (
+        run(capsys, "show", plan, "--what", what, "--format", "svg")[1].strip()
+        == path.read_text().strip()
+    )
     assert "two layers" in "".join(ElementTree.fromstring(path.read_text()).itertext())
 
 
@@ -516,13 +588,21 @@ def test_a_schedule_and_a_task_are_explained(plan, builder, capsys):
     assert (code, complaints) == (0, "")
     assert said.startswith("two layers: ")
     assert run(capsys, "explain", plan, "--task", "loss")[1].startswith("loss on cuda:1")
-    assert json.loads(run(capsys, "explain", plan, "--task", "loss", "--json")[1])["device"] == "cuda:1"
-    assert "measured" in run(capsys, "explain", f"{builder}:example", "--profile", "--repeat", "1")[1]
+    assert (
+        json.loads(run(capsys, "explain", plan, "--task", "loss", "--json")[1])["device"]
+        == "cuda:1"
+    )
+    assert (
+        "measured" in run(capsys, "explain", f"{builder}:example", "--profile", "--repeat", "1")[1]
+    )
 
 
 def test_a_task_that_is_not_there_is_told_in_a_line(plan, capsys):
     code, _, complaints = run(capsys, "explain", plan, "--task", "lost")
-    assert (code, complaints) == (2, "autosched: graph 'two layers' has no task 'lost'; tasks are 'h', 'loss'\n")
+    assert (code, complaints) == (
+        2,
+        "autosched: graph 'two layers' has no task 'lost'; tasks are 'h', 'loss'\n",
+    )
 
 
 # ---- run and measure
@@ -542,7 +622,9 @@ def test_a_profile_stands_beside_the_prediction(builder, capsys):
     assert code == 0
     labels = [line.split("  ")[0] for line in said.splitlines()[3:]]
     assert labels == ["", "makespan", "copies hidden", "cpu busy", "cuda:0 busy", "cuda:1 busy"]
-    found = json.loads(run(capsys, "run", f"{builder}:example", "--profile", "--repeat", "1", "--json")[1])
+    found = json.loads(
+        run(capsys, "run", f"{builder}:example", "--profile", "--repeat", "1", "--json")[1]
+    )
     assert found["outputs"] == {"loss": [{"shape": [], "dtype": "float32"}]}
     assert found["measured"]["makespan"] >= 2e-3
 
@@ -551,7 +633,9 @@ def test_a_run_that_differs_from_the_serial_run_says_how_and_exits_with_1(builde
     code, said, complaints = run(capsys, "run", f"{builder}:unequal")
     assert code == 1
     assert "NOT equal to the serial run" in said
-    assert re.match(r"autosched: not equal to the serial run: .*'count'.* differs in 1 of 1 numbers", complaints)
+    assert re.match(
+        r"autosched: not equal to the serial run: .*'count'.* differs in 1 of 1 numbers", complaints
+    )
 
 
 @pytest.mark.parametrize(
@@ -566,7 +650,9 @@ def test_a_run_that_differs_from_the_serial_run_says_how_and_exits_with_1(builde
     ],
 )
 def test_a_run_that_cannot_be_is_told_in_a_line(arguments, message, plan, builder, capsys):
-    code, said, complaints = run(capsys, *(text.format(plan=plan, builder=builder) for text in arguments))
+    code, said, complaints = run(
+        capsys, *(text.format(plan=plan, builder=builder) for text in arguments)
+    )
     assert (code, said) == (2, "")
     assert complaints.startswith("autosched: " + message.format(plan=plan, builder=builder))
     assert complaints.count("\n") == 1
@@ -593,14 +679,22 @@ def test_what_is_measured_is_what_other_commands_take(builder, tmp_path, capsys,
 
 
 def test_machines_and_policies_are_compared(plan, tmp_path, capsys):
-    code, said, complaints = run(capsys, "compare", plan, "--gpus", "1", "2", "3", "--policies", "heft", "auto")
+    code, said, complaints = run(
+        capsys, "compare", plan, "--gpus", "1", "2", "3", "--policies", "heft", "auto"
+    )
     assert (code, complaints) == (0, "")
     assert len(said.splitlines()) == 7
-    assert said.splitlines()[-1].startswith("1 GPU, pcie4: refused (heft, auto): the machine has no device 'cuda:1'")
-    found = json.loads(run(capsys, "compare", plan, "--gpus", "2", "--links", "pcie4", "nvlink4", "--json")[1])
+    assert said.splitlines()[-1].startswith(
+        "1 GPU, pcie4: refused (heft, auto): the machine has no device 'cuda:1'"
+    )
+    found = json.loads(
+        run(capsys, "compare", plan, "--gpus", "2", "--links", "pcie4", "nvlink4", "--json")[1]
+    )
     assert [row["machine"] for row in found["rows"][::4]] == ["2 GPUs, pcie4", "2 GPUs, nvlink4"]
     assert run(capsys, "compare", plan, "--gpus", "2", "4", "-o", tmp_path / "lines.svg")[0] == 0
-    assert "two layers: predicted" in "".join(ElementTree.fromstring((tmp_path / "lines.svg").read_text()).itertext())
+    assert "two layers: predicted" in "".join(
+        ElementTree.fromstring((tmp_path / "lines.svg").read_text()).itertext()
+    )
 
 
 def test_time_is_for_the_policies_that_take_some(plan, capsys):
@@ -611,7 +705,9 @@ def test_time_is_for_the_policies_that_take_some(plan, capsys):
 
 
 def test_noise_is_a_share(plan, capsys):
-    code, said, _ = run(capsys, "compare", plan, "--gpus", "2", "--policies", "heft", "--noise", "20%")
+    code, said, _ = run(
+        capsys, "compare", plan, "--gpus", "2", "--policies", "heft", "--noise", "20%"
+    )
     assert (code, said.splitlines()[1].split()[-2:]) == (0, ["median", "95%"])
     for odd in ("much", "120%", "-0.1"):
         with pytest.raises(SystemExit):
@@ -622,7 +718,9 @@ def test_noise_is_a_share(plan, capsys):
 def test_machines_of_files_are_compared_by_their_names(plan, tmp_path, capsys):
     mine = tmp_path / "mine.json"
     mine.write_text(autosched.Machine.emulated(gpus=2, bytes_per_second=1e9).to_json())
-    found = json.loads(run(capsys, "compare", plan, "--machines", mine, "--policies", "heft", "--json")[1])
+    found = json.loads(
+        run(capsys, "compare", plan, "--machines", mine, "--policies", "heft", "--json")[1]
+    )
     assert [row["machine"] for row in found["rows"]] == ["mine"]
 
 
@@ -651,7 +749,17 @@ def test_every_command_has_an_example_that_parses(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
-    assert {"demo", "devices", "show", "simulate", "verify", "run", "compare", "measure", "explain"} <= set(commands)
+    assert {
+        "demo",
+        "devices",
+        "show",
+        "simulate",
+        "verify",
+        "run",
+        "compare",
+        "measure",
+        "explain",
+    } <= set(commands)
     for command in commands:
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
@@ -711,7 +819,9 @@ def test_control_c_ends_a_search_with_the_best_so_far(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(planning, "bar", impatient)
-    code, said, complaints = run(capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60")
+    code, said, complaints = run(
+        capsys, "simulate", f"{file}:uneven", "--policy", "search", "--seconds", "60"
+    )
     assert (code, complaints) == (0, "")
     assert "makespan" in said
 
@@ -725,11 +835,16 @@ sys.exit(main(["show", sys.argv[1]]) or main(["compare", sys.argv[1], "--gpus", 
 
 
 def test_a_saved_schedule_is_shown_and_compared_without_torch(plan):
-    done = subprocess.run([sys.executable, "-c", LIGHT, plan], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, plan], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_pipe_that_is_closed_is_no_error(plan):
     command = f"{shlex.join([sys.executable, '-m', 'autosched', 'show', str(plan)])} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) in ((0, ""), (141, ""))  # all may have been written before
+    assert (done.returncode, done.stderr) in (
+        (0, ""),
+        (141, ""),
+    )  # all may have been written before

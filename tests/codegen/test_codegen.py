@@ -44,7 +44,9 @@ def parameters(graph, text):
     """Return the parameters of ``step`` by the names that inputs have in the graph."""
     count = len(graph.input_names)
     found = re.search(r"^def step\((.*?)\):", text, re.DOTALL | re.MULTILINE)[1]
-    return dict(zip(graph.input_names, [name.strip() for name in found.split(",")][:count], strict=True))
+    return dict(
+        zip(graph.input_names, [name.strip() for name in found.split(",")][:count], strict=True)
+    )
 
 
 def run(schedule, inputs):
@@ -59,8 +61,12 @@ def body(code):
 
 def fresh(text, lines):
     """Run text and then lines in a process that has no autosched."""
-    script = 'import sys\nsys.modules["autosched"] = None\n' + text + "\n\n" + textwrap.dedent(lines)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    script = (
+        'import sys\nsys.modules["autosched"] = None\n' + text + "\n\n" + textwrap.dedent(lines)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -153,13 +159,17 @@ def test_calls_are_written_as_their_user_would(build, line):
     graph.output(out=made)
     lines = body(asc.schedule(graph, CPU).code).splitlines()
     name = made.name
-    assert lines[1] in (line.replace("t = ", f"{found} = ") for found in (name, f"{name}_", f"{name}_0"))
+    assert lines[1] in (
+        line.replace("t = ", f"{found} = ") for found in (name, f"{name}_", f"{name}_0")
+    )
 
 
 def test_results_are_taken_apart_as_their_shape_says_and_what_nothing_uses_goes():
     graph = asc.Graph()
     x = graph.input("x")
-    first, rest = graph.add(nested, x, outputs=("first", [{"low": "low", "high": ["high", "unused"]}]))
+    first, rest = graph.add(
+        nested, x, outputs=("first", [{"low": "low", "high": ["high", "unused"]}])
+    )
     graph.add(torch.aminmax, x, outputs=["a", "b"])
     x + 1
     (only,) = graph.add(torch.split, x, 9, outputs=["only"])
@@ -213,7 +223,9 @@ def test_operators_whose_results_are_wanted_are_functions():
     graph.output(done, same)
     schedule = asc.schedule(graph, CPU)
     assert "done = setitem(x, 0, 1.0)\nsame = iadd(x, 1.0)" in body(schedule.code)
-    assert difference(graph.run_serial(x=torch.zeros(2)), run(schedule, {"x": torch.zeros(2)})) is None
+    assert (
+        difference(graph.run_serial(x=torch.zeros(2)), run(schedule, {"x": torch.zeros(2)})) is None
+    )
 
 
 def test_a_broken_tuple_of_one_item_keeps_its_comma():
@@ -278,7 +290,9 @@ def test_long_calls_are_broken_into_lines_of_at_most_120_columns():
     graph.output(graph.add(torch.add, *values[:2], alpha=1.5, name="long_name_" * 4))
     code = asc.schedule(graph, TWO_GPUS, policy="round_robin").code
     assert max(map(len, code.splitlines())) <= WIDTH
-    assert "    cat = torch.cat(\n        [\n            a_rather_long_name_0" in code.replace("_cuda1", "")
+    assert "    cat = torch.cat(\n        [\n            a_rather_long_name_0" in code.replace(
+        "_cuda1", ""
+    )
 
 
 # ---- functions
@@ -371,7 +385,9 @@ def test_what_no_text_can_hold_is_a_keyword_of_step(monkeypatch):
     )
     assert schedule.code.given["Linear_fn"] is layer
     assert re.search(
-        r"^Parameter Linear_fn takes .*: an object, Linear, for task Linear, added at test_", schedule.code, re.M
+        r"^Parameter Linear_fn takes .*: an object, Linear, for task Linear, added at test_",
+        schedule.code,
+        re.M,
     )
     inputs = {"x": torch.rand(2)}
     expected = graph.run_serial(**inputs)
@@ -433,7 +449,9 @@ def test_partial_functions_are_calls_with_more_arguments():
 
 
 def test_the_readme_shows_what_the_code_says():
-    (shown,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (shown,) = re.findall(
+        r"```py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     for part in shown.split("...\n"):
         assert part in TWO_LAYERS
 
@@ -463,7 +481,8 @@ def test_streams_wait_and_events_are_recorded_in_the_order_of_the_program(graph,
             setattr(module["Idle"], verb, lambda *idle, verb=verb: log.append((verb, *idle)))
     module["step"](*inputs_for(graph).values())
     stream = {
-        s: module.get(re.sub(r"\W", "", s.device) + re.sub(r"\W", "_", f"_{s.name}")) for s in schedule.program.streams
+        s: module.get(re.sub(r"\W", "", s.device) + re.sub(r"\W", "_", f"_{s.name}"))
+        for s in schedule.program.streams
     }
     on_gpu = {i.event for i in schedule.program if isinstance(i, Record) and stream[i.stream]}
     expected = []
@@ -472,7 +491,11 @@ def test_streams_wait_and_events_are_recorded_in_the_order_of_the_program(graph,
             expected.append(("record", module[f"e{i.event}"], stream[i.stream]))
         elif isinstance(i, Wait) and i.event in on_gpu:
             event = module[f"e{i.event}"]
-            expected.append(("wait_event", stream[i.stream], event) if stream[i.stream] else ("synchronize", event))
+            expected.append(
+                ("wait_event", stream[i.stream], event)
+                if stream[i.stream]
+                else ("synchronize", event)
+            )
     assert log == expected
 
 
@@ -501,7 +524,10 @@ def test_a_fresh_process_without_autosched_writes_its_inputs():
         w, g, table = torch.arange(6.0).reshape(3, 2), torch.ones(3, 2), torch.zeros(3, 2)
         print(step(w, g, table), w.tolist(), table.tolist())
     """
-    assert fresh(on_cpu(update().code), lines) == f"{expected} {inputs['w'].tolist()} {inputs['table'].tolist()}\n"
+    assert (
+        fresh(on_cpu(update().code), lines)
+        == f"{expected} {inputs['w'].tolist()} {inputs['table'].tolist()}\n"
+    )
 
 
 def test_trees_numbers_and_parameters_travel():
@@ -563,7 +589,9 @@ def test_logical_devices_of_one_gpu_meet_by_waits():
 def test_a_graph_without_functions_is_refused():
     networkx = pytest.importorskip("networkx")
     schedule = asc.schedule(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])), TWO_GPUS)
-    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not written as code"):
+    with pytest.raises(
+        asc.ScheduleError, match="task 'a' has no function: it can be planned, not written as code"
+    ):
         _ = schedule.code
 
 
@@ -577,7 +605,9 @@ def test_a_machine_without_contention_is_refused():
 def test_a_program_that_could_race_is_refused():
     schedule = two_layers()
     less = Program(
-        tuple(i for i in schedule.program if not isinstance(i, Wait)), schedule.program.inputs, schedule.program.outputs
+        tuple(i for i in schedule.program if not isinstance(i, Wait)),
+        schedule.program.inputs,
+        schedule.program.outputs,
     )
     with pytest.raises(asc.ProgramError):
         _ = dataclasses.replace(schedule, program=less).code

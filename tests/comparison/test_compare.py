@@ -23,7 +23,9 @@ def wide(tasks: int = 8) -> asc.Graph:
     """Return tasks of a second, none of which needs another."""
     graph = asc.Graph("wide")
     for i in range(tasks):
-        graph.output(**{f"out{i}": graph.add(abs, graph.input(f"in{i}"), name=f"t{i}", seconds=1.0)})
+        graph.output(
+            **{f"out{i}": graph.add(abs, graph.input(f"in{i}"), name=f"t{i}", seconds=1.0)}
+        )
     return graph
 
 
@@ -44,7 +46,11 @@ def test_each_row_is_what_schedule_predicts(graph: asc.Graph, machine: asc.Machi
     assert found.refusals == ()
     for row in found.rows:
         made = asc.schedule(graph, machine, policy=row.policy, costs=costs)
-        assert (row.makespan, row.lower_bound, row.gap) == (made.makespan, made.lower_bound, made.gap)
+        assert (row.makespan, row.lower_bound, row.gap) == (
+            made.makespan,
+            made.lower_bound,
+            made.gap,
+        )
         assert row.peak_bytes == max(made.peak_bytes.values())
         assert 0 <= row.busiest <= 1 + 1e-9
     auto, single = found.rows[-1], asc.schedule(graph, machine, policy="single", costs=costs)
@@ -62,7 +68,10 @@ def test_machines_are_named_by_what_tells_them_apart() -> None:
     many = asc.Machine.emulated(2, cpu_streams=4)
     free = asc.Machine.emulated(2, contention=False)
     odd = asc.Machine.emulated(2, bytes_per_second=3e9)
-    names = [row.machine for row in asc.compare(wide(), [*emulated(0, 1, 2), slow, many, free, odd], "single").rows]
+    names = [
+        row.machine
+        for row in asc.compare(wide(), [*emulated(0, 1, 2), slow, many, free, odd], "single").rows
+    ]
     assert names == [
         "1 CPU, 1 CPU stream, with contention",
         "1 GPU, pcie4, 20 TFLOP/s, 1 CPU stream, with contention",
@@ -81,7 +90,10 @@ def test_a_cpu_alone_needs_no_rates_to_be_told_from_gpus() -> None:
 
 def test_names_that_would_be_the_same_are_numbered() -> None:
     two = [asc.Machine([asc.Device("cpu", launch_seconds=seconds)]) for seconds in (0.0, 1.0)]
-    assert [row.machine for row in asc.compare(wide(), two, "single").rows] == ["1 CPU (1)", "1 CPU (2)"]
+    assert [row.machine for row in asc.compare(wide(), two, "single").rows] == [
+        "1 CPU (1)",
+        "1 CPU (2)",
+    ]
 
 
 def test_equal_machines_are_one_unless_they_are_named() -> None:
@@ -102,7 +114,10 @@ def test_what_a_machine_cannot_do_is_told_beside_what_others_can() -> None:
 
 def test_the_first_of_the_best_has_the_star() -> None:
     found = asc.compare(wide(), emulated(1, 2))
-    assert [(row.gpus, row.policy) for row in found.best] == [(1, "round_robin"), (2, "round_robin")]
+    assert [(row.gpus, row.policy) for row in found.best] == [
+        (1, "round_robin"),
+        (2, "round_robin"),
+    ]
     stars = [line for line in str(found).splitlines() if line.startswith("*")]
     assert [line.split()[4] for line in stars] == ["round_robin", "round_robin"]
 
@@ -122,22 +137,36 @@ def test_a_policy_may_be_a_function() -> None:
         tasks = tuple(task.name for task in graph.tasks)
         return asc.Placement(dict.fromkeys(tasks, "cpu"), tasks)
 
-    assert [row.policy for row in asc.compare(wide(), emulated(1), [contrary, "heft"]).rows] == ["contrary", "heft"]
+    assert [row.policy for row in asc.compare(wide(), emulated(1), [contrary, "heft"]).rows] == [
+        "contrary",
+        "heft",
+    ]
 
 
 def test_policies_of_one_name_are_named_by_a_mapping() -> None:
-    found = asc.compare(wide(), emulated(2), {"quick": search(moves=0), "long": search(moves=100), "usual": "heft"})
+    found = asc.compare(
+        wide(), emulated(2), {"quick": search(moves=0), "long": search(moves=100), "usual": "heft"}
+    )
     assert [row.policy for row in found.rows] == ["quick", "long", "usual"]
 
 
 def test_policies_of_one_name_in_a_list_are_numbered_and_equal_ones_are_one() -> None:
-    found = asc.compare(wide(), emulated(1), [search(moves=0), "heft", search(moves=9), "heft", single_on("cpu")])
-    assert [row.policy for row in found.rows] == ["search (1)", "heft", "search (3)", "single_on cpu"]
+    found = asc.compare(
+        wide(), emulated(1), [search(moves=0), "heft", search(moves=9), "heft", single_on("cpu")]
+    )
+    assert [row.policy for row in found.rows] == [
+        "search (1)",
+        "heft",
+        "search (3)",
+        "single_on cpu",
+    ]
 
 
 def test_seconds_go_to_the_policies_that_take_some(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[float | None, int]] = []
-    monkeypatch.setitem(TIMED, "search", lambda seconds, seed, progress: told.append((seconds, seed)) or heft)
+    monkeypatch.setitem(
+        TIMED, "search", lambda seconds, seed, progress: told.append((seconds, seed)) or heft
+    )
     found = asc.compare(wide(), emulated(2), ["heft", "search"], seconds=9.0, seed=2)
     assert [row.policy for row in found.rows] == ["heft", "search"]
     assert told[-1] == (9.0, 2)
@@ -167,7 +196,10 @@ def test_real_machines_copy_from_pageable_memory_as_slowly_as_schedules_say() ->
     graph.output(y=graph.add(torch.neg, graph.input("x"), on="cuda:0"))
     examples = {"x": torch.zeros(100)}
     (row,) = asc.compare(graph, machine, "single", examples=examples).rows
-    assert row.makespan == asc.schedule(graph, machine, policy="single", examples=examples, backend="host").makespan
+    assert (
+        row.makespan
+        == asc.schedule(graph, machine, policy="single", examples=examples, backend="host").makespan
+    )
     assert row.makespan > 8  # 400 bytes at 50 a second
 
 
@@ -180,7 +212,9 @@ def test_track_is_given_every_pair_and_may_show_them() -> None:
             seen.append(item)
 
     asc.compare(wide(), emulated(1, 2), ["single", "heft"], track=track)
-    assert seen == [(f"{gpus}, pcie4", policy) for gpus in ("1 GPU", "2 GPUs") for policy in ("single", "heft")]
+    assert seen == [
+        (f"{gpus}, pcie4", policy) for gpus in ("1 GPU", "2 GPUs") for policy in ("single", "heft")
+    ]
 
 
 def test_over_numbers_of_gpus_there_is_a_line_for_each_policy_and_link() -> None:
@@ -188,13 +222,19 @@ def test_over_numbers_of_gpus_there_is_a_line_for_each_policy_and_link() -> None
     svg = asc.compare(wide(), both, ["single", "heft"]).svg()
     words = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
     names = ("single, pcie4", "single, nvlink4", "heft, pcie4", "heft, nvlink4")
-    assert [name for word in words for name in names if word.partition(" (as ")[0] == name] == list(names)
+    assert [name for word in words for name in names if word.partition(" (as ")[0] == name] == list(
+        names
+    )
     assert "single, nvlink4 (as single, pcie4)" in words  # one GPU alone needs no link
-    assert sum(word.startswith("heft, nvlink4\n") for word in words) == 3  # the one GPU is on both lines
+    assert (
+        sum(word.startswith("heft, nvlink4\n") for word in words) == 3
+    )  # the one GPU is on both lines
 
 
 def test_other_machines_are_bars() -> None:
-    svg = asc.compare(wide(), {"old": emulated(2)[0], "new": emulated(2, link="nvlink4")[0]}, ["single", "heft"]).svg()
+    svg = asc.compare(
+        wide(), {"old": emulated(2)[0], "new": emulated(2, link="nvlink4")[0]}, ["single", "heft"]
+    ).svg()
     words = list(ElementTree.fromstring(svg).itertext())
     assert {"old", "new", "single", "heft"} <= set(words)
 
@@ -232,6 +272,8 @@ def test_what_is_no_machine_and_no_policy_is_refused(machines, policies, message
 
 
 def test_a_machine_without_links_is_compared_too() -> None:
-    island = asc.Machine([asc.Device("cpu:0"), asc.Device("cpu:1")], [asc.Link("cpu:0", "cpu:1", math.inf)])
+    island = asc.Machine(
+        [asc.Device("cpu:0"), asc.Device("cpu:1")], [asc.Link("cpu:0", "cpu:1", math.inf)]
+    )
     (row,) = asc.compare(wide(2), island, "heft").rows
     assert (row.machine, row.gpus, row.makespan) == ("2 CPUs", 0, 1.0)

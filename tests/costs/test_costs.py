@@ -52,7 +52,11 @@ def test_what_is_given_first_wins(graph):
     assert worked.task_seconds(known, CPU) == 3.0
     assert worked.task_seconds(graph.task("T"), CPU) == 0
     told = worked.override(seconds={"plain": 2.0, "known": 4.0, "T": 5.0})
-    assert [told.task_seconds(graph.task(name), CPU) for name in ("plain", "known", "T")] == [2.0, 4.0, 5.0]
+    assert [told.task_seconds(graph.task(name), CPU) for name in ("plain", "known", "T")] == [
+        2.0,
+        4.0,
+        5.0,
+    ]
 
 
 def test_a_table_per_device_forbids_the_devices_it_leaves_out(graph):
@@ -77,8 +81,14 @@ def test_an_override_leaves_the_original_as_it_was():
 
 
 def test_an_override_keeps_work_and_defaults():
-    costs = Costs(work={"a": Work(1, 1)}, default_seconds=2.0, default_nbytes=3.0).override(seconds={"b": 1.0})
-    assert (costs.work, costs.default_seconds, costs.default_nbytes) == ({"a": Work(1, 1)}, 2.0, 3.0)
+    costs = Costs(work={"a": Work(1, 1)}, default_seconds=2.0, default_nbytes=3.0).override(
+        seconds={"b": 1.0}
+    )
+    assert (costs.work, costs.default_seconds, costs.default_nbytes) == (
+        {"a": Work(1, 1)},
+        2.0,
+        3.0,
+    )
 
 
 def refused(message):
@@ -127,16 +137,24 @@ def test_numbers_that_can_be_costs(number):
 
 def test_a_misspelt_name_is_named(graph):
     Costs.table(seconds={"plain": 1.0}, nbytes={"x": 1}).check(graph)
-    with pytest.raises(ScheduleError, match=r"^costs give seconds for 'plan', which graph 'g' does not have$"):
+    with pytest.raises(
+        ScheduleError, match=r"^costs give seconds for 'plan', which graph 'g' does not have$"
+    ):
         Costs.table(seconds={"plain": 1.0, "plan": 1.0}).check(graph)
-    with pytest.raises(ScheduleError, match=r"^costs give nbytes for 'y', which graph 'g' does not have$"):
+    with pytest.raises(
+        ScheduleError, match=r"^costs give nbytes for 'y', which graph 'g' does not have$"
+    ):
         Costs.table({}, nbytes={"y": 1}).check(graph)
-    with pytest.raises(ScheduleError, match=r"^costs give work for 'y', which graph 'g' does not have$"):
+    with pytest.raises(
+        ScheduleError, match=r"^costs give work for 'y', which graph 'g' does not have$"
+    ):
         Costs(work={"y": Work(1, 1)}).check(graph)
 
 
 def test_costs_come_back_from_json() -> None:
-    costs = Costs(work={"mul": Work(1, 2.5)}).override({"a": {"cpu": 1, "cuda:0": math.inf}, "b": 0.5}, {"a": 8})
+    costs = Costs(work={"mul": Work(1, 2.5)}).override(
+        {"a": {"cpu": 1, "cuda:0": math.inf}, "b": 0.5}, {"a": 8}
+    )
     assert Costs.from_json(costs.to_json()) == costs
 
 

@@ -45,7 +45,9 @@ def floats(*shape):
 
 
 def test_a_product_costs_two_flops_per_multiplication_and_reads_and_writes_each_matrix():
-    assert work_of(torch.mm, floats(2, 3), floats(3, 5)) == Work(2 * 2 * 3 * 5, FLOAT * (6 + 15 + 10))
+    assert work_of(torch.mm, floats(2, 3), floats(3, 5)) == Work(
+        2 * 2 * 3 * 5, FLOAT * (6 + 15 + 10)
+    )
 
 
 def test_an_elementwise_op_costs_one_flop_per_element_that_it_makes():
@@ -64,7 +66,9 @@ def test_a_tensor_that_comes_twice_is_read_once():
     assert work_of(lambda x: x * x, floats(10)) == Work(10, FLOAT * 20)
 
 
-@pytest.mark.parametrize("fn", [lambda x: x.T, lambda x: x.view(-1)[2:], lambda x: x.unsqueeze_(0), torch.empty_like])
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.T, lambda x: x.view(-1)[2:], lambda x: x.unsqueeze_(0), torch.empty_like]
+)
 def test_views_and_empty_memory_cost_nothing(fn):
     assert work_of(fn, floats(4, 5)) == Work(0, 0)
 
@@ -74,7 +78,9 @@ def test_a_question_about_a_shape_costs_nothing():
 
 
 def test_a_product_of_more_than_two_dimensions_costs_no_more_than_its_bmm():
-    assert work_of(torch.matmul, floats(4, 2, 3), floats(3, 5)) == Work(2 * 8 * 3 * 5, FLOAT * (24 + 15 + 40))
+    assert work_of(torch.matmul, floats(4, 2, 3), floats(3, 5)) == Work(
+        2 * 8 * 3 * 5, FLOAT * (24 + 15 + 40)
+    )
 
 
 def test_a_repeated_dimension_is_read_once():
@@ -90,12 +96,16 @@ def test_writing_in_place_reads_and_writes():
 
 
 def test_an_op_that_returns_nothing_still_writes():
-    assert work_of(lambda x: torch._foreach_add_([x], 1.0), floats(10), writes=[0], outputs=()) == Work(10, FLOAT * 20)
+    assert work_of(
+        lambda x: torch._foreach_add_([x], 1.0), floats(10), writes=[0], outputs=()
+    ) == Work(10, FLOAT * 20)
 
 
 def test_what_is_overwritten_is_not_read():
     assert work_of(torch.Tensor.copy_, floats(10), floats(10), writes=[0]) == Work(10, FLOAT * 20)
-    assert work_of(lambda x, y: torch.add(x, x, out=y), floats(10), floats(10), writes=[1]) == Work(10, FLOAT * 20)
+    assert work_of(lambda x, y: torch.add(x, x, out=y), floats(10), floats(10), writes=[1]) == Work(
+        10, FLOAT * 20
+    )
 
 
 def test_a_lookup_reads_only_what_it_returns():
@@ -105,16 +115,22 @@ def test_a_lookup_reads_only_what_it_returns():
 
 def test_attention_on_the_fake_cpu_has_its_formula():
     q = floats(1, 2, 8, 16)
-    assert work_of(nn.functional.scaled_dot_product_attention, q, q, q).flops == 2 * 2 * (2 * 8 * 8 * 16)
+    assert work_of(nn.functional.scaled_dot_product_attention, q, q, q).flops == 2 * 2 * (
+        2 * 8 * 8 * 16
+    )
 
 
 def test_attention_backwards_has_its_formula():
     def gradient(x):
         with torch.enable_grad():
-            return torch.autograd.grad(nn.functional.scaled_dot_product_attention(x, x, x).sum(), x)[0]
+            return torch.autograd.grad(
+                nn.functional.scaled_dot_product_attention(x, x, x).sum(), x
+            )[0]
 
     flops = work_of(gradient, floats(1, 2, 8, 16).requires_grad_()).flops
-    assert flops > (2 + 5) * 2 * (2 * 8 * 8 * 16)  # two products forward, five backward, and some elementwise ops
+    assert flops > (2 + 5) * 2 * (
+        2 * 8 * 8 * 16
+    )  # two products forward, five backward, and some elementwise ops
 
 
 def test_operators_methods_and_setitem_are_counted():
@@ -139,7 +155,13 @@ def test_bytes_of_inputs_constants_views_and_trees():
     x = graph.input("x")
     constant = graph.constant(torch.zeros(3, dtype=torch.float64), name="c")
     row = x[0]
-    pair = graph.add(lambda v, c: (v * 2, {"sum": [c.sum(), 1]}), row, constant, name="p", outputs=("a", {"sum": "b"}))
+    pair = graph.add(
+        lambda v, c: (v * 2, {"sum": [c.sum(), 1]}),
+        row,
+        constant,
+        name="p",
+        outputs=("a", {"sum": "b"}),
+    )
     graph.output(*pair[:1])
     costs = estimate(graph, {"x": floats(4, 5)}).costs
     assert costs.nbytes == {"x": 80, "c": 24, "getitem": 20, "a": 20, "b": 8}
@@ -195,7 +217,10 @@ def test_torch_functions_without_tensors_run():
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (lambda x: x.sum().item(), "DataDependentOutputException: aten._local_scalar_dense.default"),
+        (
+            lambda x: x.sum().item(),
+            "DataDependentOutputException: aten._local_scalar_dense.default",
+        ),
         (lambda x: 1 if x.sum() > 0 else 2, "DataDependentOutputException"),
         (lambda x: x[x > 0], "DynamicOutputShapeException: aten.nonzero.default"),
         (lambda x: torch.from_numpy(x.numpy()), "RuntimeError: .numpy() is not supported"),
@@ -273,7 +298,11 @@ def test_wrong_examples_are_named():
 
 @pytest.mark.parametrize(
     ("fn", "shapes"),
-    [(torch.matmul, [(2, 3), (4, 5)]), (torch.add, [(2,), (3,)]), (lambda a, b: torch.cat([a, b]), [(2, 2), (2, 3)])],
+    [
+        (torch.matmul, [(2, 3), (4, 5)]),
+        (torch.add, [(2,), (3,)]),
+        (lambda a, b: torch.cat([a, b]), [(2, 2), (2, 3)]),
+    ],
 )
 def test_examples_of_sizes_that_do_not_fit_are_named(fn, shapes, caplog):
     graph = asc.Graph()
@@ -328,7 +357,10 @@ def test_a_hidden_backward_leaves_no_fake_gradient_behind():
         with torch.enable_grad():
             layer(x).sum().backward()
 
-    assert why_unknown(train, floats(4, 8)) == "differentiates by a tensor that is not among its arguments"
+    assert (
+        why_unknown(train, floats(4, 8))
+        == "differentiates by a tensor that is not among its arguments"
+    )
     assert layer.weight.grad is None
 
 

@@ -17,7 +17,9 @@ sys.path.remove(str(DOCS))
 
 
 @pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)
-def test_the_code_of_a_page_prints_and_draws_what_the_page_says(path: Path, tmp_path: Path, monkeypatch):
+def test_the_code_of_a_page_prints_and_draws_what_the_page_says(
+    path: Path, tmp_path: Path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     try:
@@ -26,17 +28,34 @@ def test_the_code_of_a_page_prints_and_draws_what_the_page_says(path: Path, tmp_
     finally:
         torch.set_num_threads(threads)
     for picture in tmp_path.glob("*.svg"):
-        assert picture.read_bytes() == (pages.PICTURES / picture.name).read_bytes(), f"{picture.name} is out of date"
+        assert picture.read_bytes() == (pages.PICTURES / picture.name).read_bytes(), (
+            f"{picture.name} is out of date"
+        )
 
 
 def test_the_notebook_runs_the_code_of_the_tutorial_and_prints_what_it_prints():
-    cells = [c for c in json.loads(pages.NOTEBOOK.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    cells = [
+        c
+        for c in json.loads(pages.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+        if c["cell_type"] == "code"
+    ]
     code = ["".join(cell["source"]) for cell in cells]
     assert code == [cell for kind, cell in pages.cells() if kind == "code"]
-    outputs = [cell["outputs"] for cell, text in zip(cells, code, strict=True) if not text.startswith("SVG(")]
-    assert all(output["output_type"] == "stream" and output["name"] == "stdout" for some in outputs for output in some)
+    outputs = [
+        cell["outputs"]
+        for cell, text in zip(cells, code, strict=True)
+        if not text.startswith("SVG(")
+    ]
+    assert all(
+        output["output_type"] == "stream" and output["name"] == "stdout"
+        for some in outputs
+        for output in some
+    )
     printed = ["".join(chain.from_iterable(output["text"] for output in some)) for some in outputs]
-    said = [match["output"] or "" for match in pages.BLOCK.finditer(pages.TUTORIAL.read_text(encoding="utf-8"))]
+    said = [
+        match["output"] or ""
+        for match in pages.BLOCK.finditer(pages.TUTORIAL.read_text(encoding="utf-8"))
+    ]
     assert list(map(words, printed)) == list(map(words, said))
 
 

@@ -83,31 +83,53 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
     ("script", "lines", "pictures"),
     [
         ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
-        pytest.param("multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"], marks=pytest.mark.slow),
-        pytest.param("multi_gpu_resnet18", GPU_COUNTS, ["resnet18_epochs", "resnet18_step"], marks=pytest.mark.slow),
+        pytest.param(
+            "multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "multi_gpu_resnet18",
+            GPU_COUNTS,
+            ["resnet18_epochs", "resnet18_step"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "model_parallel_resnet50",
             RESNET50,
             ["resnet50_splits", "resnet50_step", "resnet50_ways"],
             marks=pytest.mark.slow,
         ),
-        pytest.param("communication_strategies", STRATEGIES, ["communication_seconds"], marks=pytest.mark.slow),
+        pytest.param(
+            "communication_strategies",
+            STRATEGIES,
+            ["communication_seconds"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_example_runs_and_prints_its_lines_in_order(script, lines, pictures, tmp_path):
-    command = [sys.executable, str(EXAMPLES / f"{script}.py"), "--quick", "--folder", str(tmp_path / "pictures")]
+    command = [
+        sys.executable,
+        str(EXAMPLES / f"{script}.py"),
+        "--quick",
+        "--folder",
+        str(tmp_path / "pictures"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = iter(done.stdout.splitlines())
     for line in lines.strip("\n").splitlines():
-        assert any(re.fullmatch(line, candidate) for candidate in printed), f"no {line!r} in\n{done.stdout}"
+        assert any(re.fullmatch(line, candidate) for candidate in printed), (
+            f"no {line!r} in\n{done.stdout}"
+        )
     assert sorted(path.stem for path in tmp_path.glob("pictures/*.svg")) == pictures
 
 
 @pytest.mark.parametrize(("together", "holds"), [(0.32, True), (0.34, True), (0.36, False)])
 def test_what_takes_longer_than_its_parts_does_not_hold(capsys, together, holds):
     assert runpy.run_path(str(SCRIPT))["at_once"]("two GPUs", together, [0.30, 0.32]) is holds
-    assert capsys.readouterr().out.endswith("at most 1.1: holds\n" if holds else "at most 1.1: does NOT hold\n")
+    assert capsys.readouterr().out.endswith(
+        "at most 1.1: holds\n" if holds else "at most 1.1: does NOT hold\n"
+    )
 
 
 def test_a_run_that_differs_from_the_serial_one_is_noticed(capsys, monkeypatch):
@@ -135,7 +157,10 @@ def linear():
 def test_a_network_that_learns_too_little_is_noticed(example, capsys, least, code):
     book, options = example("book"), argparse.Namespace(quick=True, folder=None)
     assert book.compare_gpu_counts("linear", linear, book.digits(8), 256, 2, least, options) == code
-    assert f"test accuracy above {least}: {'does NOT hold' if code else 'holds'}" in capsys.readouterr().out
+    assert (
+        f"test accuracy above {least}: {'does NOT hold' if code else 'holds'}"
+        in capsys.readouterr().out
+    )
 
 
 def test_training_that_differs_from_the_serial_one_is_noticed(example, capsys, monkeypatch):
@@ -143,7 +168,9 @@ def test_training_that_differs_from_the_serial_one_is_noticed(example, capsys, m
     right = book.serial_step
     monkeypatch.setattr(book, "serial_step", lambda *given, parts: right(*given, parts=1))
     machine, _ = book.machine_with(2, slow=1)
-    assert not book.equal_to_serial(linear, torch.nn.functional.cross_entropy, machine, book.digits(8), 128)
+    assert not book.equal_to_serial(
+        linear, torch.nn.functional.cross_entropy, machine, book.digits(8), 128
+    )
     assert "bit for bit (1.weight, 1.bias differ): does NOT hold" in capsys.readouterr().out
 
 
@@ -152,7 +179,10 @@ def test_training_that_differs_from_the_serial_one_is_noticed(example, capsys, m
     [
         ({}, []),
         ({"autosched": {"predicted": 0.7}}, ["autosched is predicted to gain 54%"]),
-        ({"cut in two": {"model": torch.nn.Linear(2, 1)}}, ["cut in two trains as one GPU, bit for bit"]),
+        (
+            {"cut in two": {"model": torch.nn.Linear(2, 1)}},
+            ["cut in two trains as one GPU, bit for bit"],
+        ),
         (
             {"pipelined by hand": {"model": torch.nn.Linear(2, 1)}},
             ["pipelined trains as split after split, but for rounding"],
@@ -182,7 +212,10 @@ def test_a_broken_promise_of_the_pipeline_is_noticed(example, capsys, changed, b
 )
 def test_a_broken_promise_of_communication_is_noticed(example, capsys, name, change, broken):
     ways, book = example("communication_strategies"), example("book")
-    results = {way: ways.Result(10.0, book.Seconds(1.0, 0.0), 1.0, 1.0) for way in {**ways.EXACT, **ways.RARE}}
+    results = {
+        way: ways.Result(10.0, book.Seconds(1.0, 0.0), 1.0, 1.0)
+        for way in {**ways.EXACT, **ways.RARE}
+    }
     results |= {way: ways.Result(5.0, book.Seconds(1.0, 0.0), 1.0, 1.2) for way in ways.LOSSY}
     results[name] = results[name]._replace(**change)
     assert ways.promises(results, 2.3) is not bool(broken)

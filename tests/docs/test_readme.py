@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks(path: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL
+    )
 
 
 def test_the_code_of_the_readme_runs_and_prints_what_it_says(tmp_path, monkeypatch):
@@ -27,7 +29,9 @@ def test_the_code_of_the_readme_runs_and_prints_what_it_says(tmp_path, monkeypat
     table = printed.getvalue().partition("sixteen products: predicted\n")[2].splitlines()
     rows = [line.split("  ") for line in table if "GPUs" in line]
     assert len(rows) == 8
-    assert len({tuple(row[2:]) for row in rows}) > 4  # of a graph that says where everything is, all were the same
+    assert (
+        len({tuple(row[2:]) for row in rows}) > 4
+    )  # of a graph that says where everything is, all were the same
 
 
 @pytest.mark.parametrize("path", ["README.md", "autosched/README.md", "CONTRIBUTING.md"])

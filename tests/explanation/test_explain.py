@@ -80,12 +80,19 @@ def log_first(order: tuple[str, ...] = ("loss", "log", "load", "next")) -> asc.S
     return asc.schedule(graph, ONE, policy=lambda *_: asc.Placement(devices, order))
 
 
-def on_one_device(on: str | None = "cuda:0", machine: asc.Machine = TWO, **options: Any) -> asc.Schedule:
+def on_one_device(
+    on: str | None = "cuda:0", machine: asc.Machine = TWO, **options: Any
+) -> asc.Schedule:
     """Return one of eight tasks that could run side by side."""
     graph = asc.Graph("on one device")
     x = graph.input("x")
-    towers = [graph.add(call, x, name=f"tower{i}", on=on, seconds={"cuda:0": 1e-3, "cuda:1": 1e-3}) for i in range(8)]
-    graph.output(y=graph.add(call, *towers, name="sum", on=on, seconds={"cuda:0": 1e-5, "cuda:1": 1e-5}))
+    towers = [
+        graph.add(call, x, name=f"tower{i}", on=on, seconds={"cuda:0": 1e-3, "cuda:1": 1e-3})
+        for i in range(8)
+    ]
+    graph.output(
+        y=graph.add(call, *towers, name="sum", on=on, seconds={"cuda:0": 1e-5, "cuda:1": 1e-5})
+    )
     return asc.schedule(graph, machine, **options)
 
 
@@ -135,11 +142,21 @@ def slow_update(on: str | None = "cpu") -> asc.Schedule:
 @pytest.mark.parametrize(
     ("faulty", "kind", "names", "cured"),
     [
-        (slow_update, "host bound", ["'update'", "bound to cpu", "test_explain.py:"], lambda: slow_update(None)),
+        (
+            slow_update,
+            "host bound",
+            ["'update'", "bound to cpu", "test_explain.py:"],
+            lambda: slow_update(None),
+        ),
         (unpinned, "pin", ["'x'"], lambda: unpinned(pageable=False)),
         (tiny, "launch", ["40 tasks", "6 us", "'scale0'"], lambda: tiny(seconds=1e-6)),
         (host_read, "host read", ["'item'", "'loss'", "cuda:0", "test_explain.py:"], None),
-        (log_first, "host read", ["'log'", "'loss'"], lambda: log_first(("loss", "load", "next", "log"))),
+        (
+            log_first,
+            "host read",
+            ["'log'", "'loss'"],
+            lambda: log_first(("loss", "load", "next", "log")),
+        ),
         (on_one_device, "idle bound", ["cuda:1", "bound to cuda:0"], lambda: on_one_device(None)),
         (in_line, "copy streams", ["cuda:0/copy-out", "'h2'"], lambda: in_line(contention=False)),
         (weights_at_home, "keep", ["'w'", "cuda:0"], lambda: weights_at_home("cuda:0")),
@@ -147,7 +164,10 @@ def slow_update(on: str | None = "cpu") -> asc.Schedule:
     ],
 )
 def test_a_planted_fault_is_named_first_and_its_gain_is_what_the_cure_gives(
-    faulty: Callable[[], asc.Schedule], kind: str, names: list[str], cured: Callable[[], asc.Schedule] | None
+    faulty: Callable[[], asc.Schedule],
+    kind: str,
+    names: list[str],
+    cured: Callable[[], asc.Schedule] | None,
 ) -> None:
     schedule = faulty()
     first = schedule.explain().advice[0]
@@ -160,7 +180,9 @@ def test_a_planted_fault_is_named_first_and_its_gain_is_what_the_cure_gives(
 
 
 def test_a_number_that_stays_on_the_device_costs_neither_its_task_nor_its_copies():
-    assert host_read().explain().advice[0].makespan == pytest.approx(host_read(copies=False).makespan)
+    assert host_read().explain().advice[0].makespan == pytest.approx(
+        host_read(copies=False).makespan
+    )
 
 
 def test_tasks_on_one_device_instead_of_two_take_no_copies():
@@ -186,7 +208,10 @@ def test_where_nothing_is_wrong_nothing_is_advised(sound: Callable[[], asc.Sched
 
 def test_of_what_takes_no_time_nothing_is_explained():
     words = str(asc.schedule(asc.Graph("empty"), ONE).explain())
-    assert words == "empty: 0 us predicted, 0 tasks on no device\n\nIt takes no time, so there is nothing to explain."
+    assert (
+        words
+        == "empty: 0 us predicted, 0 tasks on no device\n\nIt takes no time, so there is nothing to explain."
+    )
 
 
 def test_what_would_save_nothing_has_no_sign():
@@ -197,7 +222,10 @@ def test_a_device_begins_no_sentence():
     graph = asc.Graph("chain")
     graph.output(y=graph.add(call, graph.input("x"), name="y", seconds=1e-3))
     words = str(asc.schedule(graph, ONE).explain())
-    assert "\nUsing cuda:0 gives nothing here: there is too little to do at once (cuda:0 takes 1% longer)." in words
+    assert (
+        "\nUsing cuda:0 gives nothing here: there is too little to do at once (cuda:0 takes 1% longer)."
+        in words
+    )
 
 
 def test_an_explanation_is_short_in_a_shell_and_whole_in_a_notebook():
@@ -216,7 +244,9 @@ def test_a_device_that_would_not_help_is_a_note():
     found = asc.schedule(fork(), TWO).explain()
     assert found.advice == ()
     (note,) = found.notes
-    assert note.startswith("two devices give nothing here: copies take longer than the compute they save")
+    assert note.startswith(
+        "two devices give nothing here: copies take longer than the compute they save"
+    )
 
 
 def fork() -> asc.Graph:
@@ -224,20 +254,36 @@ def fork() -> asc.Graph:
     graph = asc.Graph("fork")
     seconds = {"cuda:0": 8e-4, "cuda:1": 8e-4}
     root = graph.add(call, name="root", seconds=seconds, nbytes=25e6)
-    left, right = (graph.add(call, root, name=name, seconds=seconds, nbytes=8) for name in ("left", "right"))
+    left, right = (
+        graph.add(call, root, name=name, seconds=seconds, nbytes=8) for name in ("left", "right")
+    )
     graph.output(y=graph.add(call, left, right, name="join", seconds=seconds))
     return graph
 
 
-def weights(homes: tuple[str, ...] = (), seconds: float = 2e-4, on: str | None = None) -> asc.Schedule:
+def weights(
+    homes: tuple[str, ...] = (), seconds: float = 2e-4, on: str | None = None
+) -> asc.Schedule:
     """Return a forward pass that reads two weights of 16.8 MB, which no task writes, and a small batch."""
     graph = asc.Graph("weights")
     value, *given = graph.inputs("x", "w1", "w2")
     for i, w in enumerate(given):
-        value = graph.add(call, value, w, name=f"layer{i}", seconds={"cpu": 1.0, "cuda:0": seconds, "cuda:1": seconds})
+        value = graph.add(
+            call,
+            value,
+            w,
+            name=f"layer{i}",
+            seconds={"cpu": 1.0, "cuda:0": seconds, "cuda:1": seconds},
+        )
     graph.output(y=value)
     costs = asc.Costs(nbytes={"x": 1e4, "w1": 16.8e6, "w2": 16.8e6, "layer0": 1e4})
-    return asc.schedule(graph, TWO, costs=costs, inputs=dict.fromkeys(homes, "cuda:0"), place={"*": on} if on else None)
+    return asc.schedule(
+        graph,
+        TWO,
+        costs=costs,
+        inputs=dict.fromkeys(homes, "cuda:0"),
+        place={"*": on} if on else None,
+    )
 
 
 @pytest.mark.parametrize("on", [None, "cuda:0"])
@@ -245,7 +291,10 @@ def test_weights_that_are_only_read_could_stay_where_they_are_used(on: str | Non
     found, cured = weights(on=on).explain().advice[-1], weights(("w1", "w2"))
     assert (found.kind, set(found.values)) == ("keep inputs", {"w1", "w2"})
     assert found.makespan == pytest.approx(cured.makespan)
-    assert "by inputs={'w2': 'cuda:0', 'w1': 'cuda:0'}, if they are the same tensors in each run" in found.words
+    assert (
+        "by inputs={'w2': 'cuda:0', 'w1': 'cuda:0'}, if they are the same tensors in each run"
+        in found.words
+    )
     assert cured.explain().advice == ()  # the batch is another in each run
 
 
@@ -259,7 +308,9 @@ def test_weights_that_would_have_to_travel_to_a_faster_device_could_live_there()
     assert schedule.placement.device == {"y": "cpu"}
     (found,) = schedule.explain().advice
     assert found.kind == "keep inputs"
-    assert found.makespan == pytest.approx(asc.schedule(graph, ONE, costs=costs, inputs={"w": "cuda:0"}).makespan)
+    assert found.makespan == pytest.approx(
+        asc.schedule(graph, ONE, costs=costs, inputs={"w": "cuda:0"}).makespan
+    )
 
 
 def test_no_advice_sends_more_than_links_allow():
@@ -267,7 +318,9 @@ def test_no_advice_sends_more_than_links_allow():
     for schedule in (weights(), weights(on="cuda:0"), in_line(size=16.8e6)):
         for advice in schedule.explain().advice:
             if advice.kind not in ("keep", "keep inputs"):
-                link = schedule.machine.link("cuda:0", "cuda:1" if schedule.graph.name == "in line" else "cpu")
+                link = schedule.machine.link(
+                    "cuda:0", "cuda:1" if schedule.graph.name == "in line" else "cpu"
+                )
                 assert link is not None
                 assert advice.makespan >= 16.8e6 / link.bytes_per_second
 
@@ -276,7 +329,9 @@ def test_copies_by_one_link_are_not_advised_to_go_at_once():
     graph = asc.Graph()
     for i, value in enumerate(graph.inputs("a", "b")):
         graph.output(**{f"y{i}": graph.add(call, value, name=f"y{i}", on="cuda:0", seconds=1e-5)})
-    found = asc.schedule(graph, ONE, costs=asc.Costs(default_nbytes=25e6), inputs={"a": "cpu", "b": "cpu"}).explain()
+    found = asc.schedule(
+        graph, ONE, costs=asc.Costs(default_nbytes=25e6), inputs={"a": "cpu", "b": "cpu"}
+    ).explain()
     assert [advice.kind for advice in found.advice] == ["keep inputs"]
 
 
@@ -293,7 +348,9 @@ def test_a_split_that_is_far_slower_is_told_of_in_times():
     graph = asc.Graph()
     value = graph.add(call, name="first", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6)
     for i in range(2):
-        value = graph.add(call, value, name=f"next{i}", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6)
+        value = graph.add(
+            call, value, name=f"next{i}", seconds={"cuda:0": 1e-4, "cuda:1": 1e-4}, nbytes=25e6
+        )
     graph.output(y=value)
     (note,) = asc.schedule(graph, TWO).explain().notes
     assert "(cuda:0 and cuda:1 take 4 times as long, in the best way that was tried)" in note
@@ -321,7 +378,9 @@ def test_copies_for_one_task_by_one_link_gain_nothing_side_by_side():
 
 def test_copies_for_one_task_by_several_links_gain_by_streams():
     graph = asc.Graph()
-    made = [graph.add(call, name=f"h{i}", on=f"cuda:{i}", seconds=1e-3, nbytes=25e6) for i in (1, 2)]
+    made = [
+        graph.add(call, name=f"h{i}", on=f"cuda:{i}", seconds=1e-3, nbytes=25e6) for i in (1, 2)
+    ]
     with graph.on("cuda:0"):
         graph.output(y=graph.add(call, *made, name="y", seconds=1e-3))
     first = asc.schedule(graph, asc.Machine.emulated(gpus=3)).explain().advice[0]
@@ -333,14 +392,26 @@ def test_a_stream_for_each_link_still_has_a_line_of_its_own():
     """b waits for a, which goes the same way, but c does not: ready after 0.3 ms, it is there 1.01 ms later."""
     graph = asc.Graph()
     made = [graph.add(call, name=name, on="cuda:0", seconds=1e-4, nbytes=25e6) for name in "abc"]
-    for value, device, seconds in zip(made, ("cuda:1", "cuda:1", "cuda:2"), (1e-5, 3e-3, 3e-3), strict=True):
+    for value, device, seconds in zip(
+        made, ("cuda:1", "cuda:1", "cuda:2"), (1e-5, 3e-3, 3e-3), strict=True
+    ):
         name = f"use_{value.name}"
         graph.output(**{name: graph.add(call, value, name=name, on=device, seconds=seconds)})
     devices = {task.name: str(task.device) for task in graph.tasks}
     as_added = asc.Placement(devices, tuple(devices))
-    order, streams, *_ = asc.schedule(graph, asc.Machine.emulated(gpus=3), policy=lambda *_: as_added).explain().advice
-    assert (streams.kind, streams.makespan) == ("copy streams", pytest.approx(1e-4 + 2 * 1.01e-3 + 3e-3))
-    assert (order.kind, order.makespan) == ("policy", asc.schedule(graph, asc.Machine.emulated(gpus=3)).makespan)
+    order, streams, *_ = (
+        asc.schedule(graph, asc.Machine.emulated(gpus=3), policy=lambda *_: as_added)
+        .explain()
+        .advice
+    )
+    assert (streams.kind, streams.makespan) == (
+        "copy streams",
+        pytest.approx(1e-4 + 2 * 1.01e-3 + 3e-3),
+    )
+    assert (order.kind, order.makespan) == (
+        "policy",
+        asc.schedule(graph, asc.Machine.emulated(gpus=3)).makespan,
+    )
     assert "in a better order" in order.words
 
 
@@ -368,7 +439,10 @@ def test_only_as_many_values_are_named_as_matter():
 
 
 def test_the_critical_path_tells_what_each_step_was_behind():
-    steps = [(step.kind, step.name, step.where, step.cause, step.behind) for step in in_line().explain().critical_path]
+    steps = [
+        (step.kind, step.name, step.where, step.cause, step.behind)
+        for step in in_line().explain().critical_path
+    ]
     assert steps == [
         ("run", "h0", "cuda:0", "start", ""),
         ("copy", "h0", "cuda:0 -> cuda:1", "data", "h0"),
@@ -399,7 +473,9 @@ def test_a_task_is_compared_on_all_its_devices():
     assert {here.device, there.device} == {"cuda:0", "cuda:1"}
     assert (here.end, here.makespan) == (found.end, schedule.makespan)
     assert found.slack == 0
-    moved = dataclasses.replace(schedule.placement, device={**schedule.placement.device, "sum": there.device})
+    moved = dataclasses.replace(
+        schedule.placement, device={**schedule.placement.device, "sum": there.device}
+    )
     again = asc.schedule(schedule.graph, TWO, policy=lambda *_: moved)
     assert there.makespan == again.makespan
 
@@ -443,7 +519,9 @@ def late(timeline: Timeline, name: str, seconds: float) -> Timeline:
     """Return a timeline in which a task, the last one, took longer, and began late by as much."""
     longer = dataclasses.replace
     spans = [
-        longer(span, start=span.start + seconds, end=span.end + 2 * seconds) if span.name == name else span
+        longer(span, start=span.start + seconds, end=span.end + 2 * seconds)
+        if span.name == name
+        else span
         for span in timeline.spans
     ]
     return dataclasses.replace(timeline, spans=tuple(spans), pauses=((0.0, seconds / 2),))
@@ -453,8 +531,15 @@ def test_a_measured_run_is_compared_with_the_predicted_one():
     schedule = host_read()
     found = schedule.explain(measured=late(schedule.simulate(), "backward", 0.1))
     assert found.measured
-    assert (found.makespan, found.predicted) == (pytest.approx(schedule.makespan + 0.2), schedule.makespan)
-    assert [(x.kind, x.name) for x in found.late] == [("run", "backward"), ("gaps", ""), ("pauses", "")]
+    assert (found.makespan, found.predicted) == (
+        pytest.approx(schedule.makespan + 0.2),
+        schedule.makespan,
+    )
+    assert [(x.kind, x.name) for x in found.late] == [
+        ("run", "backward"),
+        ("gaps", ""),
+        ("pauses", ""),
+    ]
     assert [x.measured - x.predicted for x in found.late] == pytest.approx([0.1, 0.1, 0.05])
     assert found.advice == schedule.explain().advice
     assert found.path_seconds["gap"] == pytest.approx(0.1)
@@ -471,7 +556,10 @@ def test_a_timeline_of_another_program_is_refused():
 
 
 def with_pageable_memory(machine: asc.Machine) -> asc.Machine:
-    links = [dataclasses.replace(k, pageable_bytes_per_second=k.bytes_per_second / 2) for k in machine.links]
+    links = [
+        dataclasses.replace(k, pageable_bytes_per_second=k.bytes_per_second / 2)
+        for k in machine.links
+    ]
     return asc.Machine(machine.devices, links, contention=machine.contention, imagined=True)
 
 
@@ -480,7 +568,11 @@ def some(graph: asc.Graph, machine: asc.Machine, policy: str) -> asc.Schedule:
     return asc.schedule(graph, with_pageable_memory(machine), policy=policy, costs=costs)
 
 
-ANY = {"graph": graphs(), "machine": machines(), "policy": st.sampled_from(["heft", "round_robin", "single"])}
+ANY = {
+    "graph": graphs(),
+    "machine": machines(),
+    "policy": st.sampled_from(["heft", "round_robin", "single"]),
+}
 
 
 @given(**ANY)
@@ -507,7 +599,10 @@ def test_what_the_makespan_goes_to_sums_up_to_it(
 
 def stretched(timeline: Timeline, factor: float) -> Timeline:
     """Return a timeline in which all starts are later, so that gaps are between them."""
-    spans = [dataclasses.replace(s, start=s.start * factor, end=s.start * factor + s.seconds) for s in timeline.spans]
+    spans = [
+        dataclasses.replace(s, start=s.start * factor, end=s.start * factor + s.seconds)
+        for s in timeline.spans
+    ]
     return dataclasses.replace(timeline, spans=tuple(spans))
 
 
@@ -516,7 +611,9 @@ def assert_sums(found: Explanation, timeline: Timeline) -> None:
     assert math.isclose(sum(found.path_seconds.values()), whole, rel_tol=1e-9, abs_tol=1e-15)
     for idle in found.idle:
         assert math.isclose(sum(idle.causes.values()), idle.seconds, rel_tol=1e-9, abs_tol=1e-15)
-        assert math.isclose(idle.seconds + busy(timeline, idle.device), whole, rel_tol=1e-9, abs_tol=1e-12)
+        assert math.isclose(
+            idle.seconds + busy(timeline, idle.device), whole, rel_tol=1e-9, abs_tol=1e-12
+        )
         assert set(idle.causes) <= {"copy", "link", "gap", "end", *DEVICES} - {idle.device}
 
 
@@ -524,11 +621,17 @@ def busy(timeline: Timeline, device: str) -> float:
     """Return how long some task ran on a device, by looking at each moment at which one begins or ends."""
     runs = [s for s in timeline.spans if s.kind == "run" and s.streams[0].device == device]
     moments = sorted({time for s in runs for time in (s.start, s.end)})
-    return sum(b - a for a, b in itertools.pairwise(moments) if any(s.start <= a and b <= s.end for s in runs))
+    return sum(
+        b - a
+        for a, b in itertools.pairwise(moments)
+        if any(s.start <= a and b <= s.end for s in runs)
+    )
 
 
 @given(**ANY, data=st.data())
-def test_any_task_can_be_explained(graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject) -> None:
+def test_any_task_can_be_explained(
+    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+) -> None:
     schedule = some(graph, machine, policy)
     if not schedule.graph.tasks:
         return

@@ -35,7 +35,10 @@ def call(*values: Any) -> None:
 def test_what_is_advised_gives_what_is_said(
     graph: asc.Graph, machine: asc.Machine, policy: str, wanted: str | None
 ) -> None:
-    links = [dataclasses.replace(k, pageable_bytes_per_second=k.bytes_per_second / 2) for k in machine.links]
+    links = [
+        dataclasses.replace(k, pageable_bytes_per_second=k.bytes_per_second / 2)
+        for k in machine.links
+    ]
     machine = asc.Machine(machine.devices, links, contention=machine.contention, imagined=True)
     costs = asc.Costs(default_nbytes=1e4, pageable=frozenset("x"))
     schedule = asc.schedule(graph, machine, policy=policy, costs=costs, outputs=wanted)
@@ -47,12 +50,23 @@ def test_what_is_advised_gives_what_is_said(
 def followed(schedule: asc.Schedule, advice: Advice, graph: asc.Graph, wanted: str | None) -> float:
     """Return the makespan of a schedule that is made anew, as advised; 0 for what planning alone cannot do."""
     if advice.kind == "pin":
-        costs = dataclasses.replace(schedule.costs, pageable=schedule.costs.pageable.difference(advice.values))
-        same = asc.schedule(graph, schedule.machine, policy=lambda *_: schedule.placement, costs=costs, outputs=wanted)
+        costs = dataclasses.replace(
+            schedule.costs, pageable=schedule.costs.pageable.difference(advice.values)
+        )
+        same = asc.schedule(
+            graph,
+            schedule.machine,
+            policy=lambda *_: schedule.placement,
+            costs=costs,
+            outputs=wanted,
+        )
         return same.makespan
     if advice.kind == "keep inputs":
         homes = [dict.fromkeys(advice.values, device) for device in schedule.machine.accelerators]
-        made = [asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=h) for h in homes]
+        made = [
+            asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted, inputs=h)
+            for h in homes
+        ]
         return min(again.makespan for again in made)
     if advice.kind.endswith("policy"):
         return asc.schedule(graph, schedule.machine, costs=schedule.costs, outputs=wanted).makespan
@@ -64,7 +78,9 @@ def test_a_plan_brings_outputs_where_they_are_wanted():
     graph = asc.Graph()
     value = graph.input("x")
     for i in range(4):
-        value = graph.add(call, value, name=f"step{i}", seconds=1e-3, nbytes=25e6, on=f"cuda:{i % 2}")
+        value = graph.add(
+            call, value, name=f"step{i}", seconds=1e-3, nbytes=25e6, on=f"cuda:{i % 2}"
+        )
     graph.output(y=value)
     for wanted, copies in (("cpu", 1), (None, 0)):
         (found,) = asc.schedule(graph, TWO, outputs=wanted).explain().advice
@@ -143,7 +159,11 @@ def test_nothing_is_said_of_no_time(rate: float, tasks: int) -> None:
     devices = [asc.Device("cpu"), asc.Device("cuda:0")]
     machine = asc.Machine(devices, [asc.Link("cpu", "cuda:0", rate)], imagined=True)
     text = str(asc.schedule(graph, machine).explain())
-    assert [word for word in ("0%", " 0 us: ", "never", "Critical") if word in text.partition("Copies")[0]] == []
+    assert [
+        word
+        for word in ("0%", " 0 us: ", "never", "Critical")
+        if word in text.partition("Copies")[0]
+    ] == []
 
 
 def test_long_names_fit_a_terminal():

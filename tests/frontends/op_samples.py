@@ -72,17 +72,26 @@ class Case:
             return result
         wanted = [leaf for leaf in flatten((first, args, kwargs)) if isinstance(leaf, torch.Tensor)]
         wanted = [leaf for leaf in wanted if leaf.requires_grad]
-        found = [leaf for leaf in flatten(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        found = [
+            leaf
+            for leaf in flatten(result)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         if not found or not wanted:
             return result
-        weights = [torch.linspace(0.5, 1.5, leaf.numel()).to(leaf.dtype).reshape(leaf.shape) for leaf in found]
+        weights = [
+            torch.linspace(0.5, 1.5, leaf.numel()).to(leaf.dtype).reshape(leaf.shape)
+            for leaf in found
+        ]
         grads = torch.autograd.grad(found, wanted, weights, allow_unused=True)
         return [leaf.detach() for leaf in found], grads
 
 
 def operators() -> list[Any]:
     """Return torch's table of operators, without those of ``UNDEFINED`` and those that no CPU has."""
-    if "expecttest" not in sys.modules:  # of which torch's module needs a class to inherit from, for tests of its own
+    if (
+        "expecttest" not in sys.modules
+    ):  # of which torch's module needs a class to inherit from, for tests of its own
         try:
             import expecttest  # noqa: F401
         except ImportError:
@@ -101,12 +110,19 @@ def cases(op: Any, form: str) -> Iterator[Case]:
     """Yield the samples of an operator in a form; none if it has no such form."""
     fn = op.inplace_variant if form == "in place" else op.op
     dtype = _dtype(op)
-    if fn is None or (form == "backward" and not (op.supports_autograd and dtype.is_floating_point)):
+    if fn is None or (
+        form == "backward" and not (op.supports_autograd and dtype.is_floating_point)
+    ):
         return
     torch.manual_seed(0)
     for i, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=form == "backward")):
         if form != "in place" or not sample.broadcasts_input:
-            yield Case(f"{op.formatted_name}[{i}] {form}", form, fn, (sample.input, sample.args, sample.kwargs))
+            yield Case(
+                f"{op.formatted_name}[{i}] {form}",
+                form,
+                fn,
+                (sample.input, sample.args, sample.kwargs),
+            )
 
 
 def _dtype(op: Any) -> torch.dtype:
@@ -132,7 +148,9 @@ def examine(case: Case) -> str | None:
     for way in (_serially, _scheduled):
         given = case.arguments()
         try:
-            found = _run(lambda way=way, given=given: graph.finish(way(graph, graph.feed(*given))), given)
+            found = _run(
+                lambda way=way, given=given: graph.finish(way(graph, graph.feed(*given))), given
+            )
         except Exception as error:
             return f"{way.__name__} raises {type(error).__name__}: {error}"
         if (wrong := difference(expected, found) or _layout(expected, found)) is not None:
@@ -146,7 +164,9 @@ def _serially(graph: asc.Graph, inputs: Any) -> Any:
 
 def _scheduled(graph: asc.Graph, inputs: Any) -> Any:
     policy = scattered(0)
-    with asc.schedule(graph, MACHINE, policy=policy, outputs="cpu", backend="virtual", check=True) as schedule:
+    with asc.schedule(
+        graph, MACHINE, policy=policy, outputs="cpu", backend="virtual", check=True
+    ) as schedule:
         return schedule(**inputs)
 
 
@@ -162,9 +182,13 @@ def _layout(expected: Any, found: Any) -> str | None:
     """Return where tensors lie in memory in another way."""
     for a, b in zip(flatten(expected), flatten(found), strict=True):
         if isinstance(a, torch.Tensor) and a.layout == torch.strided and a.numel():
-            strides = [[s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)]
+            strides = [
+                [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (a, b)
+            ]
             if strides[0] != strides[1]:
-                return f"has strides {b.stride()} instead of {a.stride()}, of shape {tuple(a.shape)}"
+                return (
+                    f"has strides {b.stride()} instead of {a.stride()}, of shape {tuple(a.shape)}"
+                )
             if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
                 return "is conjugated or negated when it is read, on one side only"
     return None

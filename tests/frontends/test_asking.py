@@ -29,7 +29,10 @@ def test_whoever_asks_is_told_that_nothing_is_captured(name: str) -> None:
     def step(x: Tensor) -> Tensor:
         return x * 2 if QUESTIONS[name](x) else x + 1
 
-    with warnings.catch_warnings(), asc.compile(step, asc.Machine.emulated(gpus=1), backend="host") as run:
+    with (
+        warnings.catch_warnings(),
+        asc.compile(step, asc.Machine.emulated(gpus=1), backend="host") as run,
+    ):
         warnings.simplefilter("error")
         assert torch.equal(run(torch.ones(3)), torch.full((3,), 2.0))
 
@@ -42,7 +45,10 @@ def test_what_would_look_at_data_otherwise_is_told_of() -> None:
 
     x, mask = torch.ones(3), torch.tensor([True, True, False])
     with (
-        pytest.warns(RuntimeWarning, match=r"test_asking.*asks whether a tensor .*\n    at .*: if not isinstance"),
+        pytest.warns(
+            RuntimeWarning,
+            match=r"test_asking.*asks whether a tensor .*\n    at .*: if not isinstance",
+        ),
         asc.compile(step, asc.Machine.emulated(gpus=1), backend="host") as run,
     ):
         assert torch.equal(run(x, mask), step(x, mask))

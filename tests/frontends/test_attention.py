@@ -44,7 +44,9 @@ def leaves(tree: Any) -> list[Tensor]:
     return [item for item in tree if item is not None] if isinstance(tree, tuple) else [tree]
 
 
-@pytest.mark.parametrize(("name", "grad"), [*((name, False) for name in NAMES), ("layer", True), ("attention", True)])
+@pytest.mark.parametrize(
+    ("name", "grad"), [*((name, False) for name in NAMES), ("layer", True), ("attention", True)]
+)
 def test_modules_take_the_path_that_they_take_eagerly(name: str, grad: bool) -> None:
     def fn(x: Tensor, padded: Tensor, causal: Tensor) -> Any:
         calls = {
@@ -55,8 +57,12 @@ def test_modules_take_the_path_that_they_take_eagerly(name: str, grad: bool) -> 
             "layer, padded": lambda: ENCODER.layers[0](x, src_key_padding_mask=padded),
             "attention": lambda: ATTENTION(x, x, x, need_weights=False)[0],
             "attention, weights": lambda: ATTENTION(x, x, x),
-            "attention, weights of each head": lambda: ATTENTION(x, x, x, average_attn_weights=False)[1],
-            "attention, padded": lambda: ATTENTION(x, x, x, key_padding_mask=padded, need_weights=False)[0],
+            "attention, weights of each head": lambda: ATTENTION(
+                x, x, x, average_attn_weights=False
+            )[1],
+            "attention, padded": lambda: ATTENTION(
+                x, x, x, key_padding_mask=padded, need_weights=False
+            )[0],
             "attention, another": lambda: ATTENTION(x, x + 1, x + 1, need_weights=False)[0],
         }
         with torch.set_grad_enabled(grad):
@@ -71,15 +77,21 @@ def test_modules_take_the_path_that_they_take_eagerly(name: str, grad: bool) -> 
 
 
 @pytest.mark.parametrize("encoder", [ENCODER, DENSE, FROZEN])
-def test_an_encoder_decides_by_each_mask_whether_padding_is_zero(encoder: nn.TransformerEncoder) -> None:
+def test_an_encoder_decides_by_each_mask_whether_padding_is_zero(
+    encoder: nn.TransformerEncoder,
+) -> None:
     with torch.no_grad(), compiled(encoder) as run:
         for mask in (PADDED, SCATTERED, torch.zeros_like(PADDED)):
             x = torch.randn(2, 5, 8)
-            assert torch.equal(run(x, src_key_padding_mask=mask), encoder(x, src_key_padding_mask=mask))
+            assert torch.equal(
+                run(x, src_key_padding_mask=mask), encoder(x, src_key_padding_mask=mask)
+            )
         assert run.cache_info().misses == 1
 
 
-def test_an_encoder_is_one_task_where_it_may_go_on_with_nested_tensors_and_reads_its_parameters() -> None:
+def test_an_encoder_is_one_task_where_it_may_go_on_with_nested_tensors_and_reads_its_parameters() -> (
+    None
+):
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
         graph = asc.capture(ENCODER, x, src_key_padding_mask=PADDED)
@@ -102,13 +114,17 @@ def test_gradients_flow_through_an_encoder_whose_path_depends_on_no_mask() -> No
 
 
 def test_an_encoder_of_which_only_the_first_layer_is_frozen_is_refused() -> None:
-    with pytest.raises(asc.CaptureError, match=r"first layer is frozen.*enable_nested_tensor=False"):
+    with pytest.raises(
+        asc.CaptureError, match=r"first layer is frozen.*enable_nested_tensor=False"
+    ):
         asc.capture(HALF, torch.randn(2, 5, 8), src_key_padding_mask=PADDED)
 
 
 def test_a_mode_within_the_step_keeps_modules_off_the_fast_path() -> None:
     class Passing(TorchFunctionMode):
-        def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, fn: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return fn(*args, **(kwargs or {}))
 
     def fn(x: Tensor) -> Tensor:

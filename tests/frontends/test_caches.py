@@ -81,7 +81,9 @@ def attending(masked: Callable[[int], Tensor]) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("name", CACHES)
-def test_what_python_caches_is_computed_in_the_graph_and_eagerly_again(name: str, filled: bool) -> None:
+def test_what_python_caches_is_computed_in_the_graph_and_eagerly_again(
+    name: str, filled: bool
+) -> None:
     step = attending(CACHES[name])
     for clear in (cached.cache_clear, forever.cache_clear, within.cache_clear, vars(MASKS).clear):
         clear()
@@ -124,9 +126,13 @@ def library() -> Iterator[types.ModuleType]:
         ("in_a_global", "'LAST' of module 'a_library'"),
     ],
 )
-def test_what_a_library_keeps_elsewhere_is_named_and_taken_out(library: types.ModuleType, name: str, said: str) -> None:
+def test_what_a_library_keeps_elsewhere_is_named_and_taken_out(
+    library: types.ModuleType, name: str, said: str
+) -> None:
     step = attending(getattr(library, name))
-    with pytest.raises(asc.CaptureError, match=f"cannot be captured: a tensor of the step is left in {said}"):
+    with pytest.raises(
+        asc.CaptureError, match=f"cannot be captured: a tensor of the step is left in {said}"
+    ):
         asc.capture(step, X)
     assert (library.KEPT, library.LISTED, library.LAST) == ({}, [], None)
     assert getattr(library.holder, "last", None) is None

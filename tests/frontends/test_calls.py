@@ -39,7 +39,9 @@ def test_calls_that_a_graph_does_not_do_are_told_of(name: str) -> None:
         call()
         return x * 2
 
-    with pytest.warns(RuntimeWarning, match=f"{said}.* is called when 'step' is captured, and not when") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=f"{said}.* is called when 'step' is captured, and not when"
+    ) as caught:
         asc.capture(step, torch.ones(2))
     assert caught[0].filename == __file__
 
@@ -50,12 +52,18 @@ def test_each_line_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
         print("there")
         return x * 2
 
-    with warnings.catch_warnings(record=True) as caught, asc.compile(step, MACHINE, backend="host") as run:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        asc.compile(step, MACHINE, backend="host") as run,
+    ):
         warnings.simplefilter("default")
         for rows in (2, 2, 3):
             run(torch.ones(rows))
     lines = step.__code__.co_firstlineno
-    assert [(each.filename, each.lineno - lines) for each in caught] == [(__file__, 1), (__file__, 2)]
+    assert [(each.filename, each.lineno - lines) for each in caught] == [
+        (__file__, 1),
+        (__file__, 2),
+    ]
     assert capsys.readouterr().out == "here\nthere\n" * 2
 
 

@@ -38,7 +38,9 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     out = model(x)
-    return functional.mse_loss(out, y) if y.is_floating_point() else functional.cross_entropy(out, y)
+    return (
+        functional.mse_loss(out, y) if y.is_floating_point() else functional.cross_entropy(out, y)
+    )
 
 
 def stepper(model: nn.Module, optimizer: optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
@@ -57,7 +59,9 @@ def held(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
     found = {f"state {name}": tensor for name, tensor in model.state_dict().items()}
     found |= {f"grad {name}": parameter.grad for name, parameter in model.named_parameters()}
     moments = optimizer.state_dict()["state"]
-    return found | {f"moment {i} {name}": item for i, own in moments.items() for name, item in own.items()}
+    return found | {
+        f"moment {i} {name}": item for i, own in moments.items() for name, item in own.items()
+    }
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], when: object) -> None:
@@ -117,31 +121,43 @@ def test_a_captured_step_trains_as_the_eager_one_does(kind: str, policy: Any) ->
 def test_threads_use_as_many_intra_op_threads_as_the_caller() -> None:
     """Those of a new thread are the computer's until torch is asked, and convolutions did not ask: other last bits."""
     machine = asc.Machine.emulated(gpus=2)
-    assert_trains_as_eager("unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated")
+    assert_trains_as_eager(
+        "unet", "momentum", steps=2, policy="round_robin", machine=machine, backend="emulated"
+    )
 
 
 @pytest.mark.parametrize("gpus", some(range(4), 3))
 @pytest.mark.parametrize("kind", some(["resnet18", "resnet50"], "resnet18"))
-def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(kind: str, gpus: int) -> None:
+def test_residual_networks_train_as_eager_ones_do_on_one_to_four_devices(
+    kind: str, gpus: int
+) -> None:
     machine = asc.Machine.emulated(gpus=gpus)
-    assert_trains_as_eager(kind, "momentum", policy="round_robin", machine=machine, backend="virtual")
+    assert_trains_as_eager(
+        kind, "momentum", policy="round_robin", machine=machine, backend="virtual"
+    )
 
 
 @pytest.mark.filterwarnings("error:no estimate")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_step_as_they_do_eagerly(optimizer: str) -> None:
     machine = asc.Machine.emulated(gpus=2)
-    assert_trains_as_eager("mlp", optimizer, policy="round_robin", machine=machine, backend="virtual")
+    assert_trains_as_eager(
+        "mlp", optimizer, policy="round_robin", machine=machine, backend="virtual"
+    )
 
 
 @pytest.mark.parametrize("kind", ["mlp", "resnet", "transformer"])
 def test_a_captured_step_leaves_the_same_in_every_interleaving(kind: str) -> None:
     torch.manual_seed(0)
     model = KINDS[kind].make()
-    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS[kind].batch())
+    graph = asc.capture(
+        stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS[kind].batch()
+    )
     machine = asc.Machine.emulated(gpus=2)
     examples = {name: tensor.detach() for name, tensor in graph.examples.items()}
-    found = asc.testing.check(graph, machine, examples=examples, policies=["round_robin"], interleavings=6)
+    found = asc.testing.check(
+        graph, machine, examples=examples, policies=["round_robin"], interleavings=6
+    )
     assert found.interleavings == 6
 
 
@@ -160,7 +176,11 @@ def test_inputs_have_the_names_that_the_user_gave() -> None:
     x, y = torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
     first = asc.capture(step, x, y)
     assert first.input_names == ("fc.weight", "fc.bias", "x", "y")
-    assert list(first.outputs) == ["result", "optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer"]
+    assert list(first.outputs) == [
+        "result",
+        "optimizer.fc.weight.momentum_buffer",
+        "optimizer.fc.bias.momentum_buffer",
+    ]
     step(x, y)
     second = asc.capture(step, x, y)
     moments = ("optimizer.fc.weight.momentum_buffer", "optimizer.fc.bias.momentum_buffer")
@@ -169,7 +189,9 @@ def test_inputs_have_the_names_that_the_user_gave() -> None:
 
 
 def test_arguments_have_the_names_of_parameters_and_paths() -> None:
-    def fn(pair: tuple[Tensor, dict[str, Tensor]], *more: Tensor, scale: float, **rest: Tensor) -> Tensor:
+    def fn(
+        pair: tuple[Tensor, dict[str, Tensor]], *more: Tensor, scale: float, **rest: Tensor
+    ) -> Tensor:
         return (pair[0] + pair[1]["b"] + more[0] + rest["z"]) * scale
 
     one = torch.ones(2)
@@ -229,14 +251,18 @@ def test_capturing_changes_nothing() -> None:
     asc.capture(step, *batch)
     assert_same(held(model, optimizer), before, "none")
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1])
+    assert all(
+        group["params"][0] is next(model.parameters()) for group in optimizer.param_groups[:1]
+    )
 
 
 def test_capturing_leaves_a_recurrent_network_its_weights() -> None:
     model = KINDS["recurrent"].make()
     asc.capture(model, KINDS["recurrent"].batch()[0])
     cells = model.get_submodule("cells")
-    assert all(flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True))
+    assert all(
+        flat is own for flat, own in zip(cells._flat_weights, cells.parameters(), strict=True)
+    )
 
 
 def test_gradients_that_are_left_add_up_over_calls() -> None:
@@ -262,7 +288,9 @@ def test_tied_weights_stay_tied() -> None:
     twin = copy.deepcopy(eager)
     optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in (eager, twin)]
     step, batch = stepper(eager, optimizers[0]), (torch.tensor([1, 2]), torch.tensor([3, 4]))
-    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+    with asc.compile(
+        stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual"
+    ) as run:
         for number in range(2):
             assert torch.equal(run(*batch), step(*batch))
             assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), number)
@@ -303,7 +331,9 @@ def test_gradients_that_are_left_follow_a_module_to_another_type() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_draws_numbers_for_dropout_alone(dropout: float) -> None:
     x = torch.ones(1, 2, 3, 4)
-    graph = asc.capture(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout), x)
+    graph = asc.capture(
+        lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout), x
+    )
     assert any(task.random for task in graph.tasks) == (dropout > 0)
 
 
@@ -338,7 +368,9 @@ def test_modules_run_where_their_paths_are_placed() -> None:
     optimizers = [OPTIMIZERS["momentum"](model.parameters()) for model in (eager, twin)]
     step, (x, y) = stepper(eager, optimizers[0]), vectors(8)()
     place = {"body.0": "cuda:1", "body*": "cuda:0", "head": "cuda:1"}
-    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=2), place=place, backend="virtual") as run:
+    with asc.compile(
+        stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=2), place=place, backend="virtual"
+    ) as run:
         assert torch.equal(run(x, y), step(x, y))
         assert_same(held(twin, optimizers[1]), held(eager, optimizers[0]), "first")
         schedule = run.schedule(x, y)
@@ -350,7 +382,9 @@ def test_modules_run_where_their_paths_are_placed() -> None:
 
 def test_a_pattern_that_fits_nothing_is_named() -> None:
     graph = asc.capture(nn.Linear(3, 2), torch.ones(1, 3))
-    with pytest.raises(asc.GraphError, match="'layer9' in place= fits no task's name and no module"):
+    with pytest.raises(
+        asc.GraphError, match="'layer9' in place= fits no task's name and no module"
+    ):
         asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"layer9": "cuda:0"})
 
 
@@ -359,7 +393,10 @@ def test_a_pattern_that_fits_nothing_is_named() -> None:
 
 def test_each_kind_of_call_is_captured_once() -> None:
     model = mlp()
-    with asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run, torch.no_grad():
+    with (
+        asc.compile(model, asc.Machine.emulated(gpus=1), backend="virtual") as run,
+        torch.no_grad(),
+    ):
         for hits, misses, change in [
             (0, 1, lambda: None),
             (1, 1, lambda: None),
@@ -382,7 +419,9 @@ def test_a_changed_learning_rate_is_seen() -> None:
     twin = copy.deepcopy(eager)
     optimizers = [optim.SGD(model.parameters(), lr=0.5) for model in (eager, twin)]
     step = stepper(eager, optimizers[0])
-    with asc.compile(stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual") as run:
+    with asc.compile(
+        stepper(twin, optimizers[1]), asc.Machine.emulated(gpus=1), backend="virtual"
+    ) as run:
         for rate in (0.5, 0.5, 0.25):
             for optimizer in optimizers:
                 optimizer.param_groups[0]["lr"] = rate
@@ -424,7 +463,9 @@ outside = torch.ones(2)
         (lambda x: torch.from_numpy(x.numpy() + 1), "numpy", "x.numpy()"),
     ],
 )
-def test_what_no_graph_can_say_is_named_with_its_line(fn: Callable[..., Any], said: str, line: str) -> None:
+def test_what_no_graph_can_say_is_named_with_its_line(
+    fn: Callable[..., Any], said: str, line: str
+) -> None:
     with pytest.raises(asc.CaptureError) as error:
         asc.capture(fn, torch.ones(2))
     assert said in str(error.value)
@@ -454,7 +495,9 @@ def test_an_error_without_words_is_named_too() -> None:
 
 
 def test_a_wrong_call_is_named() -> None:
-    with pytest.raises(asc.CaptureError, match="cannot be called like that: missing a required argument: 'x'"):
+    with pytest.raises(
+        asc.CaptureError, match="cannot be called like that: missing a required argument: 'x'"
+    ):
         asc.capture(branching)
 
 
@@ -465,11 +508,17 @@ def test_a_wrong_call_is_named() -> None:
 def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> None:
     torch.manual_seed(0)
     model = KINDS[kind].make()
-    graph = asc.capture(stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch())
-    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
+    graph = asc.capture(
+        stepper(model, OPTIMIZERS["adamw, fused"](model.parameters())), *KINDS[kind].batch()
+    )
+    schedule = asc.schedule(
+        graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual"
+    )
     names: dict[str, Any] = {}
     exec(on_cpu(schedule.code), names)
-    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    ours, theirs = (
+        {name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2)
+    )
     torch.manual_seed(1)
     found = names["step"](*ours.values(), **schedule.code.given)
     torch.manual_seed(1)
@@ -479,9 +528,15 @@ def test_the_code_of_a_captured_step_leaves_what_the_step_leaves(kind: str) -> N
 def test_a_fresh_process_without_autosched_takes_a_captured_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = KINDS["mlp"].make()
-    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch())
-    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual")
-    ours, theirs = ({name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2))
+    graph = asc.capture(
+        stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch()
+    )
+    schedule = asc.schedule(
+        graph, asc.Machine.emulated(gpus=2), policy="round_robin", backend="virtual"
+    )
+    ours, theirs = (
+        {name: item.detach().clone() for name, item in graph.examples.items()} for _ in range(2)
+    )
     torch.save([*ours.values()], tmp_path / "given.pt")
     assert schedule.code.given == {}
     last = f"""

@@ -61,9 +61,15 @@ TAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a queue": (lambda: filled(queue.Queue), lambda q: q.get()),
     "a simple queue": (lambda: filled(queue.SimpleQueue), lambda q: q.get()),
     "a file": (lambda: io.StringIO("1\n2\n3\n"), lambda file: float(file.readline())),
-    "an array of NumPy's": (lambda: numpy.ones(2), lambda item: item.__setitem__(0, item[0] + 1) or 1),
+    "an array of NumPy's": (
+        lambda: numpy.ones(2),
+        lambda item: item.__setitem__(0, item[0] + 1) or 1,
+    ),
     "an array": (lambda: array.array("d", NUMBERS), lambda item: item.append(1) or 1),
-    "a context variable": (lambda: contextvars.ContextVar("v", default=1), lambda item: item.set(object()) and 1),
+    "a context variable": (
+        lambda: contextvars.ContextVar("v", default=1),
+        lambda item: item.set(object()) and 1,
+    ),
 }
 
 
@@ -71,7 +77,10 @@ TAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def test_what_a_step_takes_is_refused(name: str) -> None:
     make, take = TAKES[name]
     thing = make()
-    with pytest.raises(asc.CaptureError, match=r"variable 'thing', a \w+, is not as it was after the step.*\n    at "):
+    with pytest.raises(
+        asc.CaptureError,
+        match=r"variable 'thing', a \w+, is not as it was after the step.*\n    at ",
+    ):
         asc.capture(lambda x: x * take(thing), torch.ones(1))
 
 
@@ -90,12 +99,18 @@ def test_an_iterator_that_a_module_holds_is_named() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * next(self.rates)
 
-    with pytest.raises(asc.CaptureError, match="attribute 'rates' of the module, a list_iterator, is not"):
+    with pytest.raises(
+        asc.CaptureError, match="attribute 'rates' of the module, a list_iterator, is not"
+    ):
         asc.capture(Warmed(NUMBERS), torch.ones(1))
 
 
 def test_random_numbers_are_put_back() -> None:
-    for make in (lambda: random.Random(0), lambda: numpy.random.default_rng(0), lambda: numpy.random.RandomState(0)):
+    for make in (
+        lambda: random.Random(0),
+        lambda: numpy.random.default_rng(0),
+        lambda: numpy.random.RandomState(0),
+    ):
         rng, twin = make(), make()
         drawn = Drawn([rng])
         rng.uniform(0, 1)

@@ -44,7 +44,11 @@ def assert_same(found: Any, expected: Any) -> None:
     assert len(leaves(found)) == len(leaves(expected))
     for ours, theirs in zip(leaves(found), leaves(expected), strict=True):
         if isinstance(theirs, Tensor):
-            assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+            assert (ours.dtype, ours.shape, ours.stride()) == (
+                theirs.dtype,
+                theirs.shape,
+                theirs.stride(),
+            )
             assert ours.requires_grad == theirs.requires_grad
             assert torch.equal(ours, theirs)
         else:
@@ -77,7 +81,11 @@ def train(kind: str, compile: Compile) -> Any:
         x, y = KINDS[kind].batch()
         torch.manual_seed(number)
         out = compiled(x)
-        loss = functional.mse_loss(out, y) if y.is_floating_point() else functional.cross_entropy(out, y)
+        loss = (
+            functional.mse_loss(out, y)
+            if y.is_floating_point()
+            else functional.cross_entropy(out, y)
+        )
         loss.backward()
         found += [loss, [None if p.grad is None else p.grad.clone() for p in model.parameters()]]
         optimizer.step()
@@ -85,7 +93,9 @@ def train(kind: str, compile: Compile) -> Any:
     return found, copy.deepcopy(model.state_dict())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recurrent"])  # which Dynamo leaves alone
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "recurrent"]
+)  # which Dynamo leaves alone
 def test_models_train_as_with_aot_eager_and_as_eagerly(kind: str) -> None:
     options = [
         SCATTERED,
@@ -138,10 +148,16 @@ def changes_shapes(compile: Compile) -> Any:
 @program
 def computes_with_shapes(compile: Compile) -> Any:
     def f(x: Tensor, k: int) -> Any:
-        return x.reshape(-1, x.shape[0]).cumsum(0)[: x.shape[1] // 2] * k, x.shape[0] * 2, x.size(1) + k
+        return (
+            x.reshape(-1, x.shape[0]).cumsum(0)[: x.shape[1] // 2] * k,
+            x.shape[0] * 2,
+            x.size(1) + k,
+        )
 
     compiled = compile(f, dynamic=True)
-    return [compiled(torch.randn(a, b), k) for a, b, k in ((2, 4, 1), (3, 6, 2), (5, 8, 3), (2, 4, 7))]
+    return [
+        compiled(torch.randn(a, b), k) for a, b, k in ((2, 4, 1), (3, 6, 2), (5, 8, 3), (2, 4, 7))
+    ]
 
 
 @program
@@ -238,7 +254,13 @@ def returns_views_of_one_memory(compile: Compile) -> Any:
 @program
 def draws_random_numbers(compile: Compile) -> Any:
     def f(x: Tensor) -> Any:
-        return torch.randn(3) + x, torch.rand_like(x), torch.randperm(5), x.multinomial(1), torch.normal(x, 1.0)
+        return (
+            torch.randn(3) + x,
+            torch.rand_like(x),
+            torch.randperm(5),
+            x.multinomial(1),
+            torch.normal(x, 1.0),
+        )
 
     model = nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 3), nn.Dropout(0.5), nn.AlphaDropout(0.2))
     out = compile(model)(torch.ones(8, 3))
@@ -249,7 +271,9 @@ def draws_random_numbers(compile: Compile) -> Any:
 @program
 def ties_weights(compile: Compile) -> Any:
     model = Tied()
-    loss = functional.cross_entropy(compile(model)(torch.tensor([1, 2, 3])), torch.tensor([2, 3, 1]))
+    loss = functional.cross_entropy(
+        compile(model)(torch.tensor([1, 2, 3])), torch.tensor([2, 3, 1])
+    )
     loss.backward()
     return loss, model.words.weight.grad
 
@@ -301,10 +325,13 @@ def writes_what_backward_needs(compile: Compile) -> Any:
 
 @program
 def computes_again_in_backward(compile: Compile) -> Any:
-    branches = [nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 4)) for _ in range(2)]
-    loss = compile(lambda x: sum(checkpoint(branch, x, use_reentrant=False).sum() for branch in branches))(
-        torch.ones(3, 4)
-    )
+    branches = [
+        nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 4))
+        for _ in range(2)
+    ]
+    loss = compile(
+        lambda x: sum(checkpoint(branch, x, use_reentrant=False).sum() for branch in branches)
+    )(torch.ones(3, 4))
     loss.backward()
     return loss, [parameter.grad for branch in branches for parameter in branch.parameters()]
 
@@ -409,7 +436,9 @@ def test_schedules_are_named_by_phase_module_line_and_the_users_words() -> None:
     forward, backward = [schedule.graph for schedule in backend.schedules()]
     assert set(forward.input_names) == {"fc1.weight", "fc1.bias", "x"}
     assert {"fc1.weight.grad", "fc1.bias.grad"} <= set(backward.outputs)
-    assert all(home == "cpu" for schedule in backend.schedules() for _, home in schedule.program.outputs)
+    assert all(
+        home == "cpu" for schedule in backend.schedules() for _, home in schedule.program.outputs
+    )
     with open(__file__) as file:
         line = next(number for number, text in enumerate(file, 1) if text.endswith("# this line\n"))
     addmm, mm = forward.task("fc1.addmm").origin, backward.task("fc1.backward.mm").origin
@@ -504,20 +533,28 @@ def test_what_cannot_be_scheduled_runs_as_it_is_with_one_warning_that_names_the_
         warnings.simplefilter("always")
         y = [run(x) for _ in range(2)][-1]
     told = [str(item.message) for item in warned if "torch.compile" in str(item.message)]
-    assert told == ["torch.compile's forward graph runs as it is, unscheduled: no such policy today"]
-    with pytest.warns(UserWarning, match="backward graph runs as it is, unscheduled: no such policy today"):
+    assert told == [
+        "torch.compile's forward graph runs as it is, unscheduled: no such policy today"
+    ]
+    with pytest.warns(
+        UserWarning, match="backward graph runs as it is, unscheduled: no such policy today"
+    ):
         y.sum().backward()
     assert torch.equal(x.grad, x.detach().cos())
 
 
 def test_an_operator_of_which_nothing_is_known_is_named_with_its_line() -> None:
     def f(x: Tensor) -> Tensor:
-        return torch._higher_order_ops.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[0]  # here
+        return torch._higher_order_ops.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[
+            0
+        ]  # here
 
     run = torch.compile(f, backend=TorchBackend(**SCATTERED))
     with open(__file__) as file:
         line = next(number for number, text in enumerate(file, 1) if text.endswith("# here\n"))
-    with pytest.warns(UserWarning, match=rf"while_loop is not known[^\n]*\n    at .*test_dynamo.py:{line}"):
+    with pytest.warns(
+        UserWarning, match=rf"while_loop is not known[^\n]*\n    at .*test_dynamo.py:{line}"
+    ):
         assert run(torch.ones(3)).tolist() == [3, 3, 3]
 
 
@@ -533,7 +570,10 @@ def test_tensors_of_inference_mode_are_written_as_given() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"polcy": "heft"}, "unknown option 'polcy'; options of backend 'autosched' are 'machine', 'policy', 'costs'"),
+        (
+            {"polcy": "heft"},
+            "unknown option 'polcy'; options of backend 'autosched' are 'machine', 'policy', 'costs'",
+        ),
         ({"policy": "best"}, "unknown policy 'best'"),
         ({"machine": "gpu"}, "machine must be a Machine, got 'gpu'"),
         ({"costs": 3}, "costs must be Costs"),

@@ -88,7 +88,12 @@ def test_an_error_or_interrupt_leaves_all_as_it_was(error: type[BaseException]) 
     model = mlp()
     model(vectors := torch.ones(2, next(model.parameters()).shape[1])).sum().backward()
     grads = [parameter.grad for parameter in model.parameters()]
-    shared = (print, torch.random.default_generator, torch._subclasses.FakeTensor, nn.Module.__call__)
+    shared = (
+        print,
+        torch.random.default_generator,
+        torch._subclasses.FakeTensor,
+        nn.Module.__call__,
+    )
 
     def step(x: Tensor) -> None:
         model(x).sum().backward()
@@ -97,9 +102,16 @@ def test_an_error_or_interrupt_leaves_all_as_it_was(error: type[BaseException]) 
     state = torch.get_rng_state()
     with pytest.raises(asc.CaptureError if error is ValueError else error):
         asc.capture(step, vectors)
-    assert shared == (print, torch.random.default_generator, torch._subclasses.FakeTensor, nn.Module.__call__)
+    assert shared == (
+        print,
+        torch.random.default_generator,
+        torch._subclasses.FakeTensor,
+        nn.Module.__call__,
+    )
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), grads, strict=True))
+    assert all(
+        parameter.grad is grad for parameter, grad in zip(model.parameters(), grads, strict=True)
+    )
     assert not is_capturing()
     asc.capture(model, vectors)
 
@@ -111,7 +123,8 @@ def test_a_compiled_function_in_a_captured_one_is_refused() -> None:
     ):
         for call in (outer, lambda x: asc.capture(lambda y: asc.capture(torch.sin, y), x)):
             with pytest.raises(
-                asc.CaptureError, match="is called in a function that is being captured; call the plain"
+                asc.CaptureError,
+                match="is called in a function that is being captured; call the plain",
             ):
                 call(X)
         assert torch.equal(inner(X), X.sin())

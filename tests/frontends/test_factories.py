@@ -35,7 +35,11 @@ class WithMeta(Host):
 
 
 def positions(x: Tensor) -> list[Tensor]:
-    return [torch.arange(len(x)), torch.arange(len(x), device=x.device), torch.zeros(2, device=x.device) + x[0, 0]]
+    return [
+        torch.arange(len(x)),
+        torch.arange(len(x), device=x.device),
+        torch.zeros(2, device=x.device) + x[0, 0],
+    ]
 
 
 def masks(x: Tensor) -> list[Tensor]:
@@ -53,7 +57,12 @@ def constants(x: Tensor) -> list[Tensor]:
 
 
 def like_others(x: Tensor) -> list[Tensor]:
-    made = [x.new_zeros(3), x.new_full((2,), 1.0), torch.zeros_like(x), torch.ones_like(x, device=x.device)]
+    made = [
+        x.new_zeros(3),
+        x.new_full((2,), 1.0),
+        torch.zeros_like(x),
+        torch.ones_like(x, device=x.device),
+    ]
     return [
         *made,
         x.to(torch.float64),
@@ -91,7 +100,9 @@ def test_factories_run_on_the_device_of_their_task(fn: Callable[[Tensor], list[T
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
 @pytest.mark.parametrize("backend", ["virtual", "host"])
-def test_what_factories_make_is_what_they_make_eagerly(fn: Callable[[Tensor], list[Tensor]], backend: str) -> None:
+def test_what_factories_make_is_what_they_make_eagerly(
+    fn: Callable[[Tensor], list[Tensor]], backend: str
+) -> None:
     x = torch.randn(4, 4)
     machine = asc.Machine.emulated(gpus=3)
     with asc.compile(fn, machine, policy="round_robin", backend=backend) as run:
@@ -104,7 +115,9 @@ def test_what_factories_make_is_what_they_make_eagerly(fn: Callable[[Tensor], li
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_the_code_makes_them_there_too(fn: Callable[[Tensor], list[Tensor]]) -> None:
     graph = asc.capture(fn, torch.randn(4, 4))
-    code = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy=single_on("cuda:0"), backend="host").code
+    code = asc.schedule(
+        graph, asc.Machine.emulated(gpus=1), policy=single_on("cuda:0"), backend="host"
+    ).code
     assert 'torch.device("cpu")' not in code
     assert ("device=cuda0" in code) == any("device" in task.kwargs for task in graph.tasks)
     names: dict[str, Any] = {}
@@ -119,7 +132,9 @@ def test_the_code_makes_them_there_too(fn: Callable[[Tensor], list[Tensor]]) -> 
 
 def test_a_factory_on_the_host_says_cpu_in_code() -> None:
     graph = asc.capture(lambda x: torch.zeros(3), torch.ones(1))
-    code = asc.schedule(graph, asc.Machine.emulated(gpus=1), policy=single_on("cpu"), backend="host").code
+    code = asc.schedule(
+        graph, asc.Machine.emulated(gpus=1), policy=single_on("cpu"), backend="host"
+    ).code
     assert 'device=torch.device("cpu")' in code
 
 
@@ -148,7 +163,9 @@ def test_where_inputs_are_on_several_devices_each_named_one_is_meant() -> None:
 
 def test_a_number_on_the_cpu_makes_no_second_device() -> None:
     graph = asc.capture(
-        lambda x, n: x * n + torch.zeros(2, device="meta"), torch.ones(2, device="meta"), torch.ones(())
+        lambda x, n: x * n + torch.zeros(2, device="meta"),
+        torch.ones(2, device="meta"),
+        torch.ones(()),
     )
     assert [task.kwargs["device"] for task in graph.tasks if "zeros" in task.name] == [Here(GPU)]
 
@@ -177,7 +194,9 @@ class Reader(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         at = torch.arange(x.shape[1], device=x.device)
         h = self.words(x) + self.places(at) + torch.zeros(8, device=x.device)
-        mask = torch.triu(torch.full((len(at), len(at)), -float("inf"), device=x.device), diagonal=1)
+        mask = torch.triu(
+            torch.full((len(at), len(at)), -float("inf"), device=x.device), diagonal=1
+        )
         scale = torch.tensor([0.5] * 8)
         weights = torch.softmax(self.keys(h) @ h.transpose(1, 2) + mask, -1)
         return self.head((weights @ h * scale).mean(1) + torch.randn(8) * 0.1)
@@ -190,7 +209,9 @@ def test_a_step_with_positions_masks_and_constants_trains_as_the_eager_one_does(
     twin = copy.deepcopy(eager)
     optimizers = [OPTIMIZERS["adam"](model.parameters()) for model in (eager, twin)]
     step, machine = stepper(eager, optimizers[0]), asc.Machine.emulated(gpus=gpus)
-    with asc.compile(stepper(twin, optimizers[1]), machine, policy="round_robin", backend="virtual") as run:
+    with asc.compile(
+        stepper(twin, optimizers[1]), machine, policy="round_robin", backend="virtual"
+    ) as run:
         for number in range(3):
             x, y = torch.randint(0, 11, (3, 5)), torch.randint(0, 4, (3,))
             torch.manual_seed(number)

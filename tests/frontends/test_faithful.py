@@ -27,7 +27,9 @@ def test_values_are_those_of_eager(fn, recording):
     assert difference(fn(x).detach(), graph.finish(graph.run_serial(**graph.feed(x)))) is None
 
 
-@pytest.mark.parametrize("fn", [torch.prod, lambda x: x.cumprod(0), lambda x: torch.ones(3).masked_fill(x > 0, x[0])])
+@pytest.mark.parametrize(
+    "fn", [torch.prod, lambda x: x.cumprod(0), lambda x: torch.ones(3).masked_fill(x > 0, x[0])]
+)
 def test_a_backward_that_looks_at_data_is_refused(fn):
     x = torch.randn(3, requires_grad=True)
     with pytest.raises(asc.errors.CaptureError, match="looks at data to choose how it computes"):

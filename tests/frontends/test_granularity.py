@@ -44,7 +44,9 @@ def outcome(run: Callable[..., Mapping[str, Any]], graph: asc.Graph) -> dict[str
 
 
 def seconds_of(graph: asc.Graph, drawn: list[float]) -> asc.Costs:
-    return asc.Costs.table({task.name: drawn[i % len(drawn)] for i, task in enumerate(graph.tasks) if not task.view})
+    return asc.Costs.table(
+        {task.name: drawn[i % len(drawn)] for i, task in enumerate(graph.tasks) if not task.view}
+    )
 
 
 def critical_path(graph: asc.Graph, costs: asc.Costs) -> float:
@@ -73,7 +75,11 @@ def test_a_merged_graph_does_what_the_graph_does(graph: asc.Graph, drawn: list[s
 @under_every_policy
 @given(policy=policies, graph=graphs(), machine=machines(), drawn=drawn_groups, data=st.data())
 def test_a_merged_graph_does_so_under_every_policy_in_every_interleaving(
-    policy: str, graph: asc.Graph, machine: asc.Machine, drawn: list[str | None], data: st.DataObject
+    policy: str,
+    graph: asc.Graph,
+    machine: asc.Machine,
+    drawn: list[str | None],
+    data: st.DataObject,
 ) -> None:
     merged = asc.merge(graph, grouped(graph, drawn) if any(drawn[:3]) else "auto")
     backend = Virtual(choose=lambda ready: data.draw(st.sampled_from(ready)))
@@ -92,7 +98,9 @@ def test_the_code_of_a_merged_graph_does_so_too(
 
 
 @given(graph=graphs(), once=drawn_groups, again=drawn_groups)
-def test_what_was_merged_can_be_merged_again(graph: asc.Graph, once: list[str | None], again: list[str | None]) -> None:
+def test_what_was_merged_can_be_merged_again(
+    graph: asc.Graph, once: list[str | None], again: list[str | None]
+) -> None:
     merged = asc.merge(graph, grouped(graph, once))
     twice = asc.merge(merged, grouped(merged, again))
     expected = outcome(graph.run_serial, graph)
@@ -101,13 +109,22 @@ def test_what_was_merged_can_be_merged_again(graph: asc.Graph, once: list[str | 
     assert_same(outcome(lambda **inputs: run(schedule, inputs), graph), expected, "code")
 
 
-@given(graph=graphs(most=20), drawn=st.lists(st.sampled_from([0.0, STEP / 5, STEP, 1e-4]), min_size=1, max_size=9))
-def test_merging_by_cost_lengthens_no_path_by_more_than_it_saves(graph: asc.Graph, drawn: list[float]) -> None:
+@given(
+    graph=graphs(most=20),
+    drawn=st.lists(st.sampled_from([0.0, STEP / 5, STEP, 1e-4]), min_size=1, max_size=9),
+)
+def test_merging_by_cost_lengthens_no_path_by_more_than_it_saves(
+    graph: asc.Graph, drawn: list[float]
+) -> None:
     costs = seconds_of(graph, drawn)
     merged = asc.merge(graph, costs=costs, device=GPU)
-    saved = STEP * sum(len([part for part in task.parts if not part.view]) - 1 for task in merged.tasks)
+    saved = STEP * sum(
+        len([part for part in task.parts if not part.view]) - 1 for task in merged.tasks
+    )
     assert critical_path(merged, costs) <= critical_path(graph, costs) + max(saved, 0) + 1e-12
-    before, after = (sum(costs.task_seconds(task, GPU) for task in g.tasks) for g in (graph, merged))
+    before, after = (
+        sum(costs.task_seconds(task, GPU) for task in g.tasks) for g in (graph, merged)
+    )
     assert after == pytest.approx(before)
 
 
@@ -125,7 +142,9 @@ def test_ten_thousand_tasks_are_merged() -> None:
     graph = asc.Graph()
     values = list(graph.inputs("x", "y"))
     for i in range(10_000):
-        values.append(graph.add(max, values[-1 - i % 2], values[i // 2], seconds=TINY if i % 3 else LONG))
+        values.append(
+            graph.add(max, values[-1 - i % 2], values[i // 2], seconds=TINY if i % 3 else LONG)
+        )
     graph.output(values[-1])
     merged = asc.merge(graph, costs=asc.Costs(), device=GPU)
     assert len(merged) < len(graph)
@@ -225,7 +244,9 @@ def test_writes_to_parts_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("look", [torch.t, torch.Tensor.contiguous])
-def test_who_must_stay_with_a_view_is_not_merged_with_who_must_stay_elsewhere(look: Callable[..., Tensor]) -> None:
+def test_who_must_stay_with_a_view_is_not_merged_with_who_must_stay_elsewhere(
+    look: Callable[..., Tensor],
+) -> None:
     graph = asc.Graph()
     for i in range(2):
         with graph.on(f"cuda:{i}"):
@@ -246,19 +267,31 @@ def test_who_makes_memory_that_is_written_in_parts_is_not_merged_either() -> Non
         graph.output(**{f"y{i}": made})
     merged = asc.merge(graph, {"add": "g", "add_1": "g"})
     schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
-    assert (schedule.placement.device["add"], schedule.placement.device["add_1"]) == ("cuda:0", "cuda:1")
+    assert (schedule.placement.device["add"], schedule.placement.device["add_1"]) == (
+        "cuda:0",
+        "cuda:1",
+    )
 
 
 def test_what_is_kept_together_stays_so_and_is_not_merged_with_what_is_kept_elsewhere() -> None:
     graph = asc.Graph()
     for i in range(2):
-        w, gradient = graph.input(f"w{i}"), graph.add(torch.exp, graph.input(f"x{i}"), on=f"cuda:{i}").t()
+        w, gradient = (
+            graph.input(f"w{i}"),
+            graph.add(torch.exp, graph.input(f"x{i}"), on=f"cuda:{i}").t(),
+        )
         graph.together(w, gradient)
         w.sub_(gradient)
     merged = asc.merge(graph, {"sub": "g", "sub_1": "g"})
     schedule = asc.schedule(merged, asc.Machine.emulated(gpus=2))
-    assert (schedule.placement.device["g"], schedule.placement.device["g_1"]) == ("cuda:0", "cuda:1")
-    assert [[merged.values[i].name for i in bond] for bond in merged.kept_together] == [["w0", "exp"], ["w1", "exp_1"]]
+    assert (schedule.placement.device["g"], schedule.placement.device["g_1"]) == (
+        "cuda:0",
+        "cuda:1",
+    )
+    assert [[merged.values[i].name for i in bond] for bond in merged.kept_together] == [
+        ["w0", "exp"],
+        ["w1", "exp_1"],
+    ]
 
 
 def test_parts_make_tensors_where_the_merged_task_runs() -> None:
@@ -269,9 +302,13 @@ def test_parts_make_tensors_where_the_merged_task_runs() -> None:
     graph = asc.merge(operators, dict.fromkeys((task.name for task in operators.tasks), "whole"))
     assert len(graph) == 1
     assert len(graph.tasks[0].parts) == 3
-    schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1), place={"*": "cuda:0"}, backend="virtual")
+    schedule = asc.schedule(
+        graph, asc.Machine.emulated(gpus=1), place={"*": "cuda:0"}, backend="virtual"
+    )
     assert (
-        schedule(x=torch.ones(2))["result"].tolist() == [2, 2] == graph.run_serial(x=torch.ones(2))["result"].tolist()
+        schedule(x=torch.ones(2))["result"].tolist()
+        == [2, 2]
+        == graph.run_serial(x=torch.ones(2))["result"].tolist()
     )
     assert re.search(r"ones.*device=cuda0", schedule.code)
 
@@ -311,7 +348,9 @@ def test_a_failing_part_is_named_with_its_line() -> None:
     merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
     with pytest.raises(ValueError, match="no") as error:
         merged.run_serial(x=torch.ones(1))
-    assert re.search(rf"in 'fails', a part of the task, added at {__file__}:\d+", "".join(error.value.__notes__))
+    assert re.search(
+        rf"in 'fails', a part of the task, added at {__file__}:\d+", "".join(error.value.__notes__)
+    )
 
 
 @pytest.mark.parametrize("backend", ["host", "threads", None])
@@ -325,7 +364,9 @@ def test_a_merged_task_that_fails_is_named(backend: str | None) -> None:
     graph.output(y=graph.add(fails, graph.input("x") + 1) * 2)
     merged = asc.merge(graph, dict.fromkeys(named(graph), "all"))
     with asc.schedule(merged, asc.Machine.local(gpus=0), backend=backend) as schedule:
-        assert schedule(x=torch.ones(1))["y"].item() == 4  # the first run is watched, later ones are not
+        assert (
+            schedule(x=torch.ones(1))["y"].item() == 4
+        )  # the first run is watched, later ones are not
         with pytest.raises(asc.TaskError, match=r"task 'all' on cpu failed: ValueError: no"):
             schedule(x=-2 * torch.ones(1))
 
@@ -343,7 +384,9 @@ def test_a_merged_task_that_fails_is_named(backend: str | None) -> None:
         ({"head": TINY, "left": TINY, "right": TINY, "tail": TINY}, ["head+3"]),
     ],
 )
-def test_what_runs_side_by_side_is_merged_only_if_it_is_tiny(seconds: dict[str, float], expected: list[str]) -> None:
+def test_what_runs_side_by_side_is_merged_only_if_it_is_tiny(
+    seconds: dict[str, float], expected: list[str]
+) -> None:
     graph = asc.Graph()
     head = graph.add(abs, graph.input("x"), name="head")
     left, right = graph.add(abs, head, name="left"), graph.add(abs, head, name="right")
@@ -355,7 +398,9 @@ def test_what_runs_side_by_side_is_merged_only_if_it_is_tiny(seconds: dict[str, 
 def test_tiny_tasks_that_nothing_follows_are_merged() -> None:
     graph = asc.Graph()
     for i in range(9):
-        graph.output(**{f"y{i}": graph.add(abs, graph.input(f"x{i}"), name=f"t{i}", seconds=2 * TINY)})
+        graph.output(
+            **{f"y{i}": graph.add(abs, graph.input(f"x{i}"), name=f"t{i}", seconds=2 * TINY)}
+        )
     assert named(asc.merge(graph)) == ["t0+2", "t3+2", "t6+2"]
 
 
@@ -375,7 +420,9 @@ def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -
     step, batch = stepper(model, OPTIMIZERS["momentum"](model.parameters())), KINDS[kind].batch()
     operators, auto = (asc.capture(step, *batch, granularity=word) for word in ("op", "auto"))
     assert len(auto) * 1.8 < len(operators)
-    paths = [critical_path(graph, estimate(graph, graph.examples).costs) for graph in (operators, auto)]
+    paths = [
+        critical_path(graph, estimate(graph, graph.examples).costs) for graph in (operators, auto)
+    ]
     assert paths[1] <= paths[0] + STEP * (len(operators) - len(auto))
 
 
@@ -386,7 +433,9 @@ def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind:
     step, batch = stepper(model, OPTIMIZERS["sgd"](model.parameters())), KINDS[kind].batch()
     machine = asc.Machine.emulated(gpus=4)
     captured = [asc.capture(step, *batch, granularity=word) for word in ("op", "auto")]
-    expected = min(asc.schedule(graph, machine, examples=graph.examples).makespan for graph in captured)
+    expected = min(
+        asc.schedule(graph, machine, examples=graph.examples).makespan for graph in captured
+    )
     with asc.compile(step, machine, granularity="auto") as run:
         assert run.schedule(*batch).makespan == pytest.approx(expected)
 
@@ -401,7 +450,9 @@ def test_a_captured_step_trains_as_the_eager_one_does(kind: str, granularity: st
     policy = ["auto", "single", "round_robin", "heft"][number % 4]
     options = {"policy": policy, "machine": asc.Machine.emulated(gpus=1 + number % 3)}
     optimizer = list(OPTIMIZERS)[number % len(OPTIMIZERS)]
-    assert_trains_as_eager(kind, optimizer, steps=3, backend="virtual", granularity=granularity, **options)
+    assert_trains_as_eager(
+        kind, optimizer, steps=3, backend="virtual", granularity=granularity, **options
+    )
 
 
 def two_layers() -> nn.Sequential:
@@ -414,9 +465,19 @@ def two_layers() -> nn.Sequential:
 
 def test_a_module_is_a_task_forward_and_one_backward() -> None:
     model = two_layers()
-    graph = asc.capture(stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity="module")
+    graph = asc.capture(
+        stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity="module"
+    )
     assert named(graph) == [
-        *("fc1.forward", "act.forward", "fc2.forward", "forward", "backward", "fc2.backward", "act.backward"),
+        *(
+            "fc1.forward",
+            "act.forward",
+            "fc2.forward",
+            "forward",
+            "backward",
+            "fc2.backward",
+            "act.backward",
+        ),
         *("fc1.backward", "fc1.optimizer", "fc2.optimizer"),
     ]
     origin = graph.task("fc1.backward").origin
@@ -437,10 +498,14 @@ def test_merged_tasks_run_where_their_modules_are_placed(granularity: str) -> No
     place = {"fc1": "cuda:1", "act": "cuda:1", "fc2": "cuda:0"}
     step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
     machine = asc.Machine.emulated(gpus=2)
-    with asc.compile(step, machine, place=place, granularity=granularity, backend="virtual") as compiled:
+    with asc.compile(
+        step, machine, place=place, granularity=granularity, backend="virtual"
+    ) as compiled:
         schedule = compiled.schedule(x, y)
         for task in schedule.graph.tasks:
-            for part in (part for part in task.parts or [task] if part.origin.module and not part.view):
+            for part in (
+                part for part in task.parts or [task] if part.origin.module and not part.view
+            ):
                 assert schedule.placement.device[task.name] == place[part.origin.module], part.name
         assert compiled(x, y).ndim == 0
 
@@ -448,7 +513,9 @@ def test_merged_tasks_run_where_their_modules_are_placed(granularity: str) -> No
 def test_a_schedule_does_not_keep_the_batch_that_was_captured() -> None:
     model, (x, y) = two_layers(), vectors(8)()
     step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
-    with asc.compile(step, asc.Machine.emulated(gpus=1), granularity="auto", backend="virtual") as compiled:
+    with asc.compile(
+        step, asc.Machine.emulated(gpus=1), granularity="auto", backend="virtual"
+    ) as compiled:
         compiled(x, y)
         batch = weakref.ref(x)
         del x
@@ -460,10 +527,14 @@ def test_parameters_of_the_name_that_capture_takes_are_named() -> None:
     def fn(x: Tensor, granularity: int = 2) -> Tensor:
         return x * granularity
 
-    with pytest.raises(asc.CaptureError, match=r"fn' has a parameter 'granularity', a word that capture takes"):
+    with pytest.raises(
+        asc.CaptureError, match=r"fn' has a parameter 'granularity', a word that capture takes"
+    ):
         asc.capture(fn, torch.ones(1))
     assert asc.capture(lambda x: fn(x, granularity=3), torch.ones(1)).tasks[0].args[1] == 3
-    with asc.compile(fn, asc.Machine.emulated(gpus=0), granularity="auto", backend="host") as compiled:
+    with asc.compile(
+        fn, asc.Machine.emulated(gpus=0), granularity="auto", backend="host"
+    ) as compiled:
         assert compiled(torch.ones(1), granularity=4).tolist() == [4]
 
 
@@ -542,12 +613,21 @@ def test_a_name_that_is_no_parameter_is_named() -> None:
 def test_a_call_of_a_marked_function_is_one_task_of_a_capture(granularity: str) -> None:
     model = two_layers()
     model.act.forward = gelu
-    graph = asc.capture(stepper(model, optim.SGD(model.parameters(), lr=0.1)), *vectors(8)(), granularity=granularity)
+    graph = asc.capture(
+        stepper(model, optim.SGD(model.parameters(), lr=0.1)),
+        *vectors(8)(),
+        granularity=granularity,
+    )
     whole, backward = graph.task("gelu"), graph.task("gelu.backward")
     assert {part.origin.whole for part in whole.parts} == {"gelu"}
     assert whole.origin.where == (__file__, gelu.__wrapped__.__code__.co_firstlineno)
     assert {part.origin.phase for part in backward.parts} == {"backward"}
-    others = [part for task in graph.tasks for part in task.parts or [task] if task not in (whole, backward)]
+    others = [
+        part
+        for task in graph.tasks
+        for part in task.parts or [task]
+        if task not in (whole, backward)
+    ]
     assert not [part.name for part in others if part.origin.whole]
 
 

@@ -210,8 +210,9 @@ class Cases:
 
     def sign_of_zero(self) -> Any:
         zeros = [0.0]
-        return lambda x: 1 / (x * 0 + zeros[0]).abs().copysign(torch.full_like(x, zeros[0])), lambda: zeros.__setitem__(
-            0, -0.0
+        return (
+            lambda x: 1 / (x * 0 + zeros[0]).abs().copysign(torch.full_like(x, zeros[0])),
+            lambda: zeros.__setitem__(0, -0.0),
         )
 
     def default(self) -> Any:
@@ -237,7 +238,9 @@ class Cases:
         return lambda x: self.module(x), lambda: setattr(self.module, "inner", nn.ReLU())
 
     def hook(self) -> Any:
-        return self.module, lambda: self.module.inner.register_forward_hook(lambda *_: torch.zeros(4))
+        return self.module, lambda: self.module.inner.register_forward_hook(
+            lambda *_: torch.zeros(4)
+        )
 
     def parameter(self) -> Any:
         scale = nn.PReLU(1, init=0.5)
@@ -247,7 +250,9 @@ class Cases:
         return self.derived.scaled, lambda: self.patch.setattr(Base, "factor", 3.0)
 
     def attribute_over_that_of_a_base(self) -> Any:
-        return self.derived.scaled, lambda: self.patch.setattr(Derived, "factor", 3.0, raising=False)
+        return self.derived.scaled, lambda: self.patch.setattr(
+            Derived, "factor", 3.0, raising=False
+        )
 
     def attribute_of_a_class_in_a_class_method(self) -> Any:
         return self.derived.scaled_by_class, lambda: self.patch.setattr(Base, "factor", 3.0)
@@ -268,7 +273,9 @@ class Cases:
         return ScaledByClass(), lambda: self.patch.setattr(ScaledByClass, "scale", 3.0)
 
     def forward_of_the_class_of_a_module(self) -> Any:
-        return ScaledByClass(), lambda: self.patch.setattr(ScaledByClass, "forward", lambda self, x: -x)
+        return ScaledByClass(), lambda: self.patch.setattr(
+            ScaledByClass, "forward", lambda self, x: -x
+        )
 
     def slot(self) -> Any:
         slotted = Slotted()
@@ -276,7 +283,9 @@ class Cases:
 
     def name_in_a_variable(self) -> Any:
         name = "factor"
-        return lambda x: x * getattr(self.derived, name), lambda: self.patch.setattr(Base, "factor", 3.0)
+        return lambda x: x * getattr(self.derived, name), lambda: self.patch.setattr(
+            Base, "factor", 3.0
+        )
 
     def attribute_of_a_function(self) -> Any:
         def fn(x: Tensor) -> Tensor:
@@ -297,7 +306,10 @@ class Cases:
 
     def cached_function(self) -> Any:
         scale = cache(lambda: SCALE)
-        return lambda x: x * scale(), lambda: (scale.cache_clear(), self.patch.setitem(globals(), "SCALE", 3.0))
+        return lambda x: x * scale(), lambda: (
+            scale.cache_clear(),
+            self.patch.setitem(globals(), "SCALE", 3.0),
+        )
 
     def import_in_a_function(self) -> Any:
         def fn(x: Tensor) -> Tensor:
@@ -339,13 +351,17 @@ class Cases:
 
     def hook_of_all_modules(self) -> Any:
         hooks = nn.modules.module._global_forward_hooks
-        return nn.ReLU(), lambda: self.patch.setitem(hooks, -1, lambda module, args, result: -result)
+        return nn.ReLU(), lambda: self.patch.setitem(
+            hooks, -1, lambda module, args, result: -result
+        )
 
     def what_torch_is_told(self) -> Any:
         def fn(x: Tensor) -> Tensor:
             return -x if torch.are_deterministic_algorithms_enabled() else x
 
-        return fn, lambda: self.patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        return fn, lambda: self.patch.setattr(
+            torch, "are_deterministic_algorithms_enabled", lambda: True
+        )
 
     def shape_of_a_buffer(self) -> Any:
         self.module.register_buffer("seen", torch.zeros(2))
@@ -378,7 +394,9 @@ class Cases:
 
     def environment(self) -> Any:
         self.patch.delenv("SCALE", raising=False)
-        return lambda x: x * float(os.environ.get("SCALE", "2")), lambda: self.patch.setenv("SCALE", "3")
+        return lambda x: x * float(os.environ.get("SCALE", "2")), lambda: self.patch.setenv(
+            "SCALE", "3"
+        )
 
     def what_backward_of_an_operator_reads(self) -> Any:
         return _differentiated(doubled), lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
@@ -388,7 +406,9 @@ class Cases:
         return fn, lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
 
     def what_backward_of_a_function_reads(self) -> Any:
-        return _differentiated(lambda x: Sloped.apply(x)), lambda: self.patch.setitem(globals(), "SLOPE", 3.0)
+        return _differentiated(lambda x: Sloped.apply(x)), lambda: self.patch.setitem(
+            globals(), "SLOPE", 3.0
+        )
 
 
 SLOPE = 2.0
@@ -432,7 +452,9 @@ def test_what_is_baked_in_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch)
         assert run.cache_info()[:2] == (2, 1)
         change()
         expected = fn(X)
-        assert not torch.equal(expected, before) or expected.dtype != before.dtype, "the change must show"
+        assert not torch.equal(expected, before) or expected.dtype != before.dtype, (
+            "the change must show"
+        )
         for _ in range(2):
             found = run(X)
             assert torch.equal(found, expected)
@@ -440,12 +462,16 @@ def test_what_is_baked_in_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch)
         assert run.cache_info()[:2] == (3, 2)
 
 
-@pytest.mark.parametrize(("folder", "name"), [("site-packages of mine", "rates"), ("here", "sched")])
+@pytest.mark.parametrize(
+    ("folder", "name"), [("site-packages of mine", "rates"), ("here", "sched")]
+)
 def test_modules_of_the_users_are_told_from_libraries_by_where_they_are(
     folder: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of the user's may be called like a module of Python's."""
-    users = module_at(tmp_path / folder / f"{name}.py", "rate = 2.0\ndef step(x):\n    return x * rate\n")
+    users = module_at(
+        tmp_path / folder / f"{name}.py", "rate = 2.0\ndef step(x):\n    return x * rate\n"
+    )
     monkeypatch.setitem(sys.modules, name, users)
     with asc.compile(users.step, HERE) as run:
         assert torch.equal(run(X), X * 2)
@@ -514,7 +540,9 @@ def test_loaded_state_is_used_and_left() -> None:
             for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
                 assert torch.equal(mine, theirs)
                 assert torch.equal(mine.grad, theirs.grad)
-        assert run.cache_info().misses == 3  # without moments, with them, and as loading has them: in another order
+        assert (
+            run.cache_info().misses == 3
+        )  # without moments, with them, and as loading has them: in another order
 
 
 def test_no_batch_is_kept_alive() -> None:
@@ -556,8 +584,14 @@ class Net(nn.Module):
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(sorted(ARGUMENTS))), min_size=1, max_size=8))
-def test_whatever_changes_between_calls_results_are_as_without(changes: list[tuple[int, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(sorted(ARGUMENTS))), min_size=1, max_size=8
+    )
+)
+def test_whatever_changes_between_calls_results_are_as_without(
+    changes: list[tuple[int, str]],
+) -> None:
     torch.manual_seed(0)
     net = Net().eval()
     twin = copy.deepcopy(net)
@@ -580,7 +614,9 @@ def test_whatever_changes_between_calls_results_are_as_without(changes: list[tup
                     case 5:
                         model.norm.running_mean = model.norm.running_mean + 1
                     case 6:
-                        model.norm.register_forward_hook(lambda _, args, result: functional.relu(result))
+                        model.norm.register_forward_hook(
+                            lambda _, args, result: functional.relu(result)
+                        )
                     case 7:
                         model.norm.momentum = 0.75 - model.norm.momentum
             args = ARGUMENTS[arguments]()
@@ -600,7 +636,9 @@ def test_hooks_for_saved_tensors_around_the_call_make_calls_of_another_kind() ->
     def step(x: Tensor) -> Tensor:
         return torch.autograd.grad(model(x).square().mean(), model[0].weight)[0]
 
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.float())
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.to(torch.bfloat16), lambda t: t.float()
+    )
     with asc.compile(step, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
         for _ in range(2):
             with hooks:
@@ -621,9 +659,14 @@ def test_a_mode_around_the_call_is_refused_and_one_within_the_function_is_captur
             return torch.relu(x) + 1
 
     x = torch.ones(3)
-    with asc.compile(torch.relu, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
+    with asc.compile(
+        torch.relu, asc.Machine.emulated(gpus=1), policy="single", backend="host"
+    ) as run:
         assert torch.equal(run(x), x)
-        with Doubling(), pytest.raises(asc.CaptureError, match="a Doubling is active around the call"):
+        with (
+            Doubling(),
+            pytest.raises(asc.CaptureError, match="a Doubling is active around the call"),
+        ):
             run(x)
     with asc.compile(within, asc.Machine.emulated(gpus=1), policy="single", backend="host") as run:
         assert torch.equal(run(x), within(x))

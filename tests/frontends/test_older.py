@@ -27,14 +27,21 @@ def step_of(model: nn.Sequential, reentrant: bool):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_tasks_come_from_the_same_module_phase_and_line(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_come_from_the_same_module_phase_and_line(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
     step, x = step_of(model, reentrant), torch.ones(3, 2)
     graph = asc.capture(step, x)
     monkeypatch.delattr(torch.compiler, "_patch_engine_backward", raising=False)
     older = asc.capture(step, x)
-    assert {task.origin.module for task in older.tasks if task.origin.phase == "backward"} >= {"0", "1"}
-    assert [(task.name, task.origin) for task in older.tasks] == [(task.name, task.origin) for task in graph.tasks]
+    assert {task.origin.module for task in older.tasks if task.origin.phase == "backward"} >= {
+        "0",
+        "1",
+    }
+    assert [(task.name, task.origin) for task in older.tasks] == [
+        (task.name, task.origin) for task in graph.tasks
+    ]
 
 
 def test_nothing_of_it_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +51,9 @@ def test_nothing_of_it_is_left_in_torch(monkeypatch: pytest.MonkeyPatch) -> None
     asc.capture(lambda x: model(x).sum().backward(), torch.ones(3, 2))
     with pytest.raises(asc.CaptureError):
         asc.capture(lambda x: float(x.sum()), torch.ones(2))
-    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward is engine
+    assert (
+        torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward is engine
+    )
     assert fields == torch.fx.proxy._COPY_META_FIELDS
     assert torch.Generator not in torch.fx.proxy._create_arg_bypass
 

@@ -27,7 +27,9 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
-def trained(loss_of: Callable[[nn.Module, Tensor], Tensor]) -> Callable[[nn.Module, optim.Optimizer], Step]:
+def trained(
+    loss_of: Callable[[nn.Module, Tensor], Tensor],
+) -> Callable[[nn.Module, optim.Optimizer], Step]:
     """Make a step of a loss."""
 
     def make(model: nn.Module, optimizer: optim.Optimizer) -> Step:
@@ -166,7 +168,9 @@ def functional_gradients(model: nn.Module, optimizer: optim.Optimizer) -> Step:
             return torch.func.functional_call(model, parameters, (row,)).square().mean()
 
         grads: dict[str, Tensor] = torch.func.grad(loss)(own, x)
-        each = torch.func.vmap(torch.func.grad(loss), (None, 0))({k: v.detach() for k, v in own.items()}, x)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(
+            {k: v.detach() for k, v in own.items()}, x
+        )
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.sub_(grads[name] * 0.1)
@@ -242,7 +246,9 @@ def hooked() -> nn.Module:
     model = mlp()
     model[0].register_forward_hook(lambda module, given, result: result * 2)
     model[0].register_forward_pre_hook(lambda module, given: (given[0] + 1,))
-    model[2].register_full_backward_hook(lambda module, to, of: tuple(None if g is None else g * 2 for g in to))
+    model[2].register_full_backward_hook(
+        lambda module, to, of: tuple(None if g is None else g * 2 for g in to)
+    )
     model[2].weight.register_hook(lambda grad: grad * 3)
     return model
 
@@ -301,7 +307,9 @@ def test_an_average_of_weights_follows() -> None:
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
-                for slow, fast in zip(models.average.parameters(), models.model.parameters(), strict=True):
+                for slow, fast in zip(
+                    models.average.parameters(), models.model.parameters(), strict=True
+                ):
                     slow.lerp_(fast, 0.1)
 
         return step
@@ -326,7 +334,9 @@ def assert_does_as_eager(
         parts.append((model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
     (eager, eager_optimizer), (twin, twin_optimizer) = parts
     step = step_with(eager, eager_optimizer)
-    with asc.compile(step_with(twin, twin_optimizer), MACHINE, policy="round_robin", backend="virtual") as run:
+    with asc.compile(
+        step_with(twin, twin_optimizer), MACHINE, policy="round_robin", backend="virtual"
+    ) as run:
         for number in range(3):
             x = torch.randn(5, 4)
             ours = x.clone()
@@ -334,7 +344,9 @@ def assert_does_as_eager(
             expected = step(x)
             torch.manual_seed(number)
             found = run(ours)
-            assert_same({"result": _flat(found), "x": ours}, {"result": _flat(expected), "x": x}, number)
+            assert_same(
+                {"result": _flat(found), "x": ours}, {"result": _flat(expected), "x": x}, number
+            )
             assert_same(held(twin, twin_optimizer), held(eager, eager_optimizer), number)
 
 

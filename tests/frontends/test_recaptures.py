@@ -97,14 +97,24 @@ def eval_mode(run: Any, number: int) -> None:
     ("fn", "call", "expected"),
     [
         (by_argument, lambda run, number: run(torch.ones(2 + number)), "x: shape (3,) -> (4,)"),
-        (by_argument, lambda run, number: run(torch.ones(2), 1.5 + number), "an argument: 2.5 -> 3.5"),
-        (by_argument, lambda run, number: run(torch.ones(2), factor=1.5 + number), "an argument: 2.5 -> 3.5"),
+        (
+            by_argument,
+            lambda run, number: run(torch.ones(2), 1.5 + number),
+            "an argument: 2.5 -> 3.5",
+        ),
+        (
+            by_argument,
+            lambda run, number: run(torch.ones(2), factor=1.5 + number),
+            "an argument: 2.5 -> 3.5",
+        ),
         (by_global, change_global, "first: 2.0 -> 3.0"),
         (nn.Dropout(0.0), eval_mode, "p: 0.35 -> 0.45"),
         (by_argument, grad_mode, "a setting of torch's, such as no_grad or autocast: "),
     ],
 )
-def test_what_changed_is_named(fn: Any, call: Any, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_changed_is_named(
+    fn: Any, call: Any, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with asc.compile(fn, HERE, backend="host") as run, caplog.at_level(logging.INFO, "autosched"):
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)

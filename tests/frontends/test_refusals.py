@@ -65,7 +65,11 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Any], str, str]] = [
     (lambda x: f"{x.sum().item():.2f}", HOLDS, "x.sum().item():.2f"),
     (lambda x: x[int(x.sum())], HOLDS, "x[int(x.sum())]"),
     (lambda x: x * len(x.nonzero()), HOLDS, "len(x.nonzero())"),
-    (uses_a_global, "global 'OUTSIDE' is a tensor from outside; pass it as an argument", "x + OUTSIDE"),
+    (
+        uses_a_global,
+        "global 'OUTSIDE' is a tensor from outside; pass it as an argument",
+        "x + OUTSIDE",
+    ),
     (lambda x: torch.from_numpy(x.numpy() + 1), "NumPy sees no graph", "x.numpy()"),
     (lambda x: torch.as_tensor(numpy.maximum(x, 0)), "NumPy sees no graph", "numpy.maximum(x, 0)"),
     (counts, "global 'COUNT' is 1 after the step", "test_refusals.py"),
@@ -73,20 +77,34 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Any], str, str]] = [
     (lambda x: x * float(numpy.random.rand()), "NumPy's random", "test_refusals.py"),
     (lambda x: x.to_sparse() @ x, "makes a tensor of layout torch.sparse_coo", "test_refusals.py"),
     (lambda x: torch.nested.nested_tensor([x, x[:1]]).sum(), "tasks of your own", "nested_tensor"),
-    (gives_other_memory, "set_ gives value 'clone' other memory, which other values may see; write in place", "py:"),
+    (
+        gives_other_memory,
+        "set_ gives value 'clone' other memory, which other values may see; write in place",
+        "py:",
+    ),
     (torch.compile(lambda x: x.sin(), backend="eager"), "leave out torch.compile", "eval_frame"),
 ]
 
 
 @pytest.mark.parametrize(("fn", "said", "line"), FUNCTIONS)
-def test_a_function_that_no_graph_can_say_is_refused(fn: Callable[[Tensor], Any], said: str, line: str) -> None:
-    generators = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+def test_a_function_that_no_graph_can_say_is_refused(
+    fn: Callable[[Tensor], Any], said: str, line: str
+) -> None:
+    generators = (
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
     with pytest.raises(asc.CaptureError) as error:
         asc.capture(fn, X.clone())
     assert said in str(error.value)
     assert line in str(error.value) or line == "eval_frame"
     assert COUNT == 0
-    assert generators == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert generators == (
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
 
 
 # ---- what it finds around it
@@ -120,7 +138,10 @@ def test_a_tensor_from_outside_is_named(holder: str) -> None:
     with pytest.raises(asc.CaptureError) as error:
         asc.capture(with_a_tensor_around(holder), X)
     name = holder.partition(" as ")[0].partition(" written")[0]
-    assert f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer" in str(error.value)
+    assert (
+        f"{name} is a tensor from outside; pass it as an argument, or make it a module's buffer"
+        in str(error.value)
+    )
     assert "lambda x:" in str(error.value)
 
 
@@ -133,7 +154,8 @@ def test_parameters_that_were_listed_before_are_named() -> None:
         nn.utils.clip_grad_norm_(listed, 0.1)  # would find no gradients
 
     with pytest.raises(
-        asc.CaptureError, match=r"variable 'listed'\[0\] is parameter '0\.weight'; ask the module for it"
+        asc.CaptureError,
+        match=r"variable 'listed'\[0\] is parameter '0\.weight'; ask the module for it",
     ):
         asc.capture(step, X)
 
@@ -170,18 +192,29 @@ def freeze(module: Leaving, y: Tensor) -> None:
 
 
 LEAVING: list[tuple[Callable[[Any, Tensor], Any], str]] = [
-    (lambda module, y: setattr(module, "count", module.count + 1), "attribute 'count' of module 'part' is 1"),
+    (
+        lambda module, y: setattr(module, "count", module.count + 1),
+        "attribute 'count' of module 'part' is 1",
+    ),
     (lambda module, y: module.seen.append(1), "attribute 'seen' of module 'part' has other items"),
-    (lambda module, y: module.table.update(h=y), "attribute 'table' of module 'part'['h'] is a tensor"),
+    (
+        lambda module, y: module.table.update(h=y),
+        "attribute 'table' of module 'part'['h'] is a tensor",
+    ),
     (lambda module, y: setattr(module, "new", 3), "attribute 'new' of module 'part' is 3"),
     (replace_weight, "attribute 'weight' of module 'part.inner' is a tensor"),
     (freeze, "'part.inner.weight' is told to require a gradient or not; do that between calls"),
-    (assign_data, "'part.inner.weight' has other memory after the step; write in place, with copy_"),
+    (
+        assign_data,
+        "'part.inner.weight' has other memory after the step; write in place, with copy_",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("leave", "said"), LEAVING)
-def test_what_a_module_would_keep_is_named_and_put_back(leave: Callable[[Any, Tensor], Any], said: str) -> None:
+def test_what_a_module_would_keep_is_named_and_put_back(
+    leave: Callable[[Any, Tensor], Any], said: str
+) -> None:
     model = nn.Sequential()
     model.add_module("part", Leaving(leave))
     part: Any = model.part
@@ -214,7 +247,9 @@ def test_what_a_step_keeps_elsewhere_is_named_and_put_back() -> None:
         (assigns, "variable 'last' is a tensor"),
         (sets, "attribute 'total' of a SimpleNamespace is a tensor"),
     ]:
-        with pytest.raises(asc.CaptureError, match=f"{said} after the step, and what can change is tensors"):
+        with pytest.raises(
+            asc.CaptureError, match=f"{said} after the step, and what can change is tensors"
+        ):
             asc.capture(fn, X)
     assert (history, last, box.total) == ([], None, 0)
 
@@ -226,7 +261,10 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
     for before in (None, torch.ones(2, 2)):
         x = X.clone().requires_grad_()
         x.grad = before
-        with pytest.raises(asc.CaptureError, match=r"a gradient is left at 'x', .*; torch\.autograd\.grad returns it"):
+        with pytest.raises(
+            asc.CaptureError,
+            match=r"a gradient is left at 'x', .*; torch\.autograd\.grad returns it",
+        ):
             asc.capture(step, x)
         assert x.grad is before
 
@@ -240,12 +278,16 @@ def test_a_gradient_that_an_argument_would_keep_is_named() -> None:
     ],
 )
 def test_what_cannot_be_returned_is_named(fn: Callable[[Tensor], Any], said: str) -> None:
-    with pytest.raises(asc.CaptureError, match=f"{said}; tensors can be in tuples, lists and dicts"):
+    with pytest.raises(
+        asc.CaptureError, match=f"{said}; tensors can be in tuples, lists and dicts"
+    ):
         asc.capture(fn, X)
 
 
 def test_arguments_of_one_name_are_told() -> None:
-    with pytest.raises(asc.CaptureError, match=r"two arguments would be called 'table\.a_b'; rename one"):
+    with pytest.raises(
+        asc.CaptureError, match=r"two arguments would be called 'table\.a_b'; rename one"
+    ):
         asc.capture(lambda table: table["a b"] + table["a_b"], {"a b": X, "a_b": X})
 
 
@@ -256,12 +298,20 @@ def test_arguments_of_one_name_are_told() -> None:
     ("make", "said"),
     [
         (X.to_sparse, "'x' is a tensor that is torch.sparse_coo, and only dense ones are captured"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "'x' is a tensor that is nested"),
-        (lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), "'x' is a tensor that is quantized"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "'x' is a tensor that is nested",
+        ),
+        (
+            lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+            "'x' is a tensor that is quantized",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_tensors_that_are_no_blocks_of_numbers_are_named(make: Callable[[], Tensor], said: str) -> None:
+def test_tensors_that_are_no_blocks_of_numbers_are_named(
+    make: Callable[[], Tensor], said: str
+) -> None:
     def double(x: Tensor) -> Tensor:
         return x + x
 
@@ -288,7 +338,8 @@ def test_models_and_inputs_on_several_devices_are_refused(where: str) -> None:
 
 
 def trained(
-    of: Callable[[optim.Optimizer, nn.Module], Any], make: Callable[..., optim.Optimizer] = optim.SGD
+    of: Callable[[optim.Optimizer, nn.Module], Any],
+    make: Callable[..., optim.Optimizer] = optim.SGD,
 ) -> Callable[[Tensor], Any]:
     """Make a step that does something with its optimizer when gradients are there."""
     model = mlp()
@@ -362,7 +413,9 @@ def averaging(optimizer: optim.Optimizer, model: nn.Module) -> Callable[[], Any]
         (trained(averaging), "update it outside of the step"),
     ],
 )
-def test_what_optimizers_would_look_at_or_change_is_named(step: Callable[[Tensor], Any], said: str) -> None:
+def test_what_optimizers_would_look_at_or_change_is_named(
+    step: Callable[[Tensor], Any], said: str
+) -> None:
     with pytest.raises(asc.CaptureError) as error:
         asc.capture(step, X)
     assert said in str(error.value)
@@ -380,18 +433,26 @@ def test_a_scheduler_is_left_as_it_was() -> None:
 
     with pytest.raises(asc.CaptureError):
         asc.capture(step, X)
-    assert (scheduler.last_epoch, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]) == (0, [0.1], 0.1)
+    assert (scheduler.last_epoch, scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]) == (
+        0,
+        [0.1],
+        0.1,
+    )
 
 
 def test_a_hook_for_when_a_gradient_is_there_is_refused() -> None:
     model = mlp()
     model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    with pytest.raises(asc.CaptureError, match=r"'0\.weight' has a hook for when its gradient is there"):
+    with pytest.raises(
+        asc.CaptureError, match=r"'0\.weight' has a hook for when its gradient is there"
+    ):
         asc.capture(model, X)
 
 
 @pytest.mark.parametrize("folder", ["torch/optim", "autosched", "a folder/autosched/torch"])
-def test_files_below_a_folder_that_is_named_like_a_library_are_the_users(folder: str, tmp_path: Path) -> None:
+def test_files_below_a_folder_that_is_named_like_a_library_are_the_users(
+    folder: str, tmp_path: Path
+) -> None:
     """The file of torch's LBFGS has advice of its own, which is not meant for a user's file of that name."""
     file = tmp_path / folder / "lbfgs.py"
     users = module_at(file, "def step(x):\n    return x * float(x.sum())\n")
@@ -403,7 +464,10 @@ def test_files_below_a_folder_that_is_named_like_a_library_are_the_users(folder:
 
 def test_tasks_know_their_lines_in_files_below_such_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "torch" / "autosched" / "step.py"
-    users = module_at(file, "def step(x):\n    return x * 2\ndef add(graph):\n    return graph.add(step, name='b')\n")
+    users = module_at(
+        file,
+        "def step(x):\n    return x * 2\ndef add(graph):\n    return graph.add(step, name='b')\n",
+    )
     graph = asc.capture(users.step, X)
     users.add(graph)
     assert [task.origin.where for task in graph.tasks] == [(str(file), 2), (str(file), 4)]
@@ -414,7 +478,9 @@ def test_a_model_of_several_processes_is_refused() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(mlp())
-        with pytest.raises(asc.CaptureError, match=r"DistributedDataParallel talks .*; capture its \.module"):
+        with pytest.raises(
+            asc.CaptureError, match=r"DistributedDataParallel talks .*; capture its \.module"
+        ):
             asc.capture(model, X)
     finally:
         torch.distributed.destroy_process_group()

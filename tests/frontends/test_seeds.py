@@ -85,9 +85,13 @@ def three(fn: Callable[[Tensor], Any]) -> tuple[list[Tensor], Tensor]:
 @pytest.mark.filterwarnings("error:no estimate")
 @pytest.mark.parametrize("gpus", [0, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_numbers_and_the_state_afterwards_are_those_of_eager_steps(step: Callable[[Tensor], Any], gpus: int) -> None:
+def test_numbers_and_the_state_afterwards_are_those_of_eager_steps(
+    step: Callable[[Tensor], Any], gpus: int
+) -> None:
     expected, state = three(step)
-    with asc.compile(step, asc.Machine.emulated(gpus=gpus), policy="round_robin", backend="virtual") as run:
+    with asc.compile(
+        step, asc.Machine.emulated(gpus=gpus), policy="round_robin", backend="virtual"
+    ) as run:
         found, after = three(run)
     assert all(map(torch.equal, found, expected))
     assert torch.equal(after, state)
@@ -149,7 +153,8 @@ def test_what_is_not_followed_is_refused(step: Callable[[Tensor], Tensor], said:
 def test_where_there_are_accelerators_seeds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with pytest.raises(
-        asc.CaptureError, match=r"calls torch\.manual_seed, which also concerns .*\n    at .*test_seeds"
+        asc.CaptureError,
+        match=r"calls torch\.manual_seed, which also concerns .*\n    at .*test_seeds",
     ):
         asc.capture(seeds, torch.zeros(3))
 
@@ -162,6 +167,8 @@ def test_a_generator_that_is_seeded_in_the_step_is_refused_and_put_back() -> Non
         generator.manual_seed(0)
         return x + torch.randn(3, generator=generator)
 
-    with pytest.raises(asc.CaptureError, match="variable 'generator', a Generator, is not as it was after the step"):
+    with pytest.raises(
+        asc.CaptureError, match="variable 'generator', a Generator, is not as it was after the step"
+    ):
         asc.capture(step, torch.zeros(3))
     assert torch.equal(generator.get_state(), state)

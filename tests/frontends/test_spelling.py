@@ -67,7 +67,9 @@ def test_spelling_changes_and_draws_nothing() -> None:
 
 def test_most_of_a_step_reads_as_its_user_would_write_it() -> None:
     model = KINDS["mlp"].make()
-    graph = asc.capture(stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch())
+    graph = asc.capture(
+        stepper(model, OPTIMIZERS["momentum"](model.parameters())), *KINDS["mlp"].batch()
+    )
     spelled_out = [task.name for task in graph.tasks if isinstance(task.fn, torch._ops.OpOverload)]
     assert len(spelled_out) < len(graph) / 4, spelled_out
     code = asc.schedule(graph, asc.Machine([asc.Device("cpu")]), examples=graph.examples).code

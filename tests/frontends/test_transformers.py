@@ -17,7 +17,12 @@ from tests.serial import some
 transformers = pytest.importorskip("transformers", reason="extra [hf]")
 
 MACHINE = asc.Machine.emulated(gpus=2)
-SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+}
 
 
 def bert() -> nn.Module:
@@ -26,7 +31,9 @@ def bert() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=31, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=31, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0
+    )
     return transformers.GPT2LMHeadModel(config)  # its head is its embedding
 
 
@@ -37,7 +44,9 @@ def vit() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic"
+    )
     return transformers.ResNetForImageClassification(config)
 
 
@@ -66,7 +75,9 @@ def forgotten() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def assert_trains_as_eagerly(network: str, optimizer: Callable[[Any], Any], twin_of: Callable[..., Any]) -> None:
+def assert_trains_as_eagerly(
+    network: str, optimizer: Callable[[Any], Any], twin_of: Callable[..., Any]
+) -> None:
     """Hold three steps of a twin to those of a model: losses, parameters, buffers and moments."""
     make, batch = NETWORKS[network]
     torch.manual_seed(0)
@@ -84,7 +95,10 @@ def assert_trains_as_eagerly(network: str, optimizer: Callable[[Any], Any], twin
             assert torch.equal(models[1].state_dict()[name], tensor), (number, name)
         moments = [optimizer.state_dict()["state"] for optimizer in optimizers]
         for i, held in moments[0].items():
-            assert all(torch.equal(torch.as_tensor(moments[1][i][key]), torch.as_tensor(held[key])) for key in held)
+            assert all(
+                torch.equal(torch.as_tensor(moments[1][i][key]), torch.as_tensor(held[key]))
+                for key in held
+            )
 
 
 def eager(model: nn.Module, optimizer: Any) -> Callable[..., Tensor]:
@@ -99,11 +113,15 @@ def eager(model: nn.Module, optimizer: Any) -> Callable[..., Tensor]:
 
 
 @pytest.mark.filterwarnings("error:torch.compile's")
-@pytest.mark.parametrize("network", some(NETWORKS, *(name for name in NETWORKS if name not in ("bert", "gpt2", "vit"))))
+@pytest.mark.parametrize(
+    "network", some(NETWORKS, *(name for name in NETWORKS if name not in ("bert", "gpt2", "vit")))
+)
 def test_they_train_under_torch_compile(network: str) -> None:
     backend = TorchBackend(MACHINE, policy="round_robin", backend="virtual")
     assert_trains_as_eagerly(
-        network, torch.optim.AdamW, lambda model, optimizer: eager(torch.compile(model, backend=backend), optimizer)
+        network,
+        torch.optim.AdamW,
+        lambda model, optimizer: eager(torch.compile(model, backend=backend), optimizer),
     )
     assert {"forward", "backward"} <= {schedule.graph.name for schedule in backend.schedules()}
 
@@ -116,7 +134,9 @@ def test_they_infer_under_torch_compile(network: str) -> None:
     model, given = make().eval(), batch()
     backend = TorchBackend(MACHINE, policy="round_robin", backend="virtual")
     with torch.no_grad():
-        assert torch.equal(torch.compile(model, backend=backend)(**given).logits, model(**given).logits)
+        assert torch.equal(
+            torch.compile(model, backend=backend)(**given).logits, model(**given).logits
+        )
     assert {schedule.graph.name for schedule in backend.schedules()} == {"inference"}
 
 
@@ -124,7 +144,9 @@ def test_they_infer_under_torch_compile(network: str) -> None:
 @pytest.mark.parametrize("optimizer", some([torch.optim.SGD, torch.optim.AdamW], torch.optim.AdamW))
 def test_their_whole_steps_are_captured(network: str, optimizer: Any) -> None:
     def captured(model: nn.Module, optimizer: Any) -> Any:
-        return asc.compile(eager(model, optimizer), MACHINE, policy="round_robin", backend="virtual")
+        return asc.compile(
+            eager(model, optimizer), MACHINE, policy="round_robin", backend="virtual"
+        )
 
     assert_trains_as_eagerly(network, optimizer, captured)
 
@@ -144,8 +166,13 @@ def test_their_results_stay_of_their_kinds(network: str) -> None:
 
 
 def test_what_they_cache_does_not_keep_what_a_capture_made() -> None:
-    config = transformers.BeitConfig(image_size=8, patch_size=4, use_relative_position_bias=True, **SMALL)
-    model, inputs = transformers.BeitForImageClassification(config).eval(), {"pixel_values": torch.randn(1, 3, 8, 8)}
+    config = transformers.BeitConfig(
+        image_size=8, patch_size=4, use_relative_position_bias=True, **SMALL
+    )
+    model, inputs = (
+        transformers.BeitForImageClassification(config).eval(),
+        {"pixel_values": torch.randn(1, 3, 8, 8)},
+    )
     with torch.no_grad(), asc.compile(model, MACHINE, policy="single", backend="host") as run:
         expected = model(**inputs).logits
         assert torch.equal(run(**inputs).logits, expected)
@@ -153,7 +180,9 @@ def test_what_they_cache_does_not_keep_what_a_capture_made() -> None:
 
 
 def llama() -> nn.Module:
-    config = transformers.LlamaConfig(vocab_size=31, num_key_value_heads=2, max_position_embeddings=64, **SMALL)
+    config = transformers.LlamaConfig(
+        vocab_size=31, num_key_value_heads=2, max_position_embeddings=64, **SMALL
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -183,5 +212,12 @@ def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
 
 def test_a_mask_that_is_looked_at_eagerly_is_told_of() -> None:
     model, words = llama(), torch.randint(0, 31, (2, 7))
-    with pytest.warns(RuntimeWarning, match=r"asks whether a tensor is a fake one.*leave it out.*\n.*masking_utils"):
-        asc.capture(lambda words, mask: model(words, attention_mask=mask).logits, words, torch.ones_like(words))
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"asks whether a tensor is a fake one.*leave it out.*\n.*masking_utils",
+    ):
+        asc.capture(
+            lambda words, mask: model(words, attention_mask=mask).logits,
+            words,
+            torch.ones_like(words),
+        )

@@ -32,18 +32,28 @@ def state_of(graph: Captured, parameter: str) -> tuple[set[int], set[int]]:
     """Return a parameter and its moments, by index; and its count of steps."""
     names = {name: graph.value(name).index for name in graph.input_names}
     names |= {name: graph.outputs[name] for name in graph.made}
-    own = {name: index for name, index in names.items() if name.startswith(f"optimizer.{parameter}.")}
+    own = {
+        name: index for name, index in names.items() if name.startswith(f"optimizer.{parameter}.")
+    }
     moments = {index for name, index in own.items() if not name.endswith(".step")}
     return moments | {names[parameter]}, set(own.values()) - moments
 
 
 def writers(graph: Captured, values: set[int]) -> list[asc.Task]:
-    return [task for task in graph.tasks if {use.value for use in (*task.changes, *task.outputs)} & values]
+    return [
+        task
+        for task in graph.tasks
+        if {use.value for use in (*task.changes, *task.outputs)} & values
+    ]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("wired1", "wired2", "wired3", "wired4")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in ("wired1", "wired2", "wired3", "wired4")]
+)
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw, foreach", "adamw, fused"])
-def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_policy(kind: str, optimizer: str) -> None:
+def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_policy(
+    kind: str, optimizer: str
+) -> None:
     graph = captured(kind, optimizer, warm=kind in ("mlp", "resnet", "wired0"))
     pinned = graph.pinned()
     for policy in [*POLICIES.values(), scattered(0), scattered(1)]:
@@ -51,7 +61,9 @@ def test_a_parameter_and_its_moments_are_written_on_one_device_under_every_polic
         for parameter in graph.state.parameters:
             values, counts = state_of(graph, parameter)
             where = {device[task.name] for task in writers(graph, values)}
-            assert len(where) == (len(values) > 1), parameter  # one that gets no gradient has no moments
+            assert len(where) == (len(values) > 1), (
+                parameter
+            )  # one that gets no gradient has no moments
             if "fused" not in optimizer:
                 assert {device[task.name] for task in writers(graph, counts)} <= {"cpu"}
 
@@ -69,7 +81,9 @@ def test_a_gradient_is_made_where_its_parameter_is_updated(optimizer: str) -> No
         assert device[name] == where
 
 
-@pytest.mark.parametrize("optimizer", ["momentum, foreach", "sgd, fused", "adamw, foreach", "adamw, fused"])
+@pytest.mark.parametrize(
+    "optimizer", ["momentum, foreach", "sgd, fused", "adamw, foreach", "adamw, fused"]
+)
 def test_one_update_of_all_parameters_leaves_backward_where_it_may_be(optimizer: str) -> None:
     graph = captured("mlp", optimizer, warm=True)
     place = {"0.backward.mm": "cuda:0", "4.backward.mm_1": "cuda:1"}
@@ -82,14 +96,18 @@ def test_one_update_of_all_parameters_leaves_backward_where_it_may_be(optimizer:
 def test_patterns_for_modules_place_forward_backward_and_update(optimizer: str, warm: bool) -> None:
     graph = captured("lenet", optimizer, warm)
     place = {"[0-6].*": "cuda:0", "[0-6]": "cuda:0", "[789]": "cuda:1"}
-    found = asc.schedule(graph, MACHINE, policy="round_robin", place=place, costs=COSTS).placement.device
+    found = asc.schedule(
+        graph, MACHINE, policy="round_robin", place=place, costs=COSTS
+    ).placement.device
     own = {"cuda:0": "0123456", "cuda:1": "789"}
     seen = set()
     for task in graph.tasks:
         if task.origin.module and task.device is None and not task.view:
             seen.add((task.origin.module, task.origin.phase))
             assert task.origin.module in own[found[task.name]], task.name
-    phases = ["forward", "backward"] + ["optimizer"] * ("fused" not in optimizer and "foreach" not in optimizer)
+    phases = ["forward", "backward"] + ["optimizer"] * (
+        "fused" not in optimizer and "foreach" not in optimizer
+    )
     assert {(module, phase) for module in "0379" for phase in phases} <= seen
 
 
@@ -97,7 +115,9 @@ def test_updates_that_are_placed_away_from_their_gradients_are_named() -> None:
     graph = captured("mlp", "sgd", warm=False)
     with pytest.raises(asc.ScheduleError) as error:
         asc.schedule(graph, MACHINE, place={"*.optimizer.*": "cuda:0", "0": "cuda:1"})
-    assert "task '0.optimizer.add' on 'cuda:0'" in str(error.value) or "'0.backward.mm' on 'cuda:1'" in str(error.value)
+    assert "task '0.optimizer.add' on 'cuda:0'" in str(
+        error.value
+    ) or "'0.backward.mm' on 'cuda:1'" in str(error.value)
     assert "'0.weight', '0.backward.t_2' are kept together" in str(error.value)
 
 
@@ -111,7 +131,11 @@ def test_the_module_of_an_update_is_that_of_its_parameter() -> None:
 
 def test_reading_a_number_is_for_the_host_and_so_is_reckoning_with_it() -> None:
     graph = captured("mlp", "adam", warm=True)
-    numbers = [task for task in graph.tasks if task.name.startswith("0.optimizer.") and task.device == "host"]
+    numbers = [
+        task
+        for task in graph.tasks
+        if task.name.startswith("0.optimizer.") and task.device == "host"
+    ]
     assert [task.name.removeprefix("0.optimizer.") for task in numbers][:7] == [
         "add", "local_scalar_dense", "pow", "sub", "pow_1", "sub_1", "truediv",
     ]  # fmt: skip

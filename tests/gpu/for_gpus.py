@@ -21,11 +21,15 @@ def noisy_there(a: torch.Tensor) -> torch.Tensor:
 def on_gpus(graph: asc.Graph) -> asc.Graph:
     """Return a drawn graph whose random tasks draw where they run."""
     found = graph.pinned()
-    found.tasks[:] = [replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks]
+    found.tasks[:] = [
+        replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks
+    ]
     return found
 
 
-def there(machine: asc.Machine, graph: asc.Graph, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def there(
+    machine: asc.Machine, graph: asc.Graph, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Move inputs to where they must live."""
     device = {name: machine.device(home(graph, machine, graph.value(name))) for name in inputs}
     return {name: tensor.to(device[name].physical or "cpu") for name, tensor in inputs.items()}

@@ -49,8 +49,12 @@ def run(left_out: int | None = None, times: int = 3) -> list[float]:
     program = schedule.program
     if left_out is not None:
         at = [i for i, instruction in enumerate(program) if isinstance(instruction, Wait)][left_out]
-        program = replace(program, instructions=program.instructions[:at] + program.instructions[at + 1 :])
-    executor = Executor(program, schedule.graph, schedule.machine, Accelerator(), [0.0] * len(program))
+        program = replace(
+            program, instructions=program.instructions[:at] + program.instructions[at + 1 :]
+        )
+    executor = Executor(
+        program, schedule.graph, schedule.machine, Accelerator(), [0.0] * len(program)
+    )
     executor.checked = True  # what watches tasks reads tensors that sanitizers know nothing of
     for _ in range(times):
         found.append(executor(inputs())["y"][-1].item())

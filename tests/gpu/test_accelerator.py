@@ -32,7 +32,9 @@ SEEDS = range(20)
 def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
     """Return the machine with its devices on so many played GPUs."""
     devices = [
-        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}") if device.kind == "cuda" else device
+        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}")
+        if device.kind == "cuda"
+        else device
         for device in machine.devices
     ]
     return asc.Machine(devices, machine.links)
@@ -46,7 +48,11 @@ def left(run: Callable[..., Left], machine: asc.Machine, graph: asc.Graph) -> Le
     torch.manual_seed(3)
     inputs = there(machine, graph, inputs_for(graph))
     outputs = run(**inputs)
-    return {f"{kind} {name}": item.cpu() for kind, d in (("in", inputs), ("out", outputs)) for name, item in d.items()}
+    return {
+        f"{kind} {name}": item.cpu()
+        for kind, d in (("in", inputs), ("out", outputs))
+        for name, item in d.items()
+    }
 
 
 def same(a: Left, b: Left) -> bool:
@@ -57,13 +63,23 @@ def same(a: Left, b: Left) -> bool:
 
 
 @settings(max_examples=settings().max_examples * 3 // 5)
-@given(policy=policies, machine=machines(), gpus=st.integers(1, 3), seed=st.integers(0, 10**6), data=st.data())
+@given(
+    policy=policies,
+    machine=machines(),
+    gpus=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    data=st.data(),
+)
 def test_a_scheduled_run_equals_the_serial_run_on_played_gpus(
     policy: str, machine: asc.Machine, gpus: int, seed: int, data: st.DataObject
 ) -> None:
     machine = physical(machine, gpus)
     graph = on_gpus(data.draw(graphs(machine.names)))
-    wanted = {label: data.draw(st.sampled_from(machine.names)) for label in graph.outputs if data.draw(st.booleans())}
+    wanted = {
+        label: data.draw(st.sampled_from(machine.names))
+        for label in graph.outputs
+        if data.draw(st.booleans())
+    }
     with (
         playing(gpus, seed),
         asc.schedule(graph, machine, policy=policy, costs=COSTS, outputs=wanted) as schedule,
@@ -76,13 +92,17 @@ def test_a_scheduled_run_equals_the_serial_run_on_played_gpus(
 
 
 def test_numbers_are_those_of_the_cpu() -> None:
-    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)])
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e9)]
+    )
     graph = asc.Graph()
     x, y = graph.inputs("x", "y")
     with graph.on("cuda:0"):
         graph.output(z=torch.tanh(x @ y.t()).sum())
     with playing(), asc.schedule(graph, machine, policy="heft") as schedule:
-        assert torch.equal(schedule(**inputs_for(graph))["z"].cpu(), graph.run_serial(**inputs_for(graph))["z"])
+        assert torch.equal(
+            schedule(**inputs_for(graph))["z"].cpu(), graph.run_serial(**inputs_for(graph))["z"]
+        )
 
 
 # ---- every wait is needed
@@ -96,14 +116,19 @@ def without_a_wait(n: int) -> list[Case]:
     source, found = random.Random(5), []
 
     @settings(max_examples=4 * n, derandomize=True, database=None)
-    @given(graph=graphs(("cuda:0", "cuda:1"), views=False), machine=machines(("cuda:0", "cuda:1"), most_streams=2))
+    @given(
+        graph=graphs(("cuda:0", "cuda:1"), views=False),
+        machine=machines(("cuda:0", "cuda:1"), most_streams=2),
+    )
     def collect(graph: asc.Graph, machine: asc.Machine) -> None:
         shown = set(graph.outputs.values())
         graph.output(**{f"value{v.index}": v for v in graph.values if v.index not in shown})
         gpus = source.choice([1, 2])
         machine = physical(machine, gpus)
         program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
-        waits = [i for i, instruction in enumerate(program.instructions) if isinstance(instruction, Wait)]
+        waits = [
+            i for i, instruction in enumerate(program.instructions) if isinstance(instruction, Wait)
+        ]
         if waits and len(found) < n:
             at = source.choice(waits)
             kept = program.instructions[:at] + program.instructions[at + 1 :]
@@ -133,7 +158,9 @@ def test_every_wait_left_out_gives_a_wrong_result_for_some_seed() -> None:
             verify(*case[:2])
         expected = ran(case, 0, serial=True)
         assert expected is not None
-        wrong = any((found := ran(case, seed)) is None or not same(found, expected) for seed in range(60))
+        wrong = any(
+            (found := ran(case, seed)) is None or not same(found, expected) for seed in range(60)
+        )
         asked = "after which" in str(refusal.value)  # by the user, and no number depends on it
         assert wrong or asked, f"{refusal.value}\n{case[1]}\n{case[0]}"
         verdicts.append(wrong)
@@ -235,9 +262,13 @@ def test_a_failing_task_is_named_and_the_next_run_is_right(gpus: Hardware) -> No
         return x @ x if x[0, 0] else x * 1
 
     machine = asc.Machine.local()
-    with asc.schedule(chain(slow, square), machine, policy="round_robin", outputs={"y": "cpu"}) as schedule:
+    with asc.schedule(
+        chain(slow, square), machine, policy="round_robin", outputs={"y": "cpu"}
+    ) as schedule:
         for _ in range(3):
-            with pytest.raises(asc.TaskError, match=r"task 'square' on cuda:\d failed: RuntimeError: a and b must"):
+            with pytest.raises(
+                asc.TaskError, match=r"task 'square' on cuda:\d failed: RuntimeError: a and b must"
+            ):
                 schedule(x=torch.ones(2, 3))
             assert schedule(x=-torch.ones(2, 3))["y"].tolist() == [[0, 0, 0]] * 2
     assert torch.cuda.memory_allocated() == 0
@@ -251,7 +282,9 @@ def test_what_fails_on_the_gpu_is_told(gpus: Hardware) -> None:
         assert schedule(x=torch.tensor([2]))["y"].tolist() == [1]
 
 
-def test_a_run_that_is_given_up_leaves_nothing_in_memory_and_the_next_is_right(gpus: Hardware) -> None:
+def test_a_run_that_is_given_up_leaves_nothing_in_memory_and_the_next_is_right(
+    gpus: Hardware,
+) -> None:
     may_go = threading.Event()
 
     def late(x: torch.Tensor) -> torch.Tensor:
@@ -276,7 +309,9 @@ def test_schedules_share_their_streams(gpus: Hardware) -> None:
     taken = []
     for _ in range(3):
         graph = chain(slow, slow, slow)
-        with asc.schedule(graph, asc.Machine.local(gpus=4), policy="round_robin", backend="accelerator") as schedule:
+        with asc.schedule(
+            graph, asc.Machine.local(gpus=4), policy="round_robin", backend="accelerator"
+        ) as schedule:
             schedule(x=torch.zeros(3))
         taken.append(dict(gpus.handed))
     assert taken[0] == taken[1] == taken[2]
@@ -306,7 +341,9 @@ def test_a_profile_has_the_devices_time_on_the_hosts_clock(gpus: Hardware) -> No
     gpus.clock = lambda device, now: now + 1000 * device
     graph = asc.Graph()
     for device in ("cuda:0", "cuda:1"):
-        graph.output(graph.add(slow, graph.input(f"x{device[5:]}"), on=device, name=f"slow{device[5:]}"))
+        graph.output(
+            graph.add(slow, graph.input(f"x{device[5:]}"), on=device, name=f"slow{device[5:]}")
+        )
     with asc.schedule(graph, asc.Machine.local()) as schedule:
         inputs = {"x0": torch.zeros(3), "x1": torch.zeros(3)}
         schedule(**inputs)

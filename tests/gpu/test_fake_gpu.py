@@ -239,7 +239,9 @@ def test_a_pinned_source_may_not_be_written_over_before_the_copy_is_done(pinned:
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
-def test_a_copy_to_pageable_memory_and_one_that_blocks_are_done_when_they_return(non_blocking: bool) -> None:
+def test_a_copy_to_pageable_memory_and_one_that_blocks_are_done_when_they_return(
+    non_blocking: bool,
+) -> None:
     def run() -> object:
         x = torch.zeros(3) if non_blocking else torch.zeros(3).pin_memory()
         return x.copy_(torch.ones(3, device="cuda:0"), non_blocking=non_blocking).tolist()
@@ -269,7 +271,9 @@ def test_copies_convert_and_straighten_on_the_way(non_blocking: bool) -> None:
         back = torch.zeros(3, 4)[:, ::2].copy_(there, non_blocking=non_blocking)
         one, other = there[:, 1:].to("cpu", non_blocking=non_blocking), target.cpu()
         torch.accelerator.synchronize()
-        return back.tolist() == other.tolist() == x.t().tolist() and one.tolist() == x[1:].t().tolist()
+        return (
+            back.tolist() == other.tolist() == x.t().tolist() and one.tolist() == x[1:].t().tolist()
+        )
 
     assert outcomes(run) == [True] * len(SEEDS)
 
@@ -320,7 +324,9 @@ def captured(work: Callable[[torch.Stream], object], mode: str = "global") -> to
     return graph
 
 
-def fork_and_join(x: torch.Tensor, y: torch.Tensor, other: torch.Stream, waits: bool = True) -> None:
+def fork_and_join(
+    x: torch.Tensor, y: torch.Tensor, other: torch.Stream, waits: bool = True
+) -> None:
     """Write ``2 * (x + 1)`` to y, the sum on a second stream."""
     own, z = torch.cuda.current_stream(), torch.empty_like(x)
     other.wait_stream(own)
@@ -388,17 +394,37 @@ def test_a_replay_draws_the_numbers_that_come_next(played: Hardware) -> None:
             lambda other: torch.cuda.synchronize(),
             "operation not permitted when stream is capturing: the host waits for",
         ),
-        (lambda other: torch.ones(1, device="cuda:0").item(), "operation not permitted when stream is capturing"),
-        (lambda other: torch.ones(2).to("cuda:0", non_blocking=True), "a copy from pageable memory"),
+        (
+            lambda other: torch.ones(1, device="cuda:0").item(),
+            "operation not permitted when stream is capturing",
+        ),
+        (
+            lambda other: torch.ones(2).to("cuda:0", non_blocking=True),
+            "a copy from pageable memory",
+        ),
         (lambda other: torch.ones(2, device="cuda:0").to("cpu"), "a copy to pageable memory"),
         (lambda other: torch.cuda.Event().query(), "an event is queried"),
         (lambda other: fork(other, joins=False), "capturing stream has unjoined work: cuda:0/1"),
         (lambda other: on(other), "on cuda:0/1, which is no part of the capture"),
-        (lambda other: torch.cuda.current_stream().wait_stream(other), "dependency created on uncaptured work"),
+        (
+            lambda other: torch.cuda.current_stream().wait_stream(other),
+            "dependency created on uncaptured work",
+        ),
     ],
-    ids=["synchronize", "item", "from pageable", "to pageable", "query", "unjoined", "outside", "wait for outside"],
+    ids=[
+        "synchronize",
+        "item",
+        "from pageable",
+        "to pageable",
+        "query",
+        "unjoined",
+        "outside",
+        "wait for outside",
+    ],
 )
-def test_what_a_capture_does_not_permit(work: Callable[[torch.Stream], object], refusal: str) -> None:
+def test_what_a_capture_does_not_permit(
+    work: Callable[[torch.Stream], object], refusal: str
+) -> None:
     with playing(1, seed=0):
         with pytest.raises(RuntimeError, match=refusal):
             captured(work)
@@ -437,4 +463,9 @@ def test_nothing_is_played_afterwards() -> None:
     before = torch.Stream, torch.Event, torch.accelerator.current_stream, threading.Thread.run
     with playing(3):
         assert torch.accelerator.device_count() == 3
-    assert (torch.Stream, torch.Event, torch.accelerator.current_stream, threading.Thread.run) == before
+    assert (
+        torch.Stream,
+        torch.Event,
+        torch.accelerator.current_stream,
+        threading.Thread.run,
+    ) == before

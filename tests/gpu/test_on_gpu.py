@@ -1,7 +1,7 @@
 """The accelerator backend on a GPU: a real one where there is one (``pytest -m cuda``), and everywhere a played one.
 
-Two devices are that GPU in two parts. What a missing wait would let happen is made to happen: what should be waited for
-sleeps, and memory that goes back is overwritten at once.
+Two devices are that GPU in two parts. What a missing wait would let happen is made to happen: what
+should be waited for sleeps, and memory that goes back is overwritten at once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def double(x: torch.Tensor) -> torch.Tensor:
 def assert_runs_as_serially(data: st.DataObject, policy: str) -> None:
     machine = asc.Machine.local(gpus=2)
     streams = data.draw(st.integers(1, 3))
-    machine = asc.Machine([replace(device, streams=streams) for device in machine.devices], machine.links)
+    machine = asc.Machine(
+        [replace(device, streams=streams) for device in machine.devices], machine.links
+    )
     graph = on_gpus(data.draw(graphs(machine.names)))
     with asc.schedule(graph, machine, policy=policy) as schedule:
         torch.manual_seed(3)
@@ -100,7 +102,9 @@ def across(machine: asc.Machine) -> asc.Schedule:
     """Return a program: slowly on the first GPU, then on the second, then on the CPU."""
     graph = chain(slow, double, double)
     _, first, second = machine.names
-    placement = asc.Placement({"slow": first, "double": second, "double_1": "cpu"}, ("slow", "double", "double_1"))
+    placement = asc.Placement(
+        {"slow": first, "double": second, "double_1": "cpu"}, ("slow", "double", "double_1")
+    )
     return asc.schedule(graph, machine, policy=lambda *_: placement)
 
 
@@ -150,7 +154,9 @@ class Contrary(Accelerator):
 
 
 def results(schedule: asc.Schedule, program: Program, sleeper: Stream) -> list[float]:
-    executor = Executor(program, schedule.graph, schedule.machine, Contrary(sleeper), [0.0] * len(program))
+    executor = Executor(
+        program, schedule.graph, schedule.machine, Contrary(sleeper), [0.0] * len(program)
+    )
     executor.checked = True
     found = [float(executor(sanitized.inputs())["y"][-1]) for _ in range(3 if IS_REAL else 1)]
     torch.accelerator.synchronize()
@@ -168,11 +174,15 @@ def test_each_wait_that_is_left_out_shows(gpu: Hardware | None) -> None:
     assert len(set(right)) == 1
     for at in waits:
         sleeper = recorder[program.instructions[at].event]  # type: ignore[union-attr]
-        less = replace(program, instructions=program.instructions[:at] + program.instructions[at + 1 :])
+        less = replace(
+            program, instructions=program.instructions[:at] + program.instructions[at + 1 :]
+        )
         with pytest.raises(asc.ProgramError):
             asc.verify(less, schedule.graph)
         assert results(schedule, program, sleeper) == right
-        assert results(schedule, less, sleeper) != right, f"without {program.instructions[at]} of line {at}:\n{program}"
+        assert results(schedule, less, sleeper) != right, (
+            f"without {program.instructions[at]} of line {at}:\n{program}"
+        )
         if gpu is not None:
             gpu.faults.clear()
 
@@ -183,14 +193,19 @@ def test_a_missing_wait_shows_where_the_host_takes_part(left_out: int) -> None:
     """Waits 0 to 4: compute for the input, copy-out, compute, copy-out, the CPU; those for what is slow matter."""
     machine = asc.Machine.local(gpus=2)
     with across(machine) as schedule:
-        schedule(x=torch.zeros(1000))  # so that memory is allocated, which would make all streams wait
+        schedule(
+            x=torch.zeros(1000)
+        )  # so that memory is allocated, which would make all streams wait
         program = schedule.program
         at = [i for i, instruction in enumerate(program) if isinstance(instruction, Wait)][left_out]
-        less = replace(program, instructions=program.instructions[:at] + program.instructions[at + 1 :])
+        less = replace(
+            program, instructions=program.instructions[:at] + program.instructions[at + 1 :]
+        )
         executor = Executor(less, schedule.graph, machine, Accelerator(), [0.0] * len(less))
         executor.checked = True
         wrong = [
-            executor({"x": torch.full((1000,), float(i))})["y"].tolist() != [4.0 * (i + 1)] * 1000 for i in (1, 2, 3)
+            executor({"x": torch.full((1000,), float(i))})["y"].tolist() != [4.0 * (i + 1)] * 1000
+            for i in (1, 2, 3)
         ]
         torch.accelerator.synchronize()
         executor.close()
@@ -266,7 +281,10 @@ def test_inputs_on_another_device_are_refused() -> None:
     machine = asc.Machine.local(gpus=1)
     with (
         asc.schedule(chain(double), machine, inputs={"x": machine.names[1]}) as schedule,
-        pytest.raises(asc.GraphError, match=r"input 'x' is on cpu, and the schedule expects it on .*:0; move it"),
+        pytest.raises(
+            asc.GraphError,
+            match=r"input 'x' is on cpu, and the schedule expects it on .*:0; move it",
+        ),
     ):
         schedule(x=torch.ones(1))
 
@@ -359,7 +377,10 @@ def test_the_allocator_may_be_short_of_memory(gpu: Hardware | None) -> None:
     for i in range(40):
         value = graph.add(double if i % 2 else slow, value, on=names[1 + i // 5 % 2], name=f"t{i}")
     graph.output(y=value)
-    with asc.schedule(graph, machine, policy="heft", outputs={"y": "cpu"}) as schedule, room(gpu, 8 * 4 * count):
+    with (
+        asc.schedule(graph, machine, policy="heft", outputs={"y": "cpu"}) as schedule,
+        room(gpu, 8 * 4 * count),
+    ):
         for _ in range(3):
             y = schedule(x=torch.zeros(count))["y"]
             assert float(y.min()) == float(y.max()) == 2.0**21 - 2
@@ -372,7 +393,13 @@ def watched(*command: str, **variables: str) -> subprocess.CompletedProcess[str]
     """Run the program for sanitizers in a process of its own."""
     command = (*command, sys.executable, "-m", "tests.gpu.sanitized")
     return subprocess.run(
-        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
 
 
@@ -400,7 +427,9 @@ def test_compute_sanitizer_finds_nothing(allocator: str) -> None:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         pytest.skip("compute-sanitizer is not installed; it comes with the CUDA toolkit")
-    configured = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), f"backend:{allocator}")
+    configured = dict.fromkeys(
+        ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), f"backend:{allocator}"
+    )
     options = "--tool", "memcheck", "--track-stream-ordered-races", "all", "--error-exitcode", "9"
     done = watched(tool, *options, **configured)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -68,12 +68,16 @@ def test_gradients_that_are_not_lost_are_there(way: Any, backbone: nn.Linear, x:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_requires_grad_where_it_would_not_in_torch(way: Any, backbone: nn.Linear, x: Tensor) -> None:
+def test_nothing_requires_grad_where_it_would_not_in_torch(
+    way: Any, backbone: nn.Linear, x: Tensor
+) -> None:
     def cut(x: Tensor) -> Any:
         out = backbone(x)
         return out, out.detach(), out.argmax(1), x, x * 2
 
-    assert [item.requires_grad for item in way(cut, x)(x)] == [item.requires_grad for item in cut(x)]
+    assert [item.requires_grad for item in way(cut, x)(x)] == [
+        item.requires_grad for item in cut(x)
+    ]
     run = way(backbone, x)
     with torch.no_grad():
         assert not run(x).requires_grad
@@ -173,7 +177,9 @@ def test_outputs_of_graphs_raise(gpus: int) -> None:
                 assert {name: item.requires_grad for name, item in out.items()} == {
                     "y": True, "z": False, "count": False, "cut": False, "w": True,
                 }  # fmt: skip
-                with pytest.raises(asc.GradientError, match=r"output 'y' of graph 'built' \(computed at .*'w'"):
+                with pytest.raises(
+                    asc.GradientError, match=r"output 'y' of graph 'built' \(computed at .*'w'"
+                ):
                     out["y"].sum().backward()
                 assert given["w"].grad is None
     with torch.no_grad():
@@ -185,7 +191,9 @@ def test_an_input_that_comes_back_as_a_copy_raises() -> None:
     w = graph.input("w")
     graph.output(w=w)
     given = torch.ones(2, requires_grad=True)
-    with asc.schedule(graph, asc.Machine.emulated(gpus=1), outputs="cuda:0", backend="virtual") as schedule:
+    with asc.schedule(
+        graph, asc.Machine.emulated(gpus=1), outputs="cuda:0", backend="virtual"
+    ) as schedule:
         found = schedule(w=given)["w"]
     with pytest.raises(asc.GradientError, match=LOST):
         found.sum().backward()
@@ -232,7 +240,9 @@ def test_writes_to_what_autograd_follows_raise() -> None:
     assert weights.grad is not None
 
 
-def test_a_capture_without_autograd_that_is_run_with_it_raises(backbone: nn.Linear, x: Tensor) -> None:
+def test_a_capture_without_autograd_that_is_run_with_it_raises(
+    backbone: nn.Linear, x: Tensor
+) -> None:
     with torch.no_grad():
         graph = asc.capture(backbone, x)
     with pytest.raises(asc.GradientError, match=LOST):

@@ -80,13 +80,18 @@ def test_an_input_has_the_bytes_that_are_given():
     graph = Graph()
     graph.output(y=graph.input("x", nbytes=8) + graph.input("w"))
     assert asc.schedule(graph, asc.Machine.emulated(gpus=0)).peak_bytes == {"cpu": 8.0}
-    with pytest.raises(GraphError, match="nbytes of input 'z' must be a number, 0 or more, and finite, got -1"):
+    with pytest.raises(
+        GraphError, match="nbytes of input 'z' must be a number, 0 or more, and finite, got -1"
+    ):
         graph.input("z", nbytes=-1)
 
 
 def test_results_are_named_after_their_task():
     graph = Graph()
-    assert [v.name for v in graph.add(identity, graph.input("x"), name="pair", outputs=2)] == ["pair.0", "pair.1"]
+    assert [v.name for v in graph.add(identity, graph.input("x"), name="pair", outputs=2)] == [
+        "pair.0",
+        "pair.1",
+    ]
 
 
 def test_a_task_is_found_by_its_name_also_where_its_results_have_others():
@@ -125,7 +130,11 @@ def test_versions_and_dependencies_of_every_kind():
     assert dependencies(graph, "iadd") == [("matmul", "anti")]
     assert dependencies(graph, "matmul_1") == [("matmul", "data"), ("iadd", "data")]
     assert dependencies(graph, "imul") == [("iadd", "data"), ("matmul_1", "anti")]
-    assert dependencies(graph, "last") == [("matmul_1", "data"), ("matmul", "order"), ("iadd", "order")]
+    assert dependencies(graph, "last") == [
+        ("matmul_1", "data"),
+        ("matmul", "order"),
+        ("iadd", "order"),
+    ]
     assert graph.users == [[1, 2, 4], [2, 3, 4], [3, 4], [], []]
     assert graph.last_version(w.index) == 2
 
@@ -204,8 +213,16 @@ def test_tasks_that_write_disjoint_parts_do_not_depend_on_each_other():
     """)
     assert dependencies(graph, "iadd_1") == [("getitem_2", "data"), ("getitem_1", "anti")]
     assert dependencies(graph, "setitem") == [("iadd", "data")]
-    assert dependencies(graph, y.name) == [("getitem", "data"), ("iadd", "data"), ("setitem", "data")]
-    assert sorted(dependencies(graph, z.name)) == [("iadd", "data"), ("iadd_1", "data"), ("setitem", "data")]
+    assert dependencies(graph, y.name) == [
+        ("getitem", "data"),
+        ("iadd", "data"),
+        ("setitem", "data"),
+    ]
+    assert sorted(dependencies(graph, z.name)) == [
+        ("iadd", "data"),
+        ("iadd_1", "data"),
+        ("setitem", "data"),
+    ]
 
 
 def test_parts_that_an_index_writes_need_no_view():
@@ -217,7 +234,11 @@ def test_parts_that_an_index_writes_need_no_view():
     x[x > 0] = 4.0
     assert dependencies(graph, "setitem_1") == []
     assert dependencies(graph, "setitem_2") == [("setitem", "data"), ("setitem_1", "data")]
-    assert {name for name, _ in dependencies(graph, "setitem_3")} >= {"setitem", "setitem_1", "setitem_2"}
+    assert {name for name, _ in dependencies(graph, "setitem_3")} >= {
+        "setitem",
+        "setitem_1",
+        "setitem_2",
+    }
 
 
 def test_an_item_changed_in_place_is_not_put_back_where_it_is():
@@ -225,7 +246,13 @@ def test_an_item_changed_in_place_is_not_put_back_where_it_is():
     x = graph.input("x")
     x[1:] += 1
     x["key"] += 1
-    assert [task.name for task in graph.tasks] == ["getitem", "iadd", "getitem_1", "iadd_1", "setitem"]
+    assert [task.name for task in graph.tasks] == [
+        "getitem",
+        "iadd",
+        "getitem_1",
+        "iadd_1",
+        "setitem",
+    ]
 
 
 def test_a_view_through_a_function_of_ones_own_may_see_all_of_its_base():
@@ -423,14 +450,20 @@ def test_batch_norm_writes_its_statistics_only_in_training():
     x, mean, variance = graph.inputs("x", "mean", "variance")
     y = nn.functional.batch_norm(x, mean, variance, training=True)
     nn.functional.batch_norm(y, mean, variance, training=False)
-    assert [[graph.values[use.value].name for use in task.writes] for task in graph.tasks] == [["mean", "variance"], []]
+    assert [[graph.values[use.value].name for use in task.writes] for task in graph.tasks] == [
+        ["mean", "variance"],
+        [],
+    ]
 
 
 def test_properties_of_tensors_are_views():
     graph = Graph()
     x = graph.input("x")
     graph.output(a=x.T, b=x.mT)
-    assert [v.tolist() for v in graph.run_serial(x=torch.tensor([[1, 2]])).values()] == [[[1], [2]], [[1], [2]]]
+    assert [v.tolist() for v in graph.run_serial(x=torch.tensor([[1, 2]])).values()] == [
+        [[1], [2]],
+        [[1], [2]],
+    ]
 
 
 def test_to_another_device_is_a_task_there_and_to_another_dtype_is_one_anywhere():
@@ -462,7 +495,10 @@ def test_torch_functions_take_lists_of_values_and_keywords():
     x, y = graph.inputs("x", "y")
     graph.output(cat=torch.cat([x, y], dim=1), linear=nn.functional.linear(x, weight=y))
     out = graph.run_serial(x=torch.ones(1, 2), y=torch.ones(1, 2))
-    assert {label: tensor.tolist() for label, tensor in out.items()} == {"cat": [[1, 1, 1, 1]], "linear": [[2]]}
+    assert {label: tensor.tolist() for label, tensor in out.items()} == {
+        "cat": [[1, 1, 1, 1]],
+        "linear": [[2]],
+    }
 
 
 def test_a_tensor_becomes_one_constant_however_often_it_comes():
@@ -604,7 +640,8 @@ BRANCH = (
     "that as one task: graph.add(fn, {0})"
 )
 LENGTH = (
-    "value {0!r} has no length before it runs; to unpack a task's result, say its shape: graph.add(fn, ..., outputs=2)"
+    "value {0!r} has no length before it runs; to unpack a task's result, say its shape: "
+    "graph.add(fn, ..., outputs=2)"
 )
 NUMBER = "value {0!r} is not a number before it runs; read it from the schedule's outputs"
 FACT = (
@@ -682,7 +719,9 @@ def test_a_call_where_a_function_belongs(graph):
     x = graph.value("x")
     with refused("graph.add needs a function first, got 3"):
         graph.add(3)
-    with refused("graph.add needs a function first, got Value('relu'); write graph.add(f, x), not graph.add(f(x))"):
+    with refused(
+        "graph.add needs a function first, got Value('relu'); write graph.add(f, x), not graph.add(f(x))"
+    ):
         graph.add(x.relu())
 
 
@@ -708,7 +747,9 @@ def test_a_value_of_another_graph(graph, use):
         "output": lambda: graph.output(z),
         "after": lambda: graph.add(identity, after=z),
     }
-    with refused("value 'add' belongs to graph 'other', not to 'g'; make it an input of this graph"):
+    with refused(
+        "value 'add' belongs to graph 'other', not to 'g'; make it an input of this graph"
+    ):
         uses[use]()
 
 
@@ -722,7 +763,9 @@ def test_after_what_is_no_task(graph, after):
         graph.add(identity, after=[item])
 
 
-@pytest.mark.parametrize(("outputs", "bad"), [(True, True), (-1, -1), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)])
+@pytest.mark.parametrize(
+    ("outputs", "bad"), [(True, True), (-1, -1), (("a", 3), 3), ({"a": None}, None), (2.0, 2.0)]
+)
 def test_outputs_that_are_no_names(graph, outputs, bad):
     with refused(f"outputs= of task 't' must be a number or a tree of names, got {bad!r} in it"):
         graph.add(identity, name="t", outputs=outputs)
@@ -791,7 +834,9 @@ def test_a_task_without_a_function_cannot_run(graph):
 def test_a_long_list_of_names_is_cut():
     graph = Graph("g")
     graph.inputs(*(f"x{i}" for i in range(20)))
-    with refused("graph 'g' has no value 'y'; values are 'x0', 'x1', 'x2', 'x3', 'x4', 'x5', 'x6', 'x7' and 12 more"):
+    with refused(
+        "graph 'g' has no value 'y'; values are 'x0', 'x1', 'x2', 'x3', 'x4', 'x5', 'x6', 'x7' and 12 more"
+    ):
         graph.value("y")
 
 
@@ -800,7 +845,9 @@ def test_a_graph_without_values_says_so():
         Graph("g").task("y")
 
 
-@pytest.mark.parametrize("wrong", [{"outputs": ("a", "a")}, {"after": "nothing"}, {"on": ""}, {"writes": "y"}])
+@pytest.mark.parametrize(
+    "wrong", [{"outputs": ("a", "a")}, {"after": "nothing"}, {"on": ""}, {"writes": "y"}]
+)
 def test_a_refused_task_leaves_no_trace(graph, wrong):
     """A task that failed half-way once left its write behind, and the next task depended on itself."""
     x = graph.value("x")
@@ -905,7 +952,8 @@ def test_tasks_that_share_a_module_keep_their_order_however_they_reach_it():
 def test_autograd_on_a_value_is_refused_with_what_to_do():
     x = Graph().input("x")
     with pytest.raises(
-        GraphError, match=r"value 'x' has no backward; compute gradients inside a task, under torch.enable_grad"
+        GraphError,
+        match=r"value 'x' has no backward; compute gradients inside a task, under torch.enable_grad",
     ):
         x.backward()
 
@@ -936,13 +984,29 @@ def test_who_draws_from_generators_of_their_own_need_not_wait_for_each_other() -
         ("f", "cuda:2"),
     ):
         graph.add(abs, x, name=name, on=device, random=True)
-    first = {task.name: [graph.tasks[d.task].name for d in task.dependencies] for task in graph.tasks}
+    first = {
+        task.name: [graph.tasks[d.task].name for d in task.dependencies] for task in graph.tasks
+    }
     assert first == {"a": [], "b": ["a"], "c": [], "d": ["b", "c"], "e": ["d"], "f": ["d"]}
     merged = asc.merge(graph, {"a": "pair", "b": "pair"})
     assert [d.task for d in merged.task("c").dependencies] == []
 
 
-KEYWORDS = ["value", "self", "name", "fn", "func", "function", "graph", "args", "kwargs", "item", "of", "options", "on"]
+KEYWORDS = [
+    "value",
+    "self",
+    "name",
+    "fn",
+    "func",
+    "function",
+    "graph",
+    "args",
+    "kwargs",
+    "item",
+    "of",
+    "options",
+    "on",
+]
 
 
 @pytest.mark.parametrize("word", KEYWORDS)
@@ -982,7 +1046,9 @@ def test_a_view_without_results_is_no_view(outputs, policy):
     graph.output(y=torch.where(x > 0, x, x))
     task = graph.task("unbind")
     assert (task.view, task.part, dependencies(graph, "unbind")) == (False, None, [("add", "data")])
-    with asc.schedule(graph, asc.Machine.emulated(gpus=2), policy=policy, place={"unbind": "cuda:1", "add": "cpu"}):
+    with asc.schedule(
+        graph, asc.Machine.emulated(gpus=2), policy=policy, place={"unbind": "cuda:1", "add": "cpu"}
+    ):
         pass
 
 
@@ -996,7 +1062,9 @@ def test_a_view_without_results_is_no_view(outputs, policy):
 )
 def test_a_method_that_tensors_do_not_have_is_refused_at_once(name, hint):
     x = Graph().input("x")
-    with pytest.raises(GraphError, match=f"value 'x' has no method '{name}', for tensors have none of .*{hint}"):
+    with pytest.raises(
+        GraphError, match=f"value 'x' has no method '{name}', for tensors have none of .*{hint}"
+    ):
         getattr(x, name)
     assert not hasattr(x, name)
 

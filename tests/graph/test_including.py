@@ -40,7 +40,14 @@ def test_a_graph_included_in_an_empty_one_is_the_graph(graph: asc.Graph) -> None
 def shape(graph: asc.Graph) -> list[object]:
     names = [value.name for value in graph.values]
     return [
-        (t.name, t.dependencies, t.device, t.view, t.random, *[[(names[v], n) for v, n in uses] for uses in uses_of(t)])
+        (
+            t.name,
+            t.dependencies,
+            t.device,
+            t.view,
+            t.random,
+            *[[(names[v], n) for v, n in uses] for uses in uses_of(t)],
+        )
         for t in graph.tasks
     ]
 
@@ -113,8 +120,14 @@ def test_parts_of_a_view_are_taken_to_overlap() -> None:
 
 def test_devices_and_costs_are_those_given() -> None:
     graph = asc.Graph("whole")
-    graph.include(part(), {"x": graph.input("x")}, on="cuda:1", seconds={"add": 2.0}, nbytes={"add": 8})
-    assert (graph.task("add").device, graph.task("add").seconds, graph.value("add").nbytes) == ("cuda:1", 2.0, 8)
+    graph.include(
+        part(), {"x": graph.input("x")}, on="cuda:1", seconds={"add": 2.0}, nbytes={"add": 8}
+    )
+    assert (graph.task("add").device, graph.task("add").seconds, graph.value("add").nbytes) == (
+        "cuda:1",
+        2.0,
+        8,
+    )
     assert graph.task("getitem").device is None
     other = asc.Graph("other")
     other.include(part(), {"x": other.input("x")}, on={"add": "cuda:0"})
@@ -155,7 +168,9 @@ def test_what_does_not_fit_is_named_and_leaves_the_graph_as_it_was() -> None:
             graph.include(part(), inputs)
         other = asc.Graph("other")
     graph.add(abs, x, name="add")
-    with pytest.raises(asc.GraphError, match=r"name 'add' is already taken in graph 'whole'; give another prefix"):
+    with pytest.raises(
+        asc.GraphError, match=r"name 'add' is already taken in graph 'whole'; give another prefix"
+    ):
         graph.include(part(), {"x": x})
     assert [task.name for task in graph.tasks] == ["add"]
 
@@ -167,11 +182,16 @@ def test_a_graph_can_be_included_in_portions(graph: asc.Graph, data: st.DataObje
     names = [task.name for task in graph.tasks]
     while names:
         count = data.draw(st.integers(1, len(names)))
-        needed = {graph.values[use.value].name for name in names[:count] for use in graph.task(name).reads}
+        needed = {
+            graph.values[use.value].name for name in names[:count] for use in graph.task(name).reads
+        }
         values.update(
             new.include(graph, {n: v for n, v in values.items() if n in needed}, only=names[:count])
             if count < len(graph) or not names
-            else {graph.values[graph.outputs[n]].name: v for n, v in new.include(graph, values).items()}
+            else {
+                graph.values[graph.outputs[n]].name: v
+                for n, v in new.include(graph, values).items()
+            }
         )
         names = names[count:]
     new.output(**{name: values[graph.values[index].name] for name, index in graph.outputs.items()})

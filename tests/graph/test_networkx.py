@@ -24,7 +24,9 @@ def same(a, b):
 
 
 def test_nodes_become_tasks_and_sinks_outputs():
-    dag = networkx.DiGraph([("load", "left"), ("load", "right"), ("left", "join"), ("right", "join")], name="diamond")
+    dag = networkx.DiGraph(
+        [("load", "left"), ("load", "right"), ("left", "join"), ("right", "join")], name="diamond"
+    )
     assert str(Graph.from_networkx(dag)) == text("""
         graph diamond
           load()
@@ -52,7 +54,10 @@ def test_attributes_become_costs_functions_and_constraints():
     assert graph.name == "arithmetic"
     assert graph.run_serial() == {"minus": 1}  # arguments in the order of the edges
     assert (graph.task("two").seconds, graph.value("two").nbytes) == (1.5, 8)
-    assert (graph.task("three").seconds, graph.task("three").device) == ({"cpu": 1.0, "cuda:0": 2.0}, "cpu")
+    assert (graph.task("three").seconds, graph.task("three").device) == (
+        {"cpu": 1.0, "cuda:0": 2.0},
+        "cpu",
+    )
 
 
 def test_an_order_edge_carries_no_data():
@@ -84,7 +89,13 @@ def test_an_edge_with_bytes_of_its_own_is_a_value_of_its_own():
 
 def test_names_that_cannot_be_are_made_to_fit():
     dag = networkx.DiGraph([(1, "1"), ("1", "a b"), ("a b", "x@2"), ("x@2", "")])
-    assert [task.name for task in Graph.from_networkx(dag).tasks] == ["1", "1_1", "ab", "x_2", "task"]
+    assert [task.name for task in Graph.from_networkx(dag).tasks] == [
+        "1",
+        "1_1",
+        "ab",
+        "x_2",
+        "task",
+    ]
 
 
 # ---- and back
@@ -101,8 +112,17 @@ def test_tasks_become_nodes_and_dependencies_edges_with_a_kind():
     functions = dict(dag.nodes(data="fn"))
     assert list(functions) == ["add", "imul", "last"]
     assert (functions["add"], functions["last"]) == (operator.add, operator.neg)
-    assert dag.nodes["last"] == {"fn": operator.neg, "seconds": 2.0, "nbytes": 4, "device": "cuda:0"}
-    assert list(dag.edges(data="kind")) == [("add", "imul", "anti"), ("add", "last", "data"), ("imul", "last", "order")]
+    assert dag.nodes["last"] == {
+        "fn": operator.neg,
+        "seconds": 2.0,
+        "nbytes": 4,
+        "device": "cuda:0",
+    }
+    assert list(dag.edges(data="kind")) == [
+        ("add", "imul", "anti"),
+        ("add", "last", "data"),
+        ("imul", "last", "order"),
+    ]
 
 
 @st.composite
@@ -110,12 +130,20 @@ def dags(draw):
     """Draw a dag as from_networkx reads it: names as nodes, costs, order edges, edges with bytes of their own."""
     dag = networkx.DiGraph(name="drawn")
     for i in range(draw(st.integers(0, 8))):
-        facts = {"seconds": st.floats(0, 9), "nbytes": st.integers(0, 9), "device": st.sampled_from(["cpu", "cuda:0"])}
-        dag.add_node(f"n{i}", **{key: draw(value) for key, value in facts.items() if draw(st.booleans())})
+        facts = {
+            "seconds": st.floats(0, 9),
+            "nbytes": st.integers(0, 9),
+            "device": st.sampled_from(["cpu", "cuda:0"]),
+        }
+        dag.add_node(
+            f"n{i}", **{key: draw(value) for key, value in facts.items() if draw(st.booleans())}
+        )
         for before in sorted(draw(st.sets(st.integers(0, i - 1), max_size=3))) if i else ():
             kind = draw(st.sampled_from(["data", "data", "order"]))
             nbytes = draw(st.none() | st.integers(0, 9)) if kind == "data" else None
-            dag.add_edge(f"n{before}", f"n{i}", kind=kind, **({} if nbytes is None else {"nbytes": nbytes}))
+            dag.add_edge(
+                f"n{before}", f"n{i}", kind=kind, **({} if nbytes is None else {"nbytes": nbytes})
+            )
     return dag
 
 
@@ -140,7 +168,10 @@ def test_networkx_there_and_back(dag):
     ],
 )
 def test_what_is_no_dag(dag):
-    with pytest.raises(GraphError, match=f"^{re.escape(f'from_networkx needs a DiGraph without cycles, got {dag}')}$"):
+    with pytest.raises(
+        GraphError,
+        match=f"^{re.escape(f'from_networkx needs a DiGraph without cycles, got {dag}')}$",
+    ):
         Graph.from_networkx(dag)
 
 
@@ -148,6 +179,8 @@ def test_a_function_whose_result_would_travel_in_parts():
     dag = networkx.DiGraph()
     dag.add_node("a", fn=lambda: 1)
     dag.add_edge("a", "b", nbytes=3)
-    message = "node 'a' has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
+    message = (
+        "node 'a' has a fn, so its edges cannot have nbytes of their own: a run copies all of it"
+    )
     with pytest.raises(GraphError, match=f"^{re.escape(message)}$"):
         Graph.from_networkx(dag)

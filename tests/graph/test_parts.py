@@ -13,7 +13,10 @@ from autosched.graph.parts import Accesses, Index, Looks, Part
 
 whole = st.none() | st.integers(-7, 7)
 keys = st.one_of(
-    st.integers(-7, 7), st.none(), st.just(...), st.builds(slice, whole, whole, st.none() | st.integers(1, 3))
+    st.integers(-7, 7),
+    st.none(),
+    st.just(...),
+    st.builds(slice, whole, whole, st.none() | st.integers(1, 3)),
 )
 dims = st.integers(-3, 3)
 
@@ -31,8 +34,13 @@ moves = st.one_of(
     st.tuples(st.just("permute"), st.permutations([0, 1, 2]).map(tuple)),
     st.tuples(st.just("expand"), st.tuples(st.just(2), st.just(-1), st.just(-1))),
     st.tuples(st.just("unfold"), st.tuples(st.just(0), st.just(2), st.just(1))),
-    st.tuples(st.sampled_from(["chunk", "split", "tensor_split"]), st.tuples(st.integers(1, 3), st.integers(0, 1))),
-    st.tuples(st.just("tensor_split"), st.tuples(st.lists(st.integers(-4, 5), min_size=1, max_size=3))),
+    st.tuples(
+        st.sampled_from(["chunk", "split", "tensor_split"]),
+        st.tuples(st.integers(1, 3), st.integers(0, 1)),
+    ),
+    st.tuples(
+        st.just("tensor_split"), st.tuples(st.lists(st.integers(-4, 5), min_size=1, max_size=3))
+    ),
     st.tuples(st.just("as_strided"), st.tuples(st.just((2,)), st.just((1,)), st.integers(0, 4))),
     st.tuples(st.just("unbind"), st.tuples(st.integers(0, 1))),
 )
@@ -60,7 +68,9 @@ def walk(looks: Looks, root: Part, tensor: torch.Tensor, chain: list[Any]) -> tu
 
 
 @given(shape=shapes, chains=st.lists(st.lists(moves, max_size=4), min_size=2, max_size=4))
-def test_parts_that_are_called_apart_share_no_element(shape: list[int], chains: list[list[Any]]) -> None:
+def test_parts_that_are_called_apart_share_no_element(
+    shape: list[int], chains: list[list[Any]]
+) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
     looks = Looks()
     root = looks.root()
@@ -105,7 +115,9 @@ class Expression:
         return Expression(self.looks, self.looks.item(self.part, key))
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: Expression(self.looks, self.looks.view(self.part, name, args, kwargs))
+        return lambda *args, **kwargs: Expression(
+            self.looks, self.looks.view(self.part, name, args, kwargs)
+        )
 
 
 LOOKS = Looks()
@@ -175,14 +187,19 @@ def test_these_may_overlap(a: str, b: str) -> None:
     assert part(b).overlaps(part(a))
 
 
-@pytest.mark.parametrize(("a", "b"), [("x", "x[1]"), ("x[:4]", "x[1:3]"), ("x[:4]", "x[2, 5]"), ("x[::2]", "x[2::4]")])
+@pytest.mark.parametrize(
+    ("a", "b"), [("x", "x[1]"), ("x[:4]", "x[1:3]"), ("x[:4]", "x[2, 5]"), ("x[::2]", "x[2::4]")]
+)
 def test_a_part_covers_what_lies_in_it(a: str, b: str) -> None:
     assert part(a).covers(part(b))
     assert not part(b).covers(part(a))
 
 
 accesses = st.lists(
-    st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 4), st.sampled_from([False] * 9 + [True])), max_size=40
+    st.tuples(
+        st.booleans(), st.integers(0, 9), st.integers(1, 4), st.sampled_from([False] * 9 + [True])
+    ),
+    max_size=40,
 )
 
 
@@ -196,7 +213,11 @@ def test_accesses_order_what_conflicts_directly_or_through_others(
     parts = [x if all_ else looks.item(x, slice(a, a + n)) for _, a, n, all_ in drawn]
     reached: list[set[int]] = []
     for i, (writes, *_) in enumerate(drawn):
-        before = [w for ws in found.write(parts[i], i) for w in ws] if writes else found.read(parts[i], i)
+        before = (
+            [w for ws in found.write(parts[i], i) for w in ws]
+            if writes
+            else found.read(parts[i], i)
+        )
         reached.append(set(before).union(*(reached[j] for j in before)))
     for i, (writes, *_) in enumerate(drawn):
         for j in range(i):
@@ -209,8 +230,12 @@ def test_accesses_order_what_conflicts_directly_or_through_others(
 def test_an_index_finds_all_that_overlaps(drawn: list[tuple[int, int, bool]]) -> None:
     looks, index = Looks(), Index[int]()
     x = looks.root()
-    parts = [looks.item(x, slice(a, b) if rows else (slice(None), slice(a, b))) for a, b, rows in drawn]
+    parts = [
+        looks.item(x, slice(a, b) if rows else (slice(None), slice(a, b))) for a, b, rows in drawn
+    ]
     for i, made in enumerate(parts):
         index.setdefault(made, i)
     for asked in (x, *parts):
-        assert {found for found, _ in index.overlapping(asked)} == {p for p in parts if p.overlaps(asked)}
+        assert {found for found, _ in index.overlapping(asked)} == {
+            p for p in parts if p.overlaps(asked)
+        }

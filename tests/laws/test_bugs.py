@@ -38,7 +38,9 @@ def placed(**device: str) -> Callable[..., asc.Placement]:
     return policy
 
 
-def run(graph: asc.Graph, backend: Any = "emulated", policy: Any = "single", **inputs: Any) -> dict[str, Any]:
+def run(
+    graph: asc.Graph, backend: Any = "emulated", policy: Any = "single", **inputs: Any
+) -> dict[str, Any]:
     with asc.schedule(graph, MACHINE, policy=policy, backend=backend) as schedule:
         return schedule(**inputs)
 
@@ -51,13 +53,17 @@ def test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_r
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(drawn=graph.add(lambda x: x + torch.rand(2), x, random=True, name="drawn"))
-    graph.add(lambda x: x.copy_(torch.rand(2)), x, writes=[x], random=True, name="redrawn", outputs=0)
+    graph.add(
+        lambda x: x.copy_(torch.rand(2)), x, writes=[x], random=True, name="redrawn", outputs=0
+    )
     for seed in range(8):
         backend = Virtual(random.Random(seed).choice)
         torch.manual_seed(0)
         expected = graph.run_serial(x=torch.zeros(2))["drawn"]
         torch.manual_seed(0)
-        assert torch.equal(run(graph, backend, placed(drawn="cuda:0"), x=torch.zeros(2))["drawn"], expected)
+        assert torch.equal(
+            run(graph, backend, placed(drawn="cuda:0"), x=torch.zeros(2))["drawn"], expected
+        )
 
 
 def test_after_had_no_effect_where_the_later_task_also_wrote_what_the_earlier_read() -> None:
@@ -83,7 +89,9 @@ def test_a_result_that_aliased_the_second_of_two_views_was_freed_with_it_while_i
     view = x.view(2, 3)
     picked = graph.add(lambda x, view: view, x, view, aliases=view, name="picked")
     graph.output(y=graph.add(lambda p: p + 1, picked, name="y"))
-    with pytest.raises(asc.ScheduleError, match="'picked' is placed on 'cuda:0' but must run on 'cpu'"):
+    with pytest.raises(
+        asc.ScheduleError, match="'picked' is placed on 'cuda:0' but must run on 'cpu'"
+    ):
         asc.schedule(graph, MACHINE, policy=placed(picked="cuda:0"))
     assert run(graph, policy="heft", x=torch.arange(6.0))["y"].shape == (2, 3)
 
@@ -125,7 +133,9 @@ def test_an_input_whose_shape_a_task_changed_elsewhere_came_back_with_the_old_sh
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=x.squeeze_(0))
-    with pytest.raises(asc.TaskError, match=r"changed its shape to \(3,\), and it lives elsewhere as \(1, 3\)"):
+    with pytest.raises(
+        asc.TaskError, match=r"changed its shape to \(3,\), and it lives elsewhere as \(1, 3\)"
+    ):
         run(graph, policy=placed(squeeze="cuda:0"), x=torch.ones(1, 3))
     with pytest.raises(ValueError, match="changed how many items the list has"):
         copy_in_host_memory([1], [1, 2])
@@ -155,13 +165,17 @@ def test_a_parameter_asked_for_no_gradient_where_it_was_copied_to() -> None:
         lambda x: x.graph.add(torch.Tensor.byte, x.byte()),
     ],
 )
-def test_functions_of_torch_that_may_return_their_argument_were_refused(build: Callable[[Any], Any]) -> None:
+def test_functions_of_torch_that_may_return_their_argument_were_refused(
+    build: Callable[[Any], Any],
+) -> None:
     graph = asc.Graph()
     graph.output(y=build(graph.input("x")) + 1)
     assert run(graph, x=torch.arange(6.0))["y"].sum() == 21
 
 
-def test_a_dropout_that_drops_was_taken_for_a_view_which_kept_what_was_written_behind_it_at_home() -> None:
+def test_a_dropout_that_drops_was_taken_for_a_view_which_kept_what_was_written_behind_it_at_home() -> (
+    None
+):
     graph = asc.Graph()
     dropped = graph.add(torch.nn.functional.dropout, graph.input("x"), on="cuda:0")
     graph.output(y=graph.add(torch.relu_, dropped, on="cuda:0"))
@@ -194,7 +208,9 @@ def test_the_weights_of_a_bare_batch_norm_were_taken_for_its_statistics() -> Non
     graph = asc.Graph()
     x, weight, bias, mean, var = graph.inputs("x", "weight", "bias", "mean", "var")
     torch.batch_norm(x, weight, bias, mean, var, True, 0.1, 1e-5, False)  # type: ignore[arg-type]
-    graph.add(torch.ops.aten.native_batch_norm, x, weight, bias, mean, var, True, 0.1, 1e-5, outputs=3)
+    graph.add(
+        torch.ops.aten.native_batch_norm, x, weight, bias, mean, var, True, 0.1, 1e-5, outputs=3
+    )
     for task in graph.tasks:
         assert [graph.values[use.value].name for use in task.writes] == ["mean", "var"]
 
@@ -217,7 +233,9 @@ def test_im2col_was_taken_for_a_view_that_costs_nothing() -> None:
         torch.nn.MultiheadAttention(2, 1, dropout=0.5),
     ],
 )
-def test_functions_that_draw_random_numbers_under_less_known_names_kept_no_order(fn: Callable[..., Any]) -> None:
+def test_functions_that_draw_random_numbers_under_less_known_names_kept_no_order(
+    fn: Callable[..., Any],
+) -> None:
     graph = asc.Graph()
     for name in ("x", "y"):
         graph.add(fn, graph.input(name))
@@ -336,11 +354,17 @@ TOO_MUCH: list[Any] = [math.inf, math.nan, -1, 10**400, True, "8"]
 
 
 @pytest.mark.parametrize("nbytes", TOO_MUCH)
-def test_bytes_that_are_no_finite_number_led_policies_astray_and_made_times_that_are_no_numbers(nbytes: Any) -> None:
+def test_bytes_that_are_no_finite_number_led_policies_astray_and_made_times_that_are_no_numbers(
+    nbytes: Any,
+) -> None:
     graph = asc.Graph()
-    with pytest.raises(asc.GraphError, match="nbytes of task 'a' must be a number, 0 or more, and finite, got "):
+    with pytest.raises(
+        asc.GraphError, match="nbytes of task 'a' must be a number, 0 or more, and finite, got "
+    ):
         graph.add(abs, graph.input("x"), name="a", nbytes=nbytes)
-    with pytest.raises(asc.ScheduleError, match="nbytes of 'a' must be a number, 0 or more, and finite, got "):
+    with pytest.raises(
+        asc.ScheduleError, match="nbytes of 'a' must be a number, 0 or more, and finite, got "
+    ):
         asc.Costs.table({}, {"a": nbytes})
 
 
@@ -349,7 +373,9 @@ def test_seconds_that_are_no_number_were_found_when_planning_or_never(seconds: A
     graph = asc.Graph()
     x = graph.input("x")
     for number in (seconds, {"cpu": 1.0, "cuda:0": seconds}):
-        with pytest.raises(asc.GraphError, match="seconds of task 'a' must be numbers, 0 or more, got "):
+        with pytest.raises(
+            asc.GraphError, match="seconds of task 'a' must be numbers, 0 or more, got "
+        ):
             graph.add(abs, x, name="a", seconds=number)
     assert graph.tasks == []
 
@@ -359,7 +385,9 @@ def test_seconds_that_are_no_number_were_found_when_planning_or_never(seconds: A
 def test_a_task_that_can_run_nowhere_is_named(policy: str, seconds: Any) -> None:
     graph = asc.Graph()
     graph.output(a=graph.add(abs, graph.input("x"), name="a", seconds=seconds))
-    with pytest.raises(asc.ScheduleError, match=r"task 'a' can run nowhere: of 'cpu', .* are finite on none"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"task 'a' can run nowhere: of 'cpu', .* are finite on none"
+    ):
         asc.schedule(graph, MACHINE, policy=policy)
 
 
@@ -377,7 +405,9 @@ def test_a_task_that_ends_later_than_a_float_can_say_is_named(policy: str, share
 def test_a_copy_that_takes_longer_than_a_float_can_say_is_refused(policy: str) -> None:
     graph = asc.Graph()
     graph.output(a=graph.add(abs, graph.input("x"), name="a", on="cuda:0"))
-    machine = asc.Machine([asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e-10)])
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", 1e-10)]
+    )
     with pytest.raises(asc.ScheduleError, match=r"later than a float can say|take for ever"):
         asc.schedule(graph, machine, policy=policy, costs=asc.Costs(default_nbytes=1e300))
 
@@ -388,15 +418,21 @@ def nested(item: Any, deep: int) -> Any:
     return item
 
 
-def test_arguments_in_lists_in_lists_ended_the_stack_and_so_did_lists_that_hold_themselves() -> None:
+def test_arguments_in_lists_in_lists_ended_the_stack_and_so_did_lists_that_hold_themselves() -> (
+    None
+):
     graph = asc.Graph()
     x = graph.input("x")
     endless: list[Any] = [x]
     endless += [endless, endless]
     for tree in (nested(x, 1000), {"a": nested(x, 100)}, endless):
-        with pytest.raises(asc.GraphError, match="task 'a' has arguments nested more than 100 deep"):
+        with pytest.raises(
+            asc.GraphError, match="task 'a' has arguments nested more than 100 deep"
+        ):
             graph.add(len, tree, name="a")
-        with pytest.raises(asc.GraphError, match="task 'len' has arguments nested more than 100 deep"):
+        with pytest.raises(
+            asc.GraphError, match="task 'len' has arguments nested more than 100 deep"
+        ):
             graph.add(len, items=tree)
         with pytest.raises(asc.GraphError, match="task 'a' has outputs= nested more than 100 deep"):
             graph.add(len, x, name="a", outputs=tree)
@@ -410,9 +446,13 @@ def test_a_constant_could_be_asked_for_by_another_name_which_then_named_nothing(
     tensor = torch.ones(2)
     w = graph.constant(tensor, "w")
     assert graph.constant(tensor) is graph.constant(tensor, "w") is w
-    with pytest.raises(asc.GraphError, match="the tensor is constant 'w' of graph 'graph' already, got name 'v'"):
+    with pytest.raises(
+        asc.GraphError, match="the tensor is constant 'w' of graph 'graph' already, got name 'v'"
+    ):
         graph.constant(tensor, "v")
-    with pytest.raises(asc.GraphError, match="a name must be a string without spaces and '@', got ''"):
+    with pytest.raises(
+        asc.GraphError, match="a name must be a string without spaces and '@', got ''"
+    ):
         graph.constant(torch.ones(3), "")
 
 
@@ -423,7 +463,10 @@ def test_a_backend_that_two_schedules_were_given_mixed_up_their_clocks_and_event
     first, second = (asc.schedule(graph, MACHINE, backend=backend) for _ in range(2))
     assert first(x=1) == {"y": 2}
     for _ in range(2):
-        with pytest.raises(asc.ScheduleError, match=r"Emulated.* serves another schedule, which is not closed; make a"):
+        with pytest.raises(
+            asc.ScheduleError,
+            match=r"Emulated.* serves another schedule, which is not closed; make a",
+        ):
             second(x=1)
     assert first(x=1) == {"y": 2}
     first.close()
@@ -443,8 +486,16 @@ def simple() -> asc.Graph:
         ("costs", {"a": 1.0}, r"costs must be Costs, or None for a guess, got \{'a': 1.0\}"),
         ("examples", 3, "examples must be an input of each name, as a mapping, got 3"),
         ("examples", {1: 2}, "misses input 'x'|was given 1"),
-        ("inputs", ["x"], r"inputs must be a device, or a mapping with one for each input, got \['x'\]"),
-        ("outputs", [], r"outputs must be a device, or a mapping with one for each output, got \[\]"),
+        (
+            "inputs",
+            ["x"],
+            r"inputs must be a device, or a mapping with one for each input, got \['x'\]",
+        ),
+        (
+            "outputs",
+            [],
+            r"outputs must be a device, or a mapping with one for each output, got \[\]",
+        ),
         ("outputs", {"y": ["cpu"]}, r"the machine has no device \['cpu'\]"),
         (
             "backend",
@@ -486,19 +537,24 @@ def test_arguments_of_another_kind_ended_schedule_with_an_error_of_pythons(
 @pytest.mark.parametrize("graph", [None, "graph", asc.Graph])
 def test_what_is_no_graph_is_said_to_be_none(graph: Any) -> None:
     calls = (asc.schedule, lambda given, _: asc.load("/nowhere", given))
-    for call in calls if graph is not None else calls[:1]:  # a schedule can be looked at without its graph
+    for call in (
+        calls if graph is not None else calls[:1]
+    ):  # a schedule can be looked at without its graph
         with pytest.raises(asc.ScheduleError, match="graph must be a Graph, got "):
             call(graph, MACHINE)
 
 
 def test_what_is_no_program_is_said_to_be_none() -> None:
     with pytest.raises(
-        asc.ProgramError, match=r"verify needs a Program, got 'cpu/compute  run a'; Program.parse reads"
+        asc.ProgramError,
+        match=r"verify needs a Program, got 'cpu/compute  run a'; Program.parse reads",
     ):
         asc.verify("cpu/compute  run a", simple())  # type: ignore[arg-type]
 
 
-def test_writes_and_after_that_are_no_lists_and_names_that_are_no_strings_ended_with_an_error_of_pythons() -> None:
+def test_writes_and_after_that_are_no_lists_and_names_that_are_no_strings_ended_with_an_error_of_pythons() -> (
+    None
+):
     graph = asc.Graph()
     x = graph.input("x")
     with pytest.raises(asc.GraphError, match="writes= needs one item or a list of them, got None"):
@@ -523,15 +579,24 @@ def test_writes_and_after_that_are_no_lists_and_names_that_are_no_strings_ended_
         ("graph", None, "graph must be a Graph, got None"),
     ],
 )
-def test_arguments_of_another_kind_ended_a_check_with_an_error_of_pythons(option: str, item: Any, message: str) -> None:
-    given: dict[str, Any] = {"graph": simple(), "machine": MACHINE, "examples": {"x": torch.ones(1)}, option: item}
+def test_arguments_of_another_kind_ended_a_check_with_an_error_of_pythons(
+    option: str, item: Any, message: str
+) -> None:
+    given: dict[str, Any] = {
+        "graph": simple(),
+        "machine": MACHINE,
+        "examples": {"x": torch.ones(1)},
+        option: item,
+    }
     with pytest.raises(asc.AutoschedError, match=message):
         asc.testing.check(**given)
 
 
 def test_a_wait_for_what_is_not_recorded_ended_the_simulation_with_a_key_error() -> None:
     program = asc.Program.parse("cpu/compute  wait e3\ncpu/compute  record e3")
-    with pytest.raises(asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"):
+    with pytest.raises(
+        asc.ProgramError, match="cpu/compute waits for e3, which is not recorded before"
+    ):
         asc.simulate(program, simple(), MACHINE, asc.Costs())
 
 
@@ -594,7 +659,9 @@ class Trainer:
         torch.optim.Adam(list(MODEL.parameters())[:1]).zero_grad,
     ],
 )
-def test_a_module_that_was_reached_in_a_roundabout_way_kept_no_order(fn: Callable[..., Any]) -> None:
+def test_a_module_that_was_reached_in_a_roundabout_way_kept_no_order(
+    fn: Callable[..., Any],
+) -> None:
     graph = asc.Graph()
     graph.add(MODEL, graph.input("x"))
     graph.add(fn, graph.input("y"))
@@ -610,7 +677,9 @@ def test_a_function_that_calls_itself_was_looked_through_for_ever() -> None:
     assert run(graph, x=2)["y"] == 8
 
 
-def test_rows_were_taken_to_be_apart_from_what_were_columns_before_a_transposition_in_place() -> None:
+def test_rows_were_taken_to_be_apart_from_what_were_columns_before_a_transposition_in_place() -> (
+    None
+):
     graph = asc.Graph()
     x = graph.input("x")
     upper = x[:2]
@@ -642,9 +711,13 @@ def test_a_list_of_tensors_that_share_memory_was_written_as_if_they_were_apart()
     x[0].add_(1)
     x[1].mul_(2)
     tensor = torch.ones(3)
-    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"):
+    with pytest.raises(
+        asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"
+    ):
         run(graph, x=[tensor, tensor[1:]])
-    with pytest.raises(asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"):
+    with pytest.raises(
+        asc.HazardError, match="tensors in 'x' share memory with each other, and it is written"
+    ):
         run(graph, x=[tensor.numpy(), tensor.numpy()])
     assert tensor.tolist() == [1.0, 1.0, 1.0]
     run(graph, x=[tensor[:1], tensor[1:]])
@@ -664,13 +737,17 @@ def test_tensors_that_share_memory_came_apart_where_they_were_copied_to_be_writt
         run(graph, policy=placed(change="cuda:0"), x=[tensor, tensor])
 
 
-def test_a_task_that_returns_tensors_that_share_memory_as_one_value_must_not_have_them_written() -> None:
+def test_a_task_that_returns_tensors_that_share_memory_as_one_value_must_not_have_them_written() -> (
+    None
+):
     graph = asc.Graph()
     made = graph.add(twice, graph.input("x"))
     graph.output(y=made[0])
     assert run(graph, x=torch.ones(2))["y"].tolist() == [2.0, 2.0]
     made[1].add_(1)
-    with pytest.raises(asc.HazardError, match="'twice' returned 'twice', which is written, with tensors that share"):
+    with pytest.raises(
+        asc.HazardError, match="'twice' returned 'twice', which is written, with tensors that share"
+    ):
         run(graph, x=torch.ones(2))
 
 
@@ -691,14 +768,18 @@ def test_arrays_that_share_memory_were_written_all_the_same(x: Any) -> None:
 def test_what_a_task_did_to_an_array_and_did_not_declare_was_not_found() -> None:
     graph = asc.Graph()
     graph.add(add_one, graph.input("x"), outputs=0)
-    with pytest.raises(asc.HazardError, match="wrote its argument 'x' in place without declaring it"):
+    with pytest.raises(
+        asc.HazardError, match="wrote its argument 'x' in place without declaring it"
+    ):
         run(graph, x=ARRAY.copy())
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=graph.add(lambda x: x[1:], x, name="rest"))
     run(graph, x=ARRAY.copy())  # nothing is written, and no one frees an array that is in use
     graph.add(add_one, x, writes=[x], outputs=0)
-    with pytest.raises(asc.HazardError, match="result 'rest' of task 'rest' shares memory with 'x'"):
+    with pytest.raises(
+        asc.HazardError, match="result 'rest' of task 'rest' shares memory with 'x'"
+    ):
         run(graph, x=ARRAY.copy())
 
 
@@ -707,7 +788,9 @@ def test_a_tensor_of_inference_mode_has_no_version_and_was_not_watched() -> None
     graph.add(torch.inference_mode()(add_one), graph.input("x"), outputs=0)
     with torch.inference_mode():
         x = torch.ones(2)
-    with pytest.raises(asc.HazardError, match="wrote its argument 'x' in place without declaring it"):
+    with pytest.raises(
+        asc.HazardError, match="wrote its argument 'x' in place without declaring it"
+    ):
         run(graph, x=x)
 
 
@@ -781,7 +864,9 @@ def test_at_the_end_no_wait_is_left_out_that_only_a_left_out_one_implied() -> No
         Run(b, "other"),
     ]
     after = [[], [0], [0], [0], [1]]  # so b is behind a's use in the end, and c is not
-    found = insert_events(instructions, Hazards.of(after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})]))
+    found = insert_events(
+        instructions, Hazards.of(after, [Block("x", 0, owner, {a: 1, b: 2, c: 3})])
+    )
     assert [str(i) for i in found[-5:-1]] == ["record e2", "wait e2", "record e3", "wait e3"]
     assert found[-1] == Free(owner, "x", 0)
 
@@ -794,7 +879,9 @@ def test_as_strided_counted_in_the_memory_of_a_copy(made: bool) -> None:
         x = graph.add(lambda x: (x + 0)[8:18], x, name="part", on="cpu")
     graph.output(y=graph.add(torch.as_strided_copy, x, (2,), (1,), 8, on="cuda:0"))
     whole = torch.arange(20.0)
-    with pytest.raises(asc.HazardError, match="begins at element 8 of its memory, from which as_strided counts"):
+    with pytest.raises(
+        asc.HazardError, match="begins at element 8 of its memory, from which as_strided counts"
+    ):
         run(graph, x=whole if made else whole[8:18])
 
 
@@ -804,7 +891,9 @@ def test_as_strided_counts_in_the_memory_of_a_copy_as_in_what_was_copied() -> No
     with graph.on("cuda:0"):
         x.add_(1)
         graph.output(y=x.as_strided((2,), (1,), 8) + 0, z=x[3:].as_strided((2,), (2,)) + 0)
-    with pytest.raises(asc.HazardError, match=r"'x' has gaps in memory, strides \(2,\), where as_strided may look"):
+    with pytest.raises(
+        asc.HazardError, match=r"'x' has gaps in memory, strides \(2,\), where as_strided may look"
+    ):
         run(graph, x=torch.arange(20.0)[::2])
     found = run(graph, x=torch.arange(20.0)[8:18].clone())
     assert (found["y"].tolist(), found["z"].tolist()) == ([17.0, 18.0], [12.0, 14.0])

@@ -42,7 +42,9 @@ def serial(graph: asc.Graph) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
 
 def assert_equals_serial(schedule: asc.Schedule, graph: asc.Graph, runs: int = 3) -> None:
     expected, expected_inputs = serial(graph)
-    for _ in range(runs):  # the first run is watched, later ones are not; nothing may be left behind by one
+    for _ in range(
+        runs
+    ):  # the first run is watched, later ones are not; nothing may be left behind by one
         torch.manual_seed(3)
         inputs = inputs_for(graph)
         outputs = schedule(**inputs)
@@ -89,9 +91,13 @@ def test_law_1_a_scheduled_run_equals_the_serial_run_on_threads(
 
 
 @given(graph=graphs(), machine=machines(), data=st.data())
-def test_law_1_outputs_go_where_they_are_wanted(graph: asc.Graph, machine: asc.Machine, data: st.DataObject) -> None:
+def test_law_1_outputs_go_where_they_are_wanted(
+    graph: asc.Graph, machine: asc.Machine, data: st.DataObject
+) -> None:
     wanted = {label: data.draw(st.sampled_from(DEVICES)) for label in graph.outputs}
-    with asc.schedule(graph, machine, policy="heft", costs=COSTS, outputs=wanted, backend="host") as schedule:
+    with asc.schedule(
+        graph, machine, policy="heft", costs=COSTS, outputs=wanted, backend="host"
+    ) as schedule:
         assert dict(schedule.program.outputs) == wanted
         assert_equals_serial(schedule, graph)
 
@@ -102,12 +108,16 @@ def test_law_2_nothing_can_be_left_out(policy: str, graph: asc.Graph, machine: a
     program = asc.schedule(graph, machine, policy=policy, costs=COSTS).program
     for i, instruction in enumerate(program.instructions):
         assert isinstance(instruction, (Run, Copy, Record, Wait, Free))
-        shorter = replace(program, instructions=program.instructions[:i] + program.instructions[i + 1 :])
+        shorter = replace(
+            program, instructions=program.instructions[:i] + program.instructions[i + 1 :]
+        )
         try:
             verify(shorter, graph)
         except asc.ProgramError:
             continue
-        pytest.fail(f"accepted without line {i}, {instruction} on {instruction.stream}:\n{graph}\n{program}")
+        pytest.fail(
+            f"accepted without line {i}, {instruction} on {instruction.stream}:\n{graph}\n{program}"
+        )
 
 
 @given(graph=graphs(), machine=machines())
@@ -148,7 +158,11 @@ for policy in ("auto", "heft", "round_robin", "single"):
 """
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for seed in ("1", "2")
     ]
@@ -162,7 +176,9 @@ def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simu
     policy: str, graph: asc.Graph, machine: asc.Machine, data: st.DataObject
 ) -> None:
     for choose in (None, lambda ready: data.draw(st.sampled_from(ready))):
-        with asc.schedule(graph, machine, policy=policy, costs=COSTS, backend=Virtual(choose)) as schedule:
+        with asc.schedule(
+            graph, machine, policy=policy, costs=COSTS, backend=Virtual(choose)
+        ) as schedule:
             assert schedule.profile(**inputs_for(graph)) == schedule.simulate()
 
 
@@ -171,7 +187,10 @@ class AnyStep(Virtual):
 
     class Crew(Interleaver):
         def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-            steps = {name: [(n, step) for n, (_, step) in enumerate(line)] for name, line in tape.steps.items()}
+            steps = {
+                name: [(n, step) for n, (_, step) in enumerate(line)]
+                for name, line in tape.steps.items()
+            }
             return super().run(Tape(steps, tape.locks), deadline)
 
     def crew(self, threads: Sequence[str]) -> Team:
@@ -220,7 +239,9 @@ def test_law_6_a_failing_task_is_named_and_what_depends_on_it_does_not_run(
     with asc.schedule(spy, machine, policy="heft", costs=COSTS, backend=backend) as schedule:
         for _ in range(2):
             ran.clear()
-            with pytest.raises(asc.TaskError, match=rf"task '{graph.tasks[index].name}' on ") as error:
+            with pytest.raises(
+                asc.TaskError, match=rf"task '{graph.tasks[index].name}' on "
+            ) as error:
                 schedule(**inputs_for(graph))
             assert isinstance(error.value.__cause__, PlantedError)
             assert graph.tasks[index].source in str(error.value)
@@ -274,6 +295,10 @@ class Entered(Host):
 
 
 @given(graph=graphs(), machine=machines())
-def test_law_8_what_is_put_on_streams_finds_them_entered_by_its_thread(graph: asc.Graph, machine: asc.Machine) -> None:
-    with asc.schedule(graph, machine, policy="round_robin", costs=COSTS, backend=Entered()) as schedule:
+def test_law_8_what_is_put_on_streams_finds_them_entered_by_its_thread(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
+    with asc.schedule(
+        graph, machine, policy="round_robin", costs=COSTS, backend=Entered()
+    ) as schedule:
         assert_equals_serial(schedule, graph, runs=2)

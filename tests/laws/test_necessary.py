@@ -40,7 +40,9 @@ def agree(program: Program, graph: asc.Graph, what: str) -> bool:
     found, expected = refusal(program, graph), reference_refusal(program, graph)
     assert (found is None) == (expected is None), (
         f"{what}\nverify: {found}\nreference: {expected}\n{graph}\n\n{program}\n"
-        + "\n".join(f"{t.name}: {t.dependencies} changes {t.changes} part {t.part}" for t in graph.tasks)
+        + "\n".join(
+            f"{t.name}: {t.dependencies} changes {t.changes} part {t.part}" for t in graph.tasks
+        )
     )
     return found is None
 
@@ -55,14 +57,23 @@ def mutants(program: Program, source: random.Random) -> Iterator[tuple[str, Prog
     for i, line in enumerate(lines):
         yield changed(f"without line {i}: {line}", *lines[:i], *lines[i + 1 :])
         if i:
-            yield changed(f"line {i} one earlier: {line}", *lines[: i - 1], line, lines[i - 1], *lines[i + 1 :])
+            yield changed(
+                f"line {i} one earlier: {line}",
+                *lines[: i - 1],
+                line,
+                lines[i - 1],
+                *lines[i + 1 :],
+            )
         j = source.randrange(len(lines))
         rest = [*lines[:i], *lines[i + 1 :]]
         yield changed(f"line {i} moved to {j}: {line}", *rest[:j], line, *rest[j:])
         streams = [s for s in program.streams if s not in occupied(line)]
         if streams:
             yield changed(
-                f"line {i} elsewhere: {line}", *lines[:i], replace(line, stream=source.choice(streams)), *lines[i + 1 :]
+                f"line {i} elsewhere: {line}",
+                *lines[:i],
+                replace(line, stream=source.choice(streams)),
+                *lines[i + 1 :],
             )
 
 
@@ -83,7 +94,9 @@ def test_verify_refuses_exactly_what_the_reference_refuses(
 
 
 @given(graph=graphs(most=10), machine=machines())
-def test_no_wait_copy_record_or_free_can_be_left_out(graph: asc.Graph, machine: asc.Machine) -> None:
+def test_no_wait_copy_record_or_free_can_be_left_out(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
     """So lowering makes none too many, and the proof sees each that is missing."""
     program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
     for i, line in enumerate(program.instructions):
@@ -99,8 +112,14 @@ def test_a_free_before_the_wait_in_front_of_it_is_refused_or_does_not_need_it(
     program = asc.schedule(graph, machine, policy="heft", costs=COSTS).program
     lines = program.instructions
     for i in range(1, len(lines)):
-        if isinstance(lines[i], Free) and isinstance(lines[i - 1], Wait) and lines[i].stream == lines[i - 1].stream:
-            swapped = replace(program, instructions=(*lines[: i - 1], lines[i], lines[i - 1], *lines[i + 1 :]))
+        if (
+            isinstance(lines[i], Free)
+            and isinstance(lines[i - 1], Wait)
+            and lines[i].stream == lines[i - 1].stream
+        ):
+            swapped = replace(
+                program, instructions=(*lines[: i - 1], lines[i], lines[i - 1], *lines[i + 1 :])
+            )
             agree(swapped, graph, f"line {i} before its wait")
 
 
@@ -110,7 +129,9 @@ def test_the_mutants_are_of_both_kinds() -> None:
 
     @given(graph=graphs(most=10), machine=machines(), seed=st.integers(0, 999))
     def collect(graph: asc.Graph, machine: asc.Machine, seed: int) -> None:
-        found.append(counts(graph, asc.schedule(graph, machine, policy="heft", costs=COSTS).program, seed))
+        found.append(
+            counts(graph, asc.schedule(graph, machine, policy="heft", costs=COSTS).program, seed)
+        )
 
     collect()
     tried, accepted = (sum(column) for column in zip(*found, strict=True))

@@ -1,7 +1,8 @@
 """The tests of the tests: what verify refuses does go wrong, and what orders it claims are there.
 
-A happens-before relation by brute force stands beside the vector clocks, and programs with a wait left out are run in
-all their interleavings: one gives a wrong result, or there is a reason why none does.
+A happens-before relation by brute force stands beside the vector clocks, and programs with a wait
+left out are run in all their interleavings: one gives a wrong result, or there is a reason why none
+does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from hypothesis import strategies as st
 import autosched as asc
 from autosched._lib.tree import transform
 from autosched.graph.graph import Task, Value
-from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Free,
+    Instruction,
+    Program,
+    Record,
+    Run,
+    Stream,
+    Wait,
+    occupied,
+)
 from autosched.program.vector_clocks import Clocks, Stamp, alone
 from autosched.testing import contrary, explore, graphs, inputs_for, machines, races
 from autosched.testing.comparing import bits
@@ -37,7 +48,11 @@ def happens_before(program: Program) -> set[tuple[int, int]]:
         for a in range(b):
             earlier = program.instructions[a]
             same_stream = set(occupied(earlier)) & set(occupied(later))
-            event = isinstance(earlier, Record) and isinstance(later, Wait) and earlier.event == later.event
+            event = (
+                isinstance(earlier, Record)
+                and isinstance(later, Wait)
+                and earlier.event == later.event
+            )
             if same_stream or event:
                 pairs.add((a, b))
     for middle in range(len(program)):
@@ -48,7 +63,9 @@ def happens_before(program: Program) -> set[tuple[int, int]]:
 
 
 @given(graph=graphs(most=8), machine=machines())
-def test_vector_clocks_know_exactly_what_happens_before_what(graph: asc.Graph, machine: asc.Machine) -> None:
+def test_vector_clocks_know_exactly_what_happens_before_what(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
     assert_clocks_know(asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program)
 
 
@@ -60,7 +77,10 @@ def thrown_together(draw: st.DrawFn) -> Program:
     for i in range(draw(st.integers(8, 20))):
         one, other = draw(st.permutations(streams))[:2]
         recorded = [item.event for item in instructions if isinstance(item, Record)]
-        kinds: list[Instruction] = [Run(one, f"t{i}"), Copy(one, f"t{i}", 0, "cuda:0", "cuda:1", other)]
+        kinds: list[Instruction] = [
+            Run(one, f"t{i}"),
+            Copy(one, f"t{i}", 0, "cuda:0", "cuda:1", other),
+        ]
         kinds += [Copy(one, f"t{i}", 0, "cuda:0", "cuda:1"), Record(one, len(recorded))] + [
             Wait(one, event) for event in recorded
         ]
@@ -100,7 +120,11 @@ def assert_clocks_know(program: Program) -> None:
         streams = [clocks.index[stream] for stream in occupied(instruction)]
         if isinstance(instruction, Wait):
             clocks.catch_up(streams[0], events[instruction.event])
-        known = {a for a, stamp in stamps.items() if any(clocks.passed(stamp, stream) for stream in streams)}
+        known = {
+            a
+            for a, stamp in stamps.items()
+            if any(clocks.passed(stamp, stream) for stream in streams)
+        }
         assert known == {a for a in stamps if (a, b) in expected}
         if isinstance(instruction, (Run, Copy)):
             stamps[b] = clocks.advance(*streams)
@@ -117,7 +141,9 @@ def corpus(n: int, views: bool):
     @given(graph=graphs(views=views), machine=machines(most_streams=2))
     def collect(graph: asc.Graph, machine: asc.Machine) -> None:
         program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
-        waits = [i for i, instruction in enumerate(program.instructions) if isinstance(instruction, Wait)]
+        waits = [
+            i for i, instruction in enumerate(program.instructions) if isinstance(instruction, Wait)
+        ]
         if waits and len(found) < n:
             left_out = source.choice(waits)
             kept = program.instructions[:left_out] + program.instructions[left_out + 1 :]
@@ -147,7 +173,11 @@ def verdict(program: Program, graph: asc.Graph, machine: asc.Machine, refusal: s
         return "unused"
     if "after which" in refusal:
         return "asked"
-    return "apart" if not any(meet(program, graph, *pair) for pair in races(program, graph)) else "unexplained"
+    return (
+        "apart"
+        if not any(meet(program, graph, *pair) for pair in races(program, graph))
+        else "unexplained"
+    )
 
 
 def watched(graph: asc.Graph, seen: dict[str, Hashable]) -> asc.Graph:
@@ -171,7 +201,9 @@ def meet(program: Program, graph: asc.Graph, a: int, b: int) -> bool:
     """Whether two instructions touch a number that one of them changes, where the serial run has its values."""
     data = graph.bind(inputs_for(graph))
     for task in graph.tasks:
-        args, kwargs = transform(lambda x: data[x.index] if isinstance(x, Value) else x, (task.args, task.kwargs))
+        args, kwargs = transform(
+            lambda x: data[x.index] if isinstance(x, Value) else x, (task.args, task.kwargs)
+        )
         data.update(task.results(task.fn(*args, **kwargs)))
 
     def touched(at: int) -> tuple[set[int], set[int]]:
@@ -179,7 +211,9 @@ def meet(program: Program, graph: asc.Graph, a: int, b: int) -> bool:
             case Run(_, name):
                 task = graph.task(name)
                 uses, changes = (*task.reads, *task.outputs), [*task.writes, *task.outputs]
-                return numbers(data, [use.value for use in uses]), numbers(data, [use.value for use in changes])
+                return numbers(data, [use.value for use in uses]), numbers(
+                    data, [use.value for use in changes]
+                )
             case Copy(_, name, overwrite=overwrite):
                 value = graph.value(name).index
                 return numbers(data, [value]), numbers(data, [value] if overwrite else [])
@@ -200,19 +234,25 @@ def numbers(data: dict[int, torch.Tensor], values: Iterable[int]) -> set[int]:
         offsets = torch.arange(storage.nbytes() // tensor.itemsize).as_strided(
             tensor.shape, tensor.stride(), tensor.storage_offset()
         )
-        found |= {storage.data_ptr() + tensor.itemsize * offset for offset in offsets.flatten().tolist()}
+        found |= {
+            storage.data_ptr() + tensor.itemsize * offset for offset in offsets.flatten().tolist()
+        }
     return found
 
 
 @pytest.mark.parametrize("views", [False, True])
-def test_every_wait_left_out_gives_a_wrong_result_in_some_interleaving_or_has_a_reason_not_to(views: bool) -> None:
+def test_every_wait_left_out_gives_a_wrong_result_in_some_interleaving_or_has_a_reason_not_to(
+    views: bool,
+) -> None:
     verdicts: list[str] = []
     for program, graph, machine in corpus(40, views):
         with pytest.raises(asc.ProgramError) as refusal:
             verify(program, graph)
         verdicts.append(verdict(program, graph, machine, str(refusal.value)))
         assert verdicts[-1] != "unexplained", f"{refusal.value}\n{graph}\n{program}"
-        assert views or verdicts[-1] != "apart"  # without views nothing is refused for what two tasks do not share
+        assert (
+            views or verdicts[-1] != "apart"
+        )  # without views nothing is refused for what two tasks do not share
     assert len(verdicts) == 40
     assert verdicts.count("wrong") >= 32, verdicts
 

@@ -1,6 +1,7 @@
 """Programs that people write: random readers and writers, stencils, FFTs, trees, sweeps, factorizations.
 
-Each is held to its serial run bit for bit, to what mathematics says, and to how much of it must overlap.
+Each is held to its serial run bit for bit, to what mathematics says, and to how much of it must
+overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ NORMAL = torch.Generator().manual_seed(0)
 class Workload(NamedTuple):
     graph: asc.Graph
     inputs: dict[str, torch.Tensor]
-    right: Callable[[dict[str, torch.Tensor]], bool]  # by what the inputs were, and what is left of them or put out
+    right: Callable[
+        [dict[str, torch.Tensor]], bool
+    ]  # by what the inputs were, and what is left of them or put out
     width: float  # how many tasks at a time there are to run, at least, on average
 
 
@@ -37,7 +40,14 @@ def readers_and_writers(tasks: int = 10_000, variables: int = 100) -> Workload:
     values, held = graph.inputs(*names), [float(i) for i in range(variables)]
     for number in range(tasks):
         into, *read = source.sample(range(variables), source.randint(1, 4))
-        graph.add(absorb, values[into], number, *[values[i] for i in read], writes=values[into], outputs=())
+        graph.add(
+            absorb,
+            values[into],
+            number,
+            *[values[i] for i in read],
+            writes=values[into],
+            outputs=(),
+        )
         held[into] = (held[into] * 3 + number + sum(held[i] for i in read)) % 65521
     inputs = {name: torch.tensor(float(i), dtype=torch.float64) for i, name in enumerate(names)}
     return Workload(graph, inputs, lambda left: [left[name].item() for name in names] == held, 10)
@@ -90,7 +100,10 @@ def fft(n: int = 32) -> Workload:
     order = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(n)]
     inputs = {"x": signal[order].to(torch.complex128)}
     return Workload(
-        graph, inputs, lambda left: torch.allclose(left["x"], torch.fft.fft(signal.to(torch.complex128))), 8
+        graph,
+        inputs,
+        lambda left: torch.allclose(left["x"], torch.fft.fft(signal.to(torch.complex128))),
+        8,
     )
 
 
@@ -108,7 +121,9 @@ def tree(leaves: int = 64) -> Workload:
     while len(level) > 1:
         level = [graph.add(torch.add, a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
     graph.output(total=level[0])
-    return Workload(graph, {"rows": rows}, lambda left: torch.allclose(left["total"], rows.sum(0)), 10)
+    return Workload(
+        graph, {"rows": rows}, lambda left: torch.allclose(left["total"], rows.sum(0)), 10
+    )
 
 
 def sweep(tiles: int = 8, tile: int = 3) -> Workload:
@@ -122,11 +137,25 @@ def sweep(tiles: int = 8, tile: int = 3) -> Workload:
             block = table[i : i + tile, j : j + tile]
             above, left = table[i - 1, j - 1 : j + tile], table[i : i + tile, j - 1]
             parts = texts[0][i - 1 : i - 1 + tile], texts[1][j - 1 : j - 1 + tile]
-            graph.add(common, block, above, left, "".join(parts[0]), "".join(parts[1]), writes=block, outputs=())
+            graph.add(
+                common,
+                block,
+                above,
+                left,
+                "".join(parts[0]),
+                "".join(parts[1]),
+                writes=block,
+                outputs=(),
+            )
     graph.output(table=table)
     expected = torch.zeros(size, size)
     common(expected[1:, 1:], expected[0], expected[1:, 0], *map("".join, texts))
-    return Workload(graph, {"table": torch.zeros(size, size)}, lambda left: torch.equal(left["table"], expected), 4)
+    return Workload(
+        graph,
+        {"table": torch.zeros(size, size)},
+        lambda left: torch.equal(left["table"], expected),
+        4,
+    )
 
 
 def common(block: torch.Tensor, above: torch.Tensor, left: torch.Tensor, a: str, b: str) -> None:
@@ -158,7 +187,10 @@ def cholesky(tiles: int = 5, tile: int = 3) -> Workload:
                 at(i, j).sub_(at(i, k) @ at(j, k).T)
     graph.output(lower=graph.add(torch.tril, a))
     return Workload(
-        graph, {"a": matrix}, lambda left: torch.allclose(left["lower"], torch.linalg.cholesky(matrix)), 2.5
+        graph,
+        {"a": matrix},
+        lambda left: torch.allclose(left["lower"], torch.linalg.cholesky(matrix)),
+        2.5,
     )
 
 
@@ -170,11 +202,16 @@ def merge_sort(n: int = 64, leaf: int = 8) -> Workload:
     """Runs are sorted and merged by pairs, out of place."""
     graph, numbers = asc.Graph(), randn(n)
     level = list(graph.add(torch.split, graph.input("x"), leaf, outputs=n // leaf))
-    level = [graph.add(lambda run: run.sort().values, run, name=f"sorted{i}") for i, run in enumerate(level)]
+    level = [
+        graph.add(lambda run: run.sort().values, run, name=f"sorted{i}")
+        for i, run in enumerate(level)
+    ]
     while len(level) > 1:
         level = [graph.add(merged, a, b) for a, b in zip(level[::2], level[1::2], strict=True)]
     graph.output(sorted=level[0])
-    return Workload(graph, {"x": numbers}, lambda left: torch.equal(left["sorted"], numbers.sort().values), 2)
+    return Workload(
+        graph, {"x": numbers}, lambda left: torch.equal(left["sorted"], numbers.sort().values), 2
+    )
 
 
 def merged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -202,7 +239,9 @@ def test_scheduled_it_leaves_what_the_serial_run_leaves_and_that_is_right(
     machine = asc.Machine.emulated(gpus=gpus) if gpus else ONE_CPU
     every = ["auto", "single", "round_robin", "heft", scattered(gpus)]
     for policy in ["heft"] if make is readers_and_writers else every:
-        with asc.schedule(work.graph, machine, policy=policy, costs=SECOND_EACH, backend="virtual") as schedule:
+        with asc.schedule(
+            work.graph, machine, policy=policy, costs=SECOND_EACH, backend="virtual"
+        ) as schedule:
             schedule.verify()
             for _ in range(2):
                 found = left_by(schedule, work.inputs)
@@ -214,7 +253,9 @@ def test_in_real_threads_it_leaves_the_same(make: Callable[[], Workload]) -> Non
     work = make()
     expected = left_by(work.graph.run_serial, work.inputs)
     assert work.right(expected)
-    with asc.schedule(work.graph, ONE_CPU, policy="heft", costs=SECOND_EACH, backend="threads") as schedule:
+    with asc.schedule(
+        work.graph, ONE_CPU, policy="heft", costs=SECOND_EACH, backend="threads"
+    ) as schedule:
         assert len(schedule.program.streams) == 4
         for _ in range(3):
             found = left_by(schedule, work.inputs)

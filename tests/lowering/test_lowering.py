@@ -28,7 +28,9 @@ def fn(*args):
 def lowered(graph, machine=TWO_GPUS, outputs=None, order=None, **device):
     """Lower a graph whose tasks are placed by name, on the CPU if not said; return a verified program."""
     names = [task.name for task in graph.tasks]
-    placement = asc.Placement({name: device.get(name, "cpu") for name in names}, tuple(order or names))
+    placement = asc.Placement(
+        {name: device.get(name, "cpu") for name in names}, tuple(order or names)
+    )
     program = lower(graph, machine, placement, outputs)
     asc.verify(program, graph)
     return program
@@ -108,7 +110,13 @@ def test_copies_between_host_and_gpu_are_the_work_of_the_gpu_alone():
 
 def test_without_contention_each_copy_has_a_stream_of_its_own_at_its_source():
     assert_is(
-        lowered(figure("cuda:0"), asc.Machine.emulated(gpus=2, contention=False), {"y": "cpu"}, h="cuda:0", y="cuda:1"),
+        lowered(
+            figure("cuda:0"),
+            asc.Machine.emulated(gpus=2, contention=False),
+            {"y": "cpu"},
+            h="cuda:0",
+            y="cuda:1",
+        ),
         """
         input x on cuda:0
         cuda:0/compute  run h
@@ -137,7 +145,10 @@ def test_what_many_read_on_a_device_travels_there_once():
     x = graph.input("x")
     graph.output(*(graph.add(fn, x, name=name) for name in "abc"))
     program = lowered(graph, a="cuda:0", b="cuda:1", c="cuda:0")
-    assert [str(copy) for copy in program if isinstance(copy, Copy)] == ["copy x <- cpu", "copy x <- cpu"]
+    assert [str(copy) for copy in program if isinstance(copy, Copy)] == [
+        "copy x <- cpu",
+        "copy x <- cpu",
+    ]
     assert [copy.destination for copy in program if isinstance(copy, Copy)] == ["cuda:0", "cuda:1"]
 
 
@@ -399,15 +410,21 @@ def test_one_value_may_be_wanted_on_two_devices():
 
 
 def test_an_unknown_output_is_refused():
-    with pytest.raises(asc.ScheduleError, match=r"outputs= names 'z', which is no output; outputs are \['y'\]"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"outputs= names 'z', which is no output; outputs are \['y'\]"
+    ):
         lowered(figure(), outputs={"z": "cpu"})
 
 
 def test_a_device_that_no_link_leads_to_is_refused():
     machine = asc.Machine(
-        [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")], [asc.Link("cpu", "cuda:0", 1)]
+        [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")],
+        [asc.Link("cpu", "cuda:0", 1)],
     )
-    with pytest.raises(asc.ScheduleError, match="value 'h' is on 'cuda:0' and needed on 'cuda:1', but no link joins"):
+    with pytest.raises(
+        asc.ScheduleError,
+        match="value 'h' is on 'cuda:0' and needed on 'cuda:1', but no link joins",
+    ):
         lowered(figure(), machine, h="cuda:0", y="cuda:1")
 
 
@@ -443,7 +460,9 @@ def test_waits_on_one_device_are_as_few_as_nimble_proves_possible(graph):
     program = lowered(graph, asc.Machine([asc.Device("cpu", streams=len(graph))]))
     reduced = nx.transitive_reduction(graph.to_networkx())
     sides = nx.Graph([(("from", u), ("to", v)) for u, v in reduced.edges])
-    matched = len(bipartite.eppstein_matching(sides, [side for side in sides if side[0] == "from"])) // 2
+    matched = (
+        len(bipartite.eppstein_matching(sides, [side for side in sides if side[0] == "from"])) // 2
+    )
     assert sum(isinstance(i, Wait) for i in program) == reduced.number_of_edges() - matched
 
 
@@ -473,7 +492,9 @@ def test_memory_goes_back_at_the_first_place_where_that_costs_no_wait(graph, mac
         if isinstance(line, Free):
             before = max(j for j in range(i) if isinstance(lines[j], (Run, Copy, Wait)))
             at = min(before, last + 1)
-            earlier = replace(program, instructions=(*lines[:at], line, *lines[at:i], *lines[i + 1 :]))
+            earlier = replace(
+                program, instructions=(*lines[:at], line, *lines[at:i], *lines[i + 1 :])
+            )
             with pytest.raises(asc.ProgramError):
                 asc.verify(earlier, graph)
 
@@ -506,7 +527,9 @@ def test_without_contention_clocks_have_no_place_for_each_copy() -> None:
     for i in range(400):
         values.append(graph.add(max, *values[-2:], name=f"t{i}"))
     graph.output(values[-1])
-    program = asc.schedule(graph, asc.Machine.emulated(gpus=2, contention=False), policy="round_robin").program
+    program = asc.schedule(
+        graph, asc.Machine.emulated(gpus=2, contention=False), policy="round_robin"
+    ).program
     copies = [i for i in program if isinstance(i, Copy)]
     assert len(copies) > 400
     assert Clocks(program.streams, alone(program.instructions)).places == 3

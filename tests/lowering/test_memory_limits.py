@@ -30,7 +30,9 @@ from autosched.testing.scattering import scattered
 
 
 def limited(machine: Machine, nbytes: Mapping[str, float]) -> Machine:
-    devices = [replace(device, nbytes=nbytes.get(device.name, device.nbytes)) for device in machine.devices]
+    devices = [
+        replace(device, nbytes=nbytes.get(device.name, device.nbytes)) for device in machine.devices
+    ]
     return Machine(devices, machine.links, contention=machine.contention, imagined=True)
 
 
@@ -42,7 +44,10 @@ def gpu(nbytes: float, gpus: int = 1, **others: float) -> Machine:
 def on_gpu(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place all on the GPU, whatever costs say."""
     names = [task.name for task in graph.tasks]
-    return Placement({name: task.device or "cuda:0" for name, task in zip(names, graph.tasks, strict=True)}, (*names,))
+    return Placement(
+        {name: task.device or "cuda:0" for name, task in zip(names, graph.tasks, strict=True)},
+        (*names,),
+    )
 
 
 def long_lived() -> Graph:
@@ -83,7 +88,11 @@ def test_what_stands_on_the_host_anyway_needs_no_copy_out() -> None:
     weight.nbytes, x.nbytes = 40, 0
     used = graph.add(torch.mul, weight, x, name="used", nbytes=0)
     long = graph.add(torch.add, used, used, name="long", nbytes=70)
-    graph.output(y=graph.add(torch.add, weight, graph.add(torch.neg, long, name="neg", nbytes=0), name="y", nbytes=0))
+    graph.output(
+        y=graph.add(
+            torch.add, weight, graph.add(torch.neg, long, name="neg", nbytes=0), name="y", nbytes=0
+        )
+    )
     schedule = asc.schedule(graph, gpu(80), policy=on_gpu)
     assert copies(schedule).count("copy weight <- cpu") == 2
     assert not any("weight ->" in copy for copy in copies(schedule))
@@ -94,9 +103,14 @@ def test_what_is_needed_last_goes_first() -> None:
     graph = Graph()
     late, soon = (graph.add(torch.ones, 3, name=name, nbytes=40) for name in ("late", "soon"))
     large = graph.add(torch.zeros, 3, name="large", nbytes=40)
-    sums = graph.add(torch.add, soon, graph.add(torch.neg, large, name="neg", nbytes=10), name="sum", nbytes=10)
+    sums = graph.add(
+        torch.add, soon, graph.add(torch.neg, large, name="neg", nbytes=10), name="sum", nbytes=10
+    )
     graph.output(y=graph.add(torch.add, late, sums, name="y", nbytes=0))
-    assert copies(asc.schedule(graph, gpu(100), policy=on_gpu)) == ["copy late -> cpu", "copy late <- cpu"]
+    assert copies(asc.schedule(graph, gpu(100), policy=on_gpu)) == [
+        "copy late -> cpu",
+        "copy late <- cpu",
+    ]
 
 
 def test_where_the_host_is_full_another_device_takes_it() -> None:
@@ -114,10 +128,14 @@ def test_what_is_read_next_is_fetched_while_a_task_runs() -> None:
         weight.nbytes = 100
         value = graph.add(torch.add, value, weight, name=f"t{number}", seconds=1.0, nbytes=0)
     graph.output(y=value)
-    machine = limited(Machine.emulated(gpus=1, bytes_per_second=100.0, latency=0.0), {"cuda:0": 200.0})
+    machine = limited(
+        Machine.emulated(gpus=1, bytes_per_second=100.0, latency=0.0), {"cuda:0": 200.0}
+    )
     schedule = asc.schedule(graph, machine, policy=on_gpu)
     assert schedule.peak_bytes["cuda:0"] == 200
-    assert schedule.makespan == pytest.approx(7.0)  # copies of one second each behind one another, then the last task
+    assert schedule.makespan == pytest.approx(
+        7.0
+    )  # copies of one second each behind one another, then the last task
 
 
 def test_an_input_that_is_written_here_and_there_ends_in_the_callers_memory() -> None:
@@ -126,7 +144,9 @@ def test_an_input_that_is_written_here_and_there_ends_in_the_callers_memory() ->
     x.nbytes = 40
     with graph.on("cuda:0"):
         x.mul_(2)
-        large = graph.add(torch.neg, graph.add(torch.ones, 3, name="large", nbytes=40), name="neg", nbytes=40)
+        large = graph.add(
+            torch.neg, graph.add(torch.ones, 3, name="large", nbytes=40), name="neg", nbytes=40
+        )
     with graph.on("cpu"):
         x.add_(1)
     with graph.on("cuda:0"):
@@ -144,7 +164,10 @@ def test_outputs_may_end_on_the_host_unless_they_are_wanted_elsewhere() -> None:
     graph.output(**{name: graph.add(torch.ones, 3, name=name, nbytes=40) for name in "abc"})
     schedule = asc.schedule(graph, gpu(100), policy=on_gpu)
     assert sorted(dict(schedule.program.outputs).values()) == ["cpu", "cuda:0", "cuda:0"]
-    with pytest.raises(MemoryLimitError, match=r"'cuda:0' has 100 B.*takes 120 B: 'a', 'b', 'c'.*proves that no sched"):
+    with pytest.raises(
+        MemoryLimitError,
+        match=r"'cuda:0' has 100 B.*takes 120 B: 'a', 'b', 'c'.*proves that no sched",
+    ):
         asc.schedule(graph, gpu(100), policy=on_gpu, outputs="cuda:0")
 
 
@@ -155,7 +178,8 @@ def test_a_task_that_fits_nowhere_is_named_and_that_is_a_proof() -> None:
     with graph.on("cuda:0"):
         graph.output(y=graph.add(torch.neg, x, name="y", nbytes=50))
     with pytest.raises(
-        MemoryLimitError, match=r"'y' fits on no device.*110 B of 100 B on cuda:0.*proves that no sched"
+        MemoryLimitError,
+        match=r"'y' fits on no device.*110 B of 100 B on cuda:0.*proves that no sched",
     ):
         asc.schedule(graph, gpu(100))
 
@@ -163,7 +187,10 @@ def test_a_task_that_fits_nowhere_is_named_and_that_is_a_proof() -> None:
 def test_tasks_that_must_be_together_must_fit_on_one_device() -> None:
     graph = Graph()
     a, b = (graph.add(torch.ones, 3, name=name, nbytes=50) for name in "ab")
-    ended = [graph.add(torch.neg, value, on=on, name=f"{value.name}2") for value, on in ((a, "cuda:0"), (b, "cuda:1"))]
+    ended = [
+        graph.add(torch.neg, value, on=on, name=f"{value.name}2")
+        for value, on in ((a, "cuda:0"), (b, "cuda:1"))
+    ]
     graph.together(a, b)
     graph.output(*ended)
     machine = limited(Machine.emulated(gpus=2), {"cuda:0": 10.0, "cuda:1": 100.0, "cpu": 10.0})
@@ -190,7 +217,8 @@ def test_what_is_written_in_parts_cannot_leave_and_is_named() -> None:
     machine = limited(Machine.emulated(gpus=0), {"cpu": 100.0})
     machine = Machine([replace(machine.devices[0], name="cuda:0")], imagined=True)
     with pytest.raises(
-        MemoryLimitError, match=r"holds 60 B that cannot leave \('base' \(60 B\)\), and needs 60 B.*nothi"
+        MemoryLimitError,
+        match=r"holds 60 B that cannot leave \('base' \(60 B\)\), and needs 60 B.*nothi",
     ):
         asc.schedule(graph, machine)
 
@@ -203,7 +231,9 @@ def test_a_placement_that_cannot_be_made_to_fit_is_made_otherwise() -> None:
 
 def test_no_policy_puts_a_task_where_it_cannot_fit_and_the_bound_knows() -> None:
     graph = Graph()
-    graph.output(y=graph.add(torch.ones, 3, name="y", nbytes=101, seconds={"cpu": 3.0, "cuda:0": 1.0}))
+    graph.output(
+        y=graph.add(torch.ones, 3, name="y", nbytes=101, seconds={"cpu": 3.0, "cuda:0": 1.0})
+    )
     schedule = asc.schedule(graph, gpu(100), policy="heft")
     assert schedule.placement.device == {"y": "cpu"}
     assert schedule.lower_bound == schedule.makespan == 3
@@ -213,7 +243,9 @@ def test_explain_says_what_had_to_leave() -> None:
     assert "memory of cuda:0 does not hold all at once: 1 copy brings back 'early' (40 B)" in str(
         asc.schedule(long_lived(), gpu(100), policy=on_gpu).explain()
     )
-    assert "hold all at once" not in str(asc.schedule(long_lived(), gpu(120), policy=on_gpu).explain())
+    assert "hold all at once" not in str(
+        asc.schedule(long_lived(), gpu(120), policy=on_gpu).explain()
+    )
 
 
 def test_such_schedules_are_kept_and_shown_as_any_other(tmp_path: Path) -> None:
@@ -239,7 +271,10 @@ def test_a_version_may_come_again_only_once_it_was_freed() -> None:
 def test_m_etf_and_m_sct_go_where_there_is_room() -> None:
     graph = Graph()
     graph.output(
-        *(graph.add(torch.ones, 3, name=f"t{i}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9}) for i in range(4))
+        *(
+            graph.add(torch.ones, 3, name=f"t{i}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
+            for i in range(4)
+        )
     )
     for policy in (m_etf, m_sct):
         placed = policy(graph, gpu(100, gpus=2), Costs()).device
@@ -250,7 +285,9 @@ def test_m_etf_takes_memory_back_from_what_nobody_reads_any_more() -> None:
     graph = Graph()
     value = graph.add(torch.ones, 3, name="t0", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
     for number in range(1, 6):
-        value = graph.add(torch.neg, value, name=f"t{number}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9})
+        value = graph.add(
+            torch.neg, value, name=f"t{number}", nbytes=40, seconds={"cuda:0": 1, "cuda:1": 9}
+        )
     graph.output(value)
     assert set(m_etf(graph, gpu(80, gpus=2), Costs()).device.values()) == {"cuda:0"}
 
@@ -283,9 +320,13 @@ def most_held(schedule: asc.Schedule, seed: int) -> dict[str, float]:
     seen: set[int] = set()
     while any(left.values()):
         ready = [
-            s for s, queue in left.items() if queue and may_go(program.instructions[queue[0]], queue[0], left, seen)
+            s
+            for s, queue in left.items()
+            if queue and may_go(program.instructions[queue[0]], queue[0], left, seen)
         ]
-        stream = max(ready, key=eager.__getitem__) if chance.random() < 0.8 else chance.choice(ready)
+        stream = (
+            max(ready, key=eager.__getitem__) if chance.random() < 0.8 else chance.choice(ready)
+        )
         i = left[stream][0]
         for other in occupied(program.instructions[i]):
             left[other].pop(0)
@@ -297,7 +338,9 @@ def most_held(schedule: asc.Schedule, seed: int) -> dict[str, float]:
     return most
 
 
-def may_go(instruction: object, i: int, left: Mapping[Stream, Sequence[int]], seen: set[int]) -> bool:
+def may_go(
+    instruction: object, i: int, left: Mapping[Stream, Sequence[int]], seen: set[int]
+) -> bool:
     waits = isinstance(instruction, Wait) and instruction.event not in seen
     return not waits and all(left[stream][0] == i for stream in occupied(instruction))  # type: ignore[arg-type]
 
@@ -307,9 +350,15 @@ def least(graph: Graph, machine: Machine, costs: Costs) -> Machine:
     needs = dict.fromkeys(machine.accelerators, 1.0)
     for name in machine.accelerators:
         for task in graph.tasks:
-            roots = {graph.values[use.value].root for use in (*task.reads, *task.outputs) if graph.is_used(use.value)}
+            roots = {
+                graph.values[use.value].root
+                for use in (*task.reads, *task.outputs)
+                if graph.is_used(use.value)
+            }
             homes = {value.index for value in graph.sources if value.home == name}
-            needs[name] = max(needs[name], sum(costs.value_nbytes(graph.values[root]) for root in roots | homes))
+            needs[name] = max(
+                needs[name], sum(costs.value_nbytes(graph.values[root]) for root in roots | homes)
+            )
     return limited(machine, needs)
 
 
@@ -333,7 +382,9 @@ def assert_as_serial(schedule: asc.Schedule, graph: Graph) -> None:
 def assert_keeps_to_memory(schedule: asc.Schedule, seed: int) -> None:
     made = schedule.graph, schedule.machine, schedule.placement, schedule.wanted
     assert fits(schedule.program, schedule.graph, schedule.machine, schedule.costs)
-    if schedule.program != lower(*made):  # made to fit: then it does in time too, however streams come to it
+    if schedule.program != lower(
+        *made
+    ):  # made to fit: then it does in time too, however streams come to it
         most = most_held(schedule, seed)
         assert all(most[device.name] <= device.nbytes for device in schedule.machine.devices)
 
@@ -347,7 +398,9 @@ def test_law_with_a_host_a_graph_runs_in_as_little_as_its_largest_task_needs(
 ) -> None:
     costs = drawn_costs(data, graph)
     policy = data.draw(st.sampled_from(POLICIES))
-    schedule = asc.schedule(graph, least(graph, machine, costs), policy=policy, costs=costs, backend="emulated")
+    schedule = asc.schedule(
+        graph, least(graph, machine, costs), policy=policy, costs=costs, backend="emulated"
+    )
     assert_keeps_to_memory(schedule, data.draw(st.integers(0, 99)))
     assert_as_serial(schedule, graph)
 
@@ -359,9 +412,13 @@ def test_law_a_schedule_keeps_to_memory_or_is_refused(
     costs = drawn_costs(data, graph)
     policy = data.draw(st.sampled_from(POLICIES))
     peaks = asc.schedule(graph, machine, policy=policy, costs=costs).peak_bytes
-    nbytes = {name: max(1.0, share * peak) for name, peak in peaks.items() if data.draw(st.booleans())}
+    nbytes = {
+        name: max(1.0, share * peak) for name, peak in peaks.items() if data.draw(st.booleans())
+    }
     try:
-        schedule = asc.schedule(graph, limited(machine, nbytes), policy=policy, costs=costs, backend="host")
+        schedule = asc.schedule(
+            graph, limited(machine, nbytes), policy=policy, costs=costs, backend="host"
+        )
     except MemoryLimitError:
         return
     assert_keeps_to_memory(schedule, data.draw(st.integers(0, 99)))
@@ -378,5 +435,7 @@ def test_law_memory_that_suffices_changes_no_program(graph: Graph, machine: Mach
 
 def test_copies_back_are_found_whichever_way_a_value_came() -> None:
     schedule = asc.schedule(long_lived(), gpu(100), policy=on_gpu)
-    case = Case(schedule.graph, schedule.machine, schedule.costs, schedule.placement, schedule.program)
+    case = Case(
+        schedule.graph, schedule.machine, schedule.costs, schedule.placement, schedule.program
+    )
     assert [str(copy) for copy in fetched(case)] == ["copy early <- cpu"]

@@ -43,7 +43,9 @@ def test_nvlink_joins_gpus_and_pcie_joins_them_to_the_cpu():
 
 
 def test_given_rates_replace_those_of_the_link():
-    machine = Machine.emulated(gpus=1, bytes_per_second=1e6, latency=0.5, contention=False, cpu_streams=3)
+    machine = Machine.emulated(
+        gpus=1, bytes_per_second=1e6, latency=0.5, contention=False, cpu_streams=3
+    )
     assert machine.links == (Link("cpu", "cuda:0", 1e6, 0.5, 5e5),)
     assert Machine.emulated(gpus=1, latency=0).links[0].bytes_per_second == LINKS["pcie4"][0]
     assert (machine.contention, machine.device("cpu").streams) == (False, 3)
@@ -85,7 +87,9 @@ def test_more_gpus_than_there_are_share_the_real_ones(monkeypatch):
 def test_no_accelerator_no_gpus(monkeypatch):
     accelerators(monkeypatch, 0)
     assert Machine.local().names == ("cpu",)
-    with refused("this machine has no accelerator, so gpus=2 cannot be; Machine.emulated(gpus=2) can"):
+    with refused(
+        "this machine has no accelerator, so gpus=2 cannot be; Machine.emulated(gpus=2) can"
+    ):
         Machine.local(gpus=2)
 
 
@@ -137,7 +141,9 @@ def test_a_machine_that_is_said_to_be_real_is():
 def test_a_slower_machine_keeps_all_ratios():
     machine = Machine.emulated(gpus=1, contention=False)
     slow = machine.slower(4)
-    assert slow.copy_seconds("cpu", "cuda:0", 10**9) == pytest.approx(4 * machine.copy_seconds("cpu", "cuda:0", 10**9))
+    assert slow.copy_seconds("cpu", "cuda:0", 10**9) == pytest.approx(
+        4 * machine.copy_seconds("cpu", "cuda:0", 10**9)
+    )
     for fast, device in zip(machine.devices, slow.devices, strict=True):
         assert device.flops_per_second == fast.flops_per_second / 4
         assert device.bytes_per_second == fast.bytes_per_second / 4
@@ -159,7 +165,10 @@ def test_a_link_works_both_ways_and_nothing_else_does():
 
 
 def test_a_free_link_costs_nothing():
-    assert Machine([Device("a"), Device("b")], [Link("a", "b", math.inf)]).copy_seconds("a", "b", 1e30) == 0
+    assert (
+        Machine([Device("a"), Device("b")], [Link("a", "b", math.inf)]).copy_seconds("a", "b", 1e30)
+        == 0
+    )
 
 
 def test_the_host_is_the_first_cpu_or_the_first_device():
@@ -168,7 +177,10 @@ def test_the_host_is_the_first_cpu_or_the_first_device():
 
 
 def test_a_machine_prints_a_line_per_device_and_link():
-    machine = Machine([Device("cpu", 2, 5e10, 1e10, 5e-6, nbytes=2**33), Device("b")], [Link("cpu", "b", 2.5e10, 1e-5)])
+    machine = Machine(
+        [Device("cpu", 2, 5e10, 1e10, 5e-6, nbytes=2**33), Device("b")],
+        [Link("cpu", "b", 2.5e10, 1e-5)],
+    )
     assert str(machine).splitlines() == [
         "cpu: 50 GFLOP/s, 10 GB/s, 5 us to launch, 2 compute streams, 8 GiB",
         "b: 10,000 GFLOP/s, 1,000 GB/s, 5 us to launch, 1 compute stream",
@@ -180,7 +192,9 @@ def test_a_machine_prints_a_line_per_device_and_link():
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False) | st.integers(1, 10**20)
 NOT_NEGATIVE = st.floats(min_value=0, allow_infinity=False) | st.integers(0, 10**20)
-NAMES = st.text(min_size=1, max_size=8).filter(lambda s: not any(c.isspace() or c in "/@" for c in s)) | st.just("inf")
+NAMES = st.text(min_size=1, max_size=8).filter(
+    lambda s: not any(c.isspace() or c in "/@" for c in s)
+) | st.just("inf")
 
 
 @st.composite
@@ -192,7 +206,9 @@ def machines(draw):
     devices = [Device(name, *draw(facts)) for name in names]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    links = [Link(*draw(st.permutations(pair)), draw(POSITIVE), draw(NOT_NEGATIVE)) for pair in chosen]
+    links = [
+        Link(*draw(st.permutations(pair)), draw(POSITIVE), draw(NOT_NEGATIVE)) for pair in chosen
+    ]
     return Machine(devices, links, contention=draw(st.booleans()), imagined=draw(st.booleans()))
 
 
@@ -216,7 +232,10 @@ def test_links_and_flags_may_be_left_out_of_json():
         ("[" * 100_000, "not JSON: maximum recursion depth exceeded"),
         ("[]", "it must be an object, got a list"),
         ("3", "it must be an object, got 3"),
-        ("{}", "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'"),
+        (
+            "{}",
+            "it misses key 'devices'; its keys are 'devices', 'links', 'contention', 'imagined'",
+        ),
         ('{"devices": 3}', "devices must be a list, got 3"),
         ('{"devices": ["cpu"]}', 'devices[0] must be an object, got "cpu"'),
         ('{"devices": [{}]}', "devices[0] misses key 'name'; its keys are 'name', 'streams', "),
@@ -241,7 +260,10 @@ def test_links_and_flags_may_be_left_out_of_json():
             '{"devices": [{"name": "cpu"}], "links": [{"source": [], "destination": "cpu", "bytes_per_second": 1}]}',
             "links[0].source must be the name of a device, such as 'cpu' or 'cuda:0', got a list",
         ),
-        ('{"devices": [{"name": "cpu"}], "colour": "red"}', "it has an unknown key 'colour'; its keys are 'devices', "),
+        (
+            '{"devices": [{"name": "cpu"}], "colour": "red"}',
+            "it has an unknown key 'colour'; its keys are 'devices', ",
+        ),
         (
             '{"devices": [{"name": "cpu", "streams": true}]}',
             "devices[0].streams must be a whole number, 1 to 1024, got t",
@@ -254,7 +276,10 @@ def test_links_and_flags_may_be_left_out_of_json():
             '{"devices": [{"name": "cpu", "launch_seconds": "inf"}]}',
             "devices[0].launch_seconds must be a number, 0 or ",
         ),
-        ('{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}', "not JSON: Infinity is none of its numbers; "),
+        (
+            '{"devices": [{"name": "cpu", "flops_per_second": Infinity}]}',
+            "not JSON: Infinity is none of its numbers; ",
+        ),
         (
             '{"devices": [{"name": "cpu", "flops_per_second": 1e999}]}',
             "devices[0].flops_per_second must be a number ab",
@@ -351,7 +376,13 @@ def test_a_device_twice():
 
 @pytest.mark.parametrize(
     ("name", "streams", "most"),
-    [("cpu", 0, 1024), ("cpu", 1025, 1024), ("cuda:0", 25, 24), ("cuda:0", 1.5, 24), ("cpu", True, 1024)],
+    [
+        ("cpu", 0, 1024),
+        ("cpu", 1025, 1024),
+        ("cuda:0", 25, 24),
+        ("cuda:0", 1.5, 24),
+        ("cpu", True, 1024),
+    ],
 )
 def test_streams_that_cannot_be(name, streams, most):
     with refused(f"device {name!r} has {streams!r} streams; 1 to {most} are possible"):
@@ -406,13 +437,18 @@ def test_a_link_to_itself():
 @pytest.mark.parametrize("second", [Link("a", "b", 2.0), Link("b", "a", 1.0)])
 def test_two_links_between_the_same_devices(second):
     with refused("devices 'a' and 'b' have two links; one works both ways"):
-        Machine([Device("a"), Device("b"), Device("c")], [Link("a", "c", 1.0), Link("a", "b", 1.0), second])
+        Machine(
+            [Device("a"), Device("b"), Device("c")],
+            [Link("a", "c", 1.0), Link("a", "b", 1.0), second],
+        )
 
 
 def test_an_unknown_link():
     with refused("unknown link 'pcie9'; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"):
         Machine.emulated(link="pcie9")
-    with refused("unknown link ['pcie4']; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"):
+    with refused(
+        "unknown link ['pcie4']; known are 'pcie3', 'pcie4', 'pcie5', 'nvlink3', 'nvlink4'"
+    ):
         Machine.emulated(link=["pcie4"])
 
 

@@ -113,7 +113,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float] = ()) -> l
     """Return the readings that will be taken, which are as given, and then 1e-4 s each."""
     given, taken = iter(seconds), []
 
-    def read(self: HostWatch, calls: Sequence[Callable[[], Any]], ahead: float = 0.0) -> tuple[Reading, Any]:
+    def read(
+        self: HostWatch, calls: Sequence[Callable[[], Any]], ahead: float = 0.0
+    ) -> tuple[Reading, Any]:
         each = next(given, 1e-4)
         taken.append(Reading(each, each))
         return taken[-1], [call() for call in calls][-1]
@@ -142,7 +144,11 @@ def test_what_does_the_same_work_is_measured_once(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_may_be_other_work_has_another_shape(one: Any, other: Any) -> None:
-    assert shape_of(torch.add, one, {}) != shape_of(torch.add, other, {}) != shape_of(torch.sub, other, {})
+    assert (
+        shape_of(torch.add, one, {})
+        != shape_of(torch.add, other, {})
+        != shape_of(torch.sub, other, {})
+    )
     assert shape_of(torch.add, one, {}) == shape_of(torch.add, one, {})
     assert spelt(shape_of(torch.add, one, {})) != spelt(shape_of(torch.add, other, {}))
 
@@ -161,11 +167,16 @@ def test_each_kind_of_device_is_timed_on_its_first_and_counts_for_all() -> None:
     assert list(seconds["nap"]) == list(seconds["sum"]) == list(PLAYED.names)
     assert 0.001 <= seconds["nap"]["cuda:0"] == seconds["nap"]["cuda:1"] < 3
     known = asc.Costs.estimate(graph, {"x": torch.ones(4, 4)})
-    for task, device in [("here", "cuda:0"), ("there", "cpu")]:  # where it cannot run it costs what was known
+    for task, device in [
+        ("here", "cuda:0"),
+        ("there", "cpu"),
+    ]:  # where it cannot run it costs what was known
         assert seconds[task][device] == known.task_seconds(graph.task(task), PLAYED.device(device))
         assert seconds[task].keys() - {device} < set(PLAYED.names)
     assert seconds["here"]["cpu"] != known.task_seconds(graph.task("here"), PLAYED.device("cpu"))
-    assert seconds["there"]["cuda:1"] != known.task_seconds(graph.task("there"), PLAYED.device("cuda:1"))
+    assert seconds["there"]["cuda:1"] != known.task_seconds(
+        graph.task("there"), PLAYED.device("cuda:1")
+    )
     assert seconds["never"]["cuda:0"] == seconds["nor"]["cuda:1"] == math.inf
 
 
@@ -199,16 +210,23 @@ def test_what_is_no_count_and_no_folder_is_refused() -> None:
         lambda **options: asc.measure_costs(products(1), HERE, X, **options),
         lambda **options: asc.measure_machine(HERE, **options),
     ):
-        with pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more, got 0"):
+        with pytest.raises(
+            asc.ScheduleError, match="repeat must be a whole number, 1 or more, got 0"
+        ):
             measure(repeat=0)
-        with pytest.raises(asc.ScheduleError, match="cache must be a folder, True for the user's own, or None, got 3"):
+        with pytest.raises(
+            asc.ScheduleError,
+            match="cache must be a folder, True for the user's own, or None, got 3",
+        ):
             measure(cache=3)
 
 
 def test_a_task_without_a_function_is_named() -> None:
     networkx = pytest.importorskip("networkx")
     graph = asc.Graph.from_networkx(networkx.DiGraph([("a", "b")]))
-    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not measured"):
+    with pytest.raises(
+        asc.ScheduleError, match="task 'a' has no function: it can be planned, not measured"
+    ):
         asc.measure_costs(graph, HERE)
 
 
@@ -232,7 +250,10 @@ def test_random_numbers_are_drawn_again_afterwards() -> None:
 
 # ---- walking
 
-CPU, ELSEWHERE = torch.device("cpu"), torch.device("cpu", 0)  # for torch these are two, and it copies between them
+CPU, ELSEWHERE = (
+    torch.device("cpu"),
+    torch.device("cpu", 0),
+)  # for torch these are two, and it copies between them
 
 
 def test_what_must_run_elsewhere_runs_there_on_copies_and_what_it_writes_comes_back() -> None:
@@ -275,7 +296,9 @@ def test_no_value_is_held_longer_than_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("odd", [0.0, -1e-6, math.nan, math.inf, 1e-15])
-def test_a_reading_that_cannot_be_is_taken_again(monkeypatch: pytest.MonkeyPatch, odd: float) -> None:
+def test_a_reading_that_cannot_be_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch, odd: float
+) -> None:
     taken = counted(monkeypatch, [1e-4, odd, odd, odd])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,9 +315,13 @@ def test_a_reading_that_cannot_be_is_taken_again(monkeypatch: pytest.MonkeyPatch
         (1e-15, "took 1e-15 s on cpu, which would be 512,000 times the peak"),
     ],
 )
-def test_what_cannot_be_twice_is_left_as_it_was_known(monkeypatch: pytest.MonkeyPatch, odd: float, why: str) -> None:
+def test_what_cannot_be_twice_is_left_as_it_was_known(
+    monkeypatch: pytest.MonkeyPatch, odd: float, why: str
+) -> None:
     counted(monkeypatch, [odd] * 9)
-    with pytest.warns(UserWarning, match=f"task 'matmul' {re.escape(why)}.*; it is left as estimated"):
+    with pytest.warns(
+        UserWarning, match=f"task 'matmul' {re.escape(why)}.*; it is left as estimated"
+    ):
         costs = asc.measure_costs(products(1), HERE, X, repeat=3)
     assert costs.seconds == {}
     assert costs.work["matmul"].flops == 2 * 8**3
@@ -302,7 +329,9 @@ def test_what_cannot_be_twice_is_left_as_it_was_known(monkeypatch: pytest.Monkey
 
 def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [1.9] * 3)
-    with pytest.warns(UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is b"):
+    with pytest.warns(
+        UserWarning, match="took 1.9 s on cpu, .* more than 1000 times .* measured again, and is b"
+    ):
         assert asc.measure_costs(products(1), HERE, X, repeat=3).seconds == {"matmul": 1.9}
     counted(monkeypatch, [1e-4] + [2.0] * 3 + [9.0] * 3)
     with pytest.warns(UserWarning, match="took 9 s on cpu, .* left as estimated"):
@@ -310,7 +339,9 @@ def test_what_is_slow_is_believed_when_it_is_as_slow_again(monkeypatch: pytest.M
 
 
 @given(st.floats(0, 1e15), st.floats(0, 1e12), st.floats(1e-9, 1e3), st.floats(1, 1e3))
-def test_what_a_device_can_do_it_can_do_slower(flops: float, nbytes: float, seconds: float, factor: float) -> None:
+def test_what_a_device_can_do_it_can_do_slower(
+    flops: float, nbytes: float, seconds: float, factor: float
+) -> None:
     work, gpu = asc.Work(flops, nbytes), asc.Device("cuda:0")
     if doubt(seconds, work, gpu) is None:
         assert doubt(seconds * factor, work, gpu) is None
@@ -377,7 +408,9 @@ def test_nothing_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.watch.time([lambda: None], 1e-5)[0].seconds == pytest.approx(0, abs=1e-12)
 
 
-def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = Gpu(monkeypatch)
 
     def item() -> None:
@@ -388,7 +421,9 @@ def test_a_call_that_waits_for_its_device_is_not_timed_behind_a_sleep(monkeypatc
     assert gpu.watch.time([item])[0].clean
 
 
-def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_has_no_sleep_a_device_is_timed_as_it_is_fed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu = Gpu(monkeypatch, sleeps=False)
     reading, _ = gpu.watch.time([lambda: gpu.launch(2e-5, 3e-6)], ahead=1e-4)
     assert (reading.seconds, reading.clean) == (pytest.approx(2.2e-5), True)
@@ -420,8 +455,12 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
     graph.output(y=x)
     monkeypatch.setattr("autosched.measurement.bench.stopwatch", lambda device: gpu.watch)
     monkeypatch.setattr(tasks, "_groups", lambda machine: [machine.devices[1:]])
-    monkeypatch.setattr(bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False)
-    seconds = asc.measure_costs(graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay).seconds
+    monkeypatch.setattr(
+        bench.Bench, "device", property(lambda self: CPU, lambda self, _: None), raising=False
+    )
+    seconds = asc.measure_costs(
+        graph, PLAYED, {"x": torch.ones(1)}, repeat=4, replay=replay
+    ).seconds
     assert {name: table["cuda:0"] for name, table in seconds.items()} == pytest.approx(
         {"large": 1e-3, "small": small, "item": 2.5e-5, "write": small}, rel=0.2
     )
@@ -430,7 +469,9 @@ def test_tasks_on_a_gpu_take_what_kernels_take_or_what_launching_them_does(
 # ---- what is kept
 
 
-def test_what_was_measured_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_measured_is_read_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     counted(monkeypatch, [3.0] * 20)  # slow, and so measured twice, but not the next time
     with pytest.warns(UserWarning, match="measured again, and is believed"):
         first = asc.measure_costs(products(3), HERE, X, cache=tmp_path)
@@ -452,16 +493,26 @@ def test_what_a_user_wrote_is_measured_anew(tmp_path: Path) -> None:
     [
         (lambda text: text[:50], "not JSON"),
         (lambda text: "[]", "it must be an object"),
-        (lambda text: text.replace(torch.__version__, "1.0"), "it is of another machine, driver or torch"),
-        (lambda text: re.sub(r"\d+\.?\d*e-\d+,", "-1,", text, count=1), "must be a number, 0 or more"),
+        (
+            lambda text: text.replace(torch.__version__, "1.0"),
+            "it is of another machine, driver or torch",
+        ),
+        (
+            lambda text: re.sub(r"\d+\.?\d*e-\d+,", "-1,", text, count=1),
+            "must be a number, 0 or more",
+        ),
         (lambda text: re.sub(r"\d+\.?\d*e-\d+,", "", text, count=1), "must be a pair of numbers"),
     ],
 )
-def test_a_file_that_is_not_ours_is_named_and_replaced(tmp_path: Path, change: Callable[[str], str], why: str) -> None:
+def test_a_file_that_is_not_ours_is_named_and_replaced(
+    tmp_path: Path, change: Callable[[str], str], why: str
+) -> None:
     asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     path.write_text(change(path.read_text()))
-    with pytest.warns(UserWarning, match=f"{re.escape(str(path))} is not used, all is measured anew: .*{why}"):
+    with pytest.warns(
+        UserWarning, match=f"{re.escape(str(path))} is not used, all is measured anew: .*{why}"
+    ):
         asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     assert json.loads(path.read_text())["machine"] == kept.hardware()
     with warnings.catch_warnings():
@@ -469,7 +520,9 @@ def test_a_file_that_is_not_ours_is_named_and_replaced(tmp_path: Path, change: C
         asc.measure_costs(products(1), HERE, X, cache=tmp_path)
 
 
-def test_a_kept_reading_is_believed_no_more_than_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kept_reading_is_believed_no_more_than_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asc.measure_costs(products(1), HERE, X, cache=tmp_path)
     (path,) = tmp_path.iterdir()
     document = json.loads(path.read_text())
@@ -494,8 +547,12 @@ def test_two_processes_that_measure_lose_nothing(tmp_path: Path) -> None:
     assert kept.Kept(tmp_path).pairs == {"a": (1, 2), "b": (3, 4)}
 
 
-@pytest.mark.parametrize(("given", "folder"), [("/some/where", "/some/where"), ("", "~/.cache"), ("odd", "~/.cache")])
-def test_a_user_s_folder_is_where_the_system_says(monkeypatch: pytest.MonkeyPatch, given: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "folder"), [("/some/where", "/some/where"), ("", "~/.cache"), ("odd", "~/.cache")]
+)
+def test_a_user_s_folder_is_where_the_system_says(
+    monkeypatch: pytest.MonkeyPatch, given: str, folder: str
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     assert kept.user_folder() == Path(folder).expanduser() / "autosched"
 
@@ -530,15 +587,21 @@ def test_all_sizes_count_alike(size: int) -> None:
     assert fitted(TRUE | {size: TRUE[size] * 0.97}) == pytest.approx((2e10, 1e-5), rel=0.03)
 
 
-@pytest.mark.parametrize("odd", [{1: 1.0, 10: 1.0, 100: 1.0}, {1: 1.0}, {}, {1: 0.0, 2: 1.0}, {1: math.nan, 2: 1.0}])
+@pytest.mark.parametrize(
+    "odd", [{1: 1.0, 10: 1.0, 100: 1.0}, {1: 1.0}, {}, {1: 0.0, 2: 1.0}, {1: math.nan, 2: 1.0}]
+)
 def test_times_that_show_no_rate_give_none(odd: dict[int, float]) -> None:
     assert fitted(odd) is None
 
 
-def played_links(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, str, bool, int], float]) -> asc.Machine:
+def played_links(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str, str, bool, int], float]
+) -> asc.Machine:
     """Return a machine of a CPU and two GPUs, on which copies take these seconds."""
 
-    def copies(source: Any, destination: Any, pinned: bool, repeat: int, kept: Any, nbytes: int) -> float:
+    def copies(
+        source: Any, destination: Any, pinned: bool, repeat: int, kept: Any, nbytes: int
+    ) -> float:
         return seconds(str(source), str(destination), pinned, nbytes)
 
     monkeypatch.setattr(links, "_copies", copies)
@@ -550,25 +613,42 @@ def test_a_link_is_as_fast_as_the_slower_way_and_pageable_memory_has_a_rate_of_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def seconds(source: str, destination: str, pinned: bool, nbytes: int) -> float:
-        rate = 40e9 if "cpu" not in (source, destination) else 8e9 if not pinned else 20e9 if source == "cpu" else 16e9
+        rate = (
+            40e9
+            if "cpu" not in (source, destination)
+            else 8e9
+            if not pinned
+            else 20e9
+            if source == "cpu"
+            else 16e9
+        )
         return 4e-6 + nbytes / rate
 
     machine = played_links(monkeypatch, seconds)
     made = measurement.measured_links(machine).links
-    found = [(link.bytes_per_second, link.latency, link.pageable_bytes_per_second or 0) for link in made]
+    found = [
+        (link.bytes_per_second, link.latency, link.pageable_bytes_per_second or 0) for link in made
+    ]
     assert found[0] == found[1] == pytest.approx((16e9, 4e-6, 8e9))
     assert found[2] == pytest.approx((40e9, 4e-6, 0))
     ways = measurement.measured_ways(machine)
     assert len(ways) == 4 + 4 + 2
-    assert [way.line for way in ways[:2]] == [pytest.approx((20e9, 4e-6)), pytest.approx((8e9, 4e-6))]
+    assert [way.line for way in ways[:2]] == [
+        pytest.approx((20e9, 4e-6)),
+        pytest.approx((8e9, 4e-6)),
+    ]
 
 
-@pytest.mark.parametrize(("taken", "what"), [(lambda n: 1e-5, "no rate"), (lambda n: 1.0 + n, "1 bytes per second")])
+@pytest.mark.parametrize(
+    ("taken", "what"), [(lambda n: 1e-5, "no rate"), (lambda n: 1.0 + n, "1 bytes per second")]
+)
 def test_a_rate_that_no_link_has_is_not_believed(
     monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], float], what: str
 ) -> None:
     machine = played_links(monkeypatch, lambda source, destination, pinned, nbytes: taken(nbytes))
-    with pytest.warns(UserWarning, match=f"copies between 'c.*' and 'cuda:.' show {what}.*; it stays as it was"):
+    with pytest.warns(
+        UserWarning, match=f"copies between 'c.*' and 'cuda:.' show {what}.*; it stays as it was"
+    ):
         assert measurement.measured_links(machine) == machine
 
 
@@ -594,10 +674,21 @@ def test_a_machine_without_links_keeps_none() -> None:
 
 @pytest.mark.parametrize(
     ("small", "streams"),
-    [((1.0, 1.0, 1.0), 8), ((1.0, 2.0, 4.0), 2), ((1.9, 1.0, 1.0), 1), ((0.1, 1.0, 1.0), 1), ((math.nan, 1, 1), 1)],
+    [
+        ((1.0, 1.0, 1.0), 8),
+        ((1.0, 2.0, 4.0), 2),
+        ((1.9, 1.0, 1.0), 1),
+        ((0.1, 1.0, 1.0), 1),
+        ((math.nan, 1, 1), 1),
+    ],
 )
 def test_streams_pay_as_long_as_each_step_gains(small: Sequence[float], streams: int) -> None:
-    assert paying([(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]) == streams
+    assert (
+        paying(
+            [(count, Sharing(it, float(count))) for count, it in zip((2, 4, 8), small, strict=True)]
+        )
+        == streams
+    )
 
 
 @pytest.mark.parametrize(("gpus", "streams"), [(2, 4), (1, 2)])
@@ -605,12 +696,22 @@ def test_a_device_gets_its_part_of_as_many_streams_as_pay(
     monkeypatch: pytest.MonkeyPatch, gpus: int, streams: int
 ) -> None:
     def real(device: asc.Device) -> torch.device:
-        return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", int(device.name[-1]) % gpus)
+        return (
+            torch.device("cpu")
+            if device.kind == "cpu"
+            else torch.device("cuda", int(device.name[-1]) % gpus)
+        )
 
     monkeypatch.setattr(machines, "real", real)
-    monkeypatch.setattr(machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count))
+    monkeypatch.setattr(
+        machines, "sharing", lambda device, count, kept: Sharing(max(1.0, count / 4), count)
+    )
     monkeypatch.setattr(machines, "measured_links", lambda machine, **_: machine)
-    assert [device.streams for device in asc.measure_machine(PLAYED).devices] == [1, streams, streams]
+    assert [device.streams for device in asc.measure_machine(PLAYED).devices] == [
+        1,
+        streams,
+        streams,
+    ]
 
 
 # ---- predictions
@@ -630,7 +731,9 @@ def test_a_prediction_is_held_to_what_runs_take() -> None:
 # ---- where there are GPUs
 
 
-def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     played = pytest.importorskip("tests.gpu.fake_gpu", reason="needs GPUs that are played")
     monkeypatch.setattr(links, "SIZES", (1 << 10, 1 << 14, 1 << 18))
     monkeypatch.setattr(probes, "_CALLS", {probes._SMALL: 2, probes._LARGE: 1})
@@ -652,7 +755,9 @@ def test_on_played_gpus_all_is_measured_and_nothing_is_touched_too_early(monkeyp
             timeline = schedule.profile(**inputs)
     assert list(costs.seconds) == ["matmul", "mul", "item", "there", "last"]
     assert list(costs.seconds["matmul"]) == list(machine.names)
-    assert all(0 <= seconds < math.inf for table in costs.seconds.values() for seconds in table.values())
+    assert all(
+        0 <= seconds < math.inf for table in costs.seconds.values() for seconds in table.values()
+    )
     assert inputs["x"].sum() == 64 * 2  # by the profile alone
     assert 0 < timeline.doubt < 1
 
@@ -668,7 +773,10 @@ def test_each_kind_of_device_has_costs_and_links_have_rates(tmp_path: Path) -> N
     x, w = graph.inputs("x", "w")
     graph.output(y=x @ w + 1)
     inputs = {"x": torch.ones(512, 512), "w": torch.ones(512, 512)}
-    launched, alone = (asc.measure_costs(graph, machine, inputs, repeat=3, replay=replay) for replay in (False, True))
+    launched, alone = (
+        asc.measure_costs(graph, machine, inputs, repeat=3, replay=replay)
+        for replay in (False, True)
+    )
     assert list(launched.seconds["matmul"]) == list(machine.names)
     gpus = machine.accelerators
     assert 0 < alone.seconds["matmul"][gpus[0]] == alone.seconds["matmul"][gpus[1]] < 0.1
@@ -681,7 +789,9 @@ def test_a_gpu_s_products_take_what_they_take_in_a_row() -> None:
     name = machine.accelerators[0]
     costs = asc.measure_costs(products(8), machine, {"x": torch.eye(2048)}, replay=True)
     graph = products(8)
-    with asc.schedule(graph, machine, inputs=name, costs=costs, policy=lambda *_: placed(graph, name)) as schedule:
+    with asc.schedule(
+        graph, machine, inputs=name, costs=costs, policy=lambda *_: placed(graph, name)
+    ) as schedule:
         found = measurement.accuracy(schedule, {"x": torch.eye(2048, device=name)})
     assert 0.8 < found.ratio < 1.25
 

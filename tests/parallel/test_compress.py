@@ -13,7 +13,15 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.compress import Compression, Half, Int8, TopK, decoded_sum, encode_, exchange
+from autosched.parallel.compress import (
+    Compression,
+    Half,
+    Int8,
+    TopK,
+    decoded_sum,
+    encode_,
+    exchange,
+)
 from autosched.program.program import Copy
 from autosched.testing import check
 
@@ -34,7 +42,9 @@ def through(compression: Compression, flat: Tensor) -> Tensor:
 
 @each_compression
 @given(numel=st.integers(0, 70), dtype=st.sampled_from(DTYPES))
-def test_a_payload_has_the_bytes_that_are_stated(compression: Compression, numel: int, dtype: torch.dtype) -> None:
+def test_a_payload_has_the_bytes_that_are_stated(
+    compression: Compression, numel: int, dtype: torch.dtype
+) -> None:
     payload = compression.encode(torch.linspace(-1, 1, numel, dtype=dtype))
     assert payload.nbytes == compression.nbytes(numel, dtype)
     decoded = compression.decode(payload, numel, dtype)
@@ -43,7 +53,9 @@ def test_a_payload_has_the_bytes_that_are_stated(compression: Compression, numel
 
 @each_compression
 @each_dtype
-def test_what_is_encoded_or_decoded_has_memory_of_its_own(compression: Compression, dtype: torch.dtype) -> None:
+def test_what_is_encoded_or_decoded_has_memory_of_its_own(
+    compression: Compression, dtype: torch.dtype
+) -> None:
     flat = torch.ones(8, dtype=dtype)
     payload = compression.encode(flat)
     flat.zero_()
@@ -62,8 +74,14 @@ def test_half_precision_is_off_by_a_rounding(numbers: list[float], dtype: torch.
     assert ((through(Half(torch.bfloat16), normal) - normal).abs() <= 2**-8 * normal.abs()).all()
 
 
-@given(numbers=FINITE, dtype=st.sampled_from([torch.float32, torch.float64]), factor=st.sampled_from([1, 1e-36, 1e30]))
-def test_int8_is_off_by_half_its_scale(numbers: list[float], dtype: torch.dtype, factor: float) -> None:
+@given(
+    numbers=FINITE,
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    factor=st.sampled_from([1, 1e-36, 1e30]),
+)
+def test_int8_is_off_by_half_its_scale(
+    numbers: list[float], dtype: torch.dtype, factor: float
+) -> None:
     flat = torch.tensor(numbers, dtype=dtype) * factor
     scale = max(flat.abs().max().item() / 127, torch.finfo(dtype).tiny) if numbers else 0
     assert ((through(Int8(), flat) - flat).abs() <= 0.5001 * scale).all()
@@ -124,22 +142,37 @@ def test_a_share_that_is_none_is_refused(share: float) -> None:
 
 
 def test_a_format_that_is_not_half_is_refused() -> None:
-    with pytest.raises(asc.ScheduleError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"
+    ):
         Half(torch.float32)
 
 
 # ---- on devices
 
 
-def exchanging(compression: Compression, n: int, numel: int, dtype: torch.dtype) -> tuple[asc.Graph, tuple[str, ...]]:
+def exchanging(
+    compression: Compression, n: int, numel: int, dtype: torch.dtype
+) -> tuple[asc.Graph, tuple[str, ...]]:
     """Exchange what one task per device makes; each device reads the total."""
     graph, machine = asc.Graph("exchange"), asc.Machine.emulated(gpus=n)
     flats = []
     for i, device in enumerate(machine.accelerators):
         with graph.on(device):
-            flats.append(graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * dtype.itemsize))
+            flats.append(
+                graph.add(
+                    torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * dtype.itemsize
+                )
+            )
     totals, kept = exchange(
-        graph, flats, machine.accelerators, compression, machine=machine, numel=numel, dtype=dtype, name="b"
+        graph,
+        flats,
+        machine.accelerators,
+        compression,
+        machine=machine,
+        numel=numel,
+        dtype=dtype,
+        name="b",
     )
     for i, (device, total) in enumerate(zip(machine.accelerators, totals, strict=True)):
         graph.output(**{f"t{i}": graph.add(torch.clone, total, on=device, seconds=0.0)})
@@ -156,14 +189,20 @@ def zeros(kept: Sequence[str], numel: int, dtype: torch.dtype) -> dict[str, Tens
 
 
 @each_compression
-@given(n=st.integers(2, 4), numel=st.integers(1, 30), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    n=st.integers(2, 4),
+    numel=st.integers(1, 30),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_what_was_applied_and_what_is_kept_are_the_sum_of_all_gradients(
     compression: Compression, n: int, numel: int, dtype: torch.dtype
 ) -> None:
     graph, kept = exchanging(compression, n, numel, dtype)
     residuals = zeros(kept, numel, dtype)
     true, applied = torch.zeros(numel, dtype=torch.float64), torch.zeros(numel, dtype=torch.float64)
-    with asc.schedule(graph, asc.Machine.emulated(gpus=n), policy="heft", backend="virtual") as schedule:
+    with asc.schedule(
+        graph, asc.Machine.emulated(gpus=n), policy="heft", backend="virtual"
+    ) as schedule:
         for step in range(5):
             given = gradients(n, numel, dtype, step)
             totals = schedule(**given, **residuals)
@@ -176,7 +215,9 @@ def test_what_was_applied_and_what_is_kept_are_the_sum_of_all_gradients(
 
 @each_compression
 @each_dtype
-def test_all_devices_have_the_bits_of_the_serial_run(compression: Compression, dtype: torch.dtype) -> None:
+def test_all_devices_have_the_bits_of_the_serial_run(
+    compression: Compression, dtype: torch.dtype
+) -> None:
     graph, kept = exchanging(compression, 3, 20, dtype)
     examples = gradients(3, 20, dtype) | zeros(kept, 20, dtype)
     check(graph, examples=examples, policies=["heft"], interleavings=4)
@@ -187,7 +228,9 @@ def test_all_devices_have_the_bits_of_the_serial_run(compression: Compression, d
 
 @each_compression
 @pytest.mark.parametrize(("n", "numel"), [(1, 8), (3, 0)])
-def test_where_nothing_is_sent_nothing_is_kept(compression: Compression, n: int, numel: int) -> None:
+def test_where_nothing_is_sent_nothing_is_kept(
+    compression: Compression, n: int, numel: int
+) -> None:
     graph, kept = exchanging(compression, n, numel, torch.float32)
     given = gradients(n, numel, torch.float32)
     assert kept == ()
@@ -200,16 +243,23 @@ def test_each_device_sends_its_payload_to_each_other(compression: Compression) -
     graph, _ = exchanging(compression, n, numel, torch.float32)
     with asc.schedule(graph, asc.Machine.emulated(gpus=n), policy="heft") as schedule:
         copies = [item for item in schedule.program.instructions if isinstance(item, Copy)]
-        sent = {(c.source, c.destination): schedule.costs.value_nbytes(graph.value(c.value)) for c in copies}
+        sent = {
+            (c.source, c.destination): schedule.costs.value_nbytes(graph.value(c.value))
+            for c in copies
+        }
     assert len(copies) == len(sent) == n * (n - 1)
     assert sorted(dict.fromkeys(sent.values())) == [compression.nbytes(numel, torch.float32)]
 
 
 @each_compression
-def test_what_tasks_are_said_to_cost_is_near_what_they_are_estimated_to_cost(compression: Compression) -> None:
+def test_what_tasks_are_said_to_cost_is_near_what_they_are_estimated_to_cost(
+    compression: Compression,
+) -> None:
     n, numel = 3, 10**6
     graph, kept = exchanging(compression, n, numel, torch.float32)
-    learnt = estimate(graph, gradients(n, numel, torch.float32) | zeros(kept, numel, torch.float32)).costs
+    learnt = estimate(
+        graph, gradients(n, numel, torch.float32) | zeros(kept, numel, torch.float32)
+    ).costs
     device = asc.Machine.emulated().device("cuda:0")
     for name in ("b.encode.0", "b.decode.0"):
         said = asc.Costs().task_seconds(graph.task(name), device)
@@ -241,10 +291,14 @@ def descended(compression: Compression, feedback: bool) -> Tensor:
 
 
 @each_compression
-def test_descent_with_error_feedback_ends_where_it_does_without_compression(compression: Compression) -> None:
+def test_descent_with_error_feedback_ends_where_it_does_without_compression(
+    compression: Compression,
+) -> None:
     assert torch.allclose(descended(compression, feedback=True), OPPOSED.mean(0), rtol=0, atol=0.01)
 
 
 def test_descent_without_error_feedback_ends_elsewhere() -> None:
-    w = descended(TopK(0.1), feedback=False)  # the first element is the largest on both, and cancels
+    w = descended(
+        TopK(0.1), feedback=False
+    )  # the first element is the largest on both, and cancels
     assert torch.equal(w[1:], torch.zeros(3, dtype=torch.float64))

@@ -55,7 +55,9 @@ def test_two_devices_leave_what_their_shares_leave_serially(kind: str) -> None:
     torch.manual_seed(0)
     model, given = KINDS[kind].make(), batches(kind)
     loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
-    assert_trains_as_serially(data_parallel(buckets=(100, 300)), among(2), model, given, loss_fn=loss_fn)
+    assert_trains_as_serially(
+        data_parallel(buckets=(100, 300)), among(2), model, given, loss_fn=loss_fn
+    )
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated"])
@@ -71,7 +73,9 @@ def test_two_devices_have_the_same_bits_with_every_strategy(reduction: str) -> N
 
 
 @pytest.mark.parametrize("reduction", ["sum", "cpu"])
-@pytest.mark.parametrize("gpus", [3, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))])
+@pytest.mark.parametrize(
+    "gpus", [3, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))]
+)
 def test_more_devices_sum_in_their_order(gpus: int, reduction: str) -> None:
     make = data_parallel(gpus, reduction=reduction, buckets=(100, 300))
     assert_trains_as_serially(make, among(gpus), small(), vectors(9, 9))
@@ -111,7 +115,9 @@ def test_optimizers_step_as_they_do_serially_and_rates_may_change(optimizer: str
         schedulers[optimizer].step()
 
     make = data_parallel(buckets=(100, 300))
-    assert_trains_as_serially(make, among(2), small(), vectors(6, 6, 6, 6), optimize, between=slower)
+    assert_trains_as_serially(
+        make, among(2), small(), vectors(6, 6, 6, 6), optimize, between=slower
+    )
 
 
 def test_uneven_batches_and_such_with_fewer_rows_than_devices() -> None:
@@ -120,9 +126,13 @@ def test_uneven_batches_and_such_with_fewer_rows_than_devices() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "chunks"), [(1, 3), (2, 2), (2, 4)])
-def test_gradients_of_micro_batches_are_added_up_before_they_are_summed(gpus: int, chunks: int) -> None:
+def test_gradients_of_micro_batches_are_added_up_before_they_are_summed(
+    gpus: int, chunks: int
+) -> None:
     make = data_parallel(gpus, accumulate=chunks, buckets=(100, 300))
-    assert_trains_as_serially(make, among(gpus, chunks), mlp(), vectors(16, 17, 9 if gpus == 1 else 16))
+    assert_trains_as_serially(
+        make, among(gpus, chunks), mlp(), vectors(16, 17, 9 if gpus == 1 else 16)
+    )
 
 
 def test_batch_norm_and_dropout_are_those_of_micro_batches() -> None:
@@ -136,7 +146,9 @@ def test_batch_norm_and_dropout_are_those_of_micro_batches() -> None:
 def test_buckets_change_no_bits(sizes: Any, count: int | None) -> None:
     assert_trains_as_serially(data_parallel(buckets=sizes), among(2), small(), vectors(6, 6))
     model = small()
-    with data_parallel(buckets=sizes)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+    with data_parallel(buckets=sizes)(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
         notes = step.notes(*next(vectors(6)))
     assert count is None or len(notes["buckets"]) == count
     assert sorted(name for bucket in notes["buckets"] for name in bucket) == [
@@ -145,7 +157,9 @@ def test_buckets_change_no_bits(sizes: Any, count: int | None) -> None:
         "2.bias",
         "2.weight",
     ]
-    assert notes["tried"][min(notes["tried"], key=notes["tried"].get)] == min(notes["tried"].values())
+    assert notes["tried"][min(notes["tried"], key=notes["tried"].get)] == min(
+        notes["tried"].values()
+    )
 
 
 @torch.library.custom_op("autosched_tests::address", mutates_args=())
@@ -178,7 +192,9 @@ class Addresses(nn.Module):
         (pipeline(2, replicas=2, schedule="gpipe"), among(2, 2)),
     ],
 )
-def test_rows_have_the_alignment_that_they_have_in_the_batch(make: Make, rows: Callable[[int], Rows]) -> None:
+def test_rows_have_the_alignment_that_they_have_in_the_batch(
+    make: Make, rows: Callable[[int], Rows]
+) -> None:
     """A share of 5 rows of 7 numbers begins within a vector, and kernels gave it other last bits than its copy."""
     torch.manual_seed(0)
     assert_trains_as_serially(make, rows, Addresses(), list(vectors(10, 13, width=7)))
@@ -217,7 +233,9 @@ def test_frozen_parameters_and_those_without_gradient_stay() -> None:
     kept = copy.deepcopy(model.state_dict())
     with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
         step(*next(vectors(6)))
-    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])]
+    changed = [
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])
+    ]
     assert changed == ["2.weight", "2.bias"]
 
 
@@ -264,16 +282,22 @@ class Mixed(nn.Module):
         (functools.partial(pipeline, 4, schedule="1f1b", replicas=2, reduction="sum"), among(2, 2)),
     ],
 )
-def test_gradients_are_clipped_as_torch_clips_them(make: Any, rows: Callable[[int], Rows], mixed: bool) -> None:
+def test_gradients_are_clipped_as_torch_clips_them(
+    make: Any, rows: Callable[[int], Rows], mixed: bool
+) -> None:
     """All in one norm, over replicas and stages."""
     model = Mixed() if mixed else small()
-    assert_trains_as_serially(make(clip_grad_norm=0.05), rows, model, vectors(12, 12), before_step=norm)
+    assert_trains_as_serially(
+        make(clip_grad_norm=0.05), rows, model, vectors(12, 12), before_step=norm
+    )
 
 
 def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
     model, (batch,) = small(), vectors(6)
     twin = copy.deepcopy(model)
-    with data_parallel(1, clip_grad_norm=1e9)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+    with data_parallel(1, clip_grad_norm=1e9)(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
         assert step.grad_norm is None
         step(*batch)
     functional.cross_entropy(twin(batch[0]), batch[1]).backward()
@@ -284,12 +308,16 @@ def test_the_norm_before_clipping_is_known_and_small_gradients_stay() -> None:
 def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
     for make in (data_parallel, functools.partial(pipeline, schedule="gpipe", chunks=1)):
         rows = among(2) if make is data_parallel else among(1)
-        assert_trains_as_serially(make(before_step=value), rows, small(), vectors(6, 6), before_step=value)
+        assert_trains_as_serially(
+            make(before_step=value), rows, small(), vectors(6, 6), before_step=value
+        )
     both = data_parallel(clip_grad_norm=0.05, before_step=value)
     assert_trains_as_serially(
         both, among(2), small(), vectors(6), before_step=lambda model: (norm(model), value(model))
     )
-    whole = data_parallel(buckets=(100,), before_step=norm)  # of one stage all gradients may be seen
+    whole = data_parallel(
+        buckets=(100,), before_step=norm
+    )  # of one stage all gradients may be seen
     assert_trains_as_serially(whole, among(2), small(), vectors(6), before_step=norm)
 
 
@@ -312,9 +340,18 @@ def test_what_cannot_be_done_before_a_step_is_refused() -> None:
             pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
             "before_step changes gradients by each other, and stage 1 has",
         ),
-        (data_parallel(before_step=noise), "before_step, draws random numbers: replicas would draw different ones"),
-        (data_parallel(clip_grad_norm=-1), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
-        (data_parallel(clip_grad_norm="1"), "clip_grad_norm must be the largest norm, a number, 0 or more, or None"),
+        (
+            data_parallel(before_step=noise),
+            "before_step, draws random numbers: replicas would draw different ones",
+        ),
+        (
+            data_parallel(clip_grad_norm=-1),
+            "clip_grad_norm must be the largest norm, a number, 0 or more, or None",
+        ),
+        (
+            data_parallel(clip_grad_norm="1"),
+            "clip_grad_norm must be the largest norm, a number, 0 or more, or None",
+        ),
     ]
     for make, message in cases:
         model = small()
@@ -329,25 +366,46 @@ def test_options_that_are_none_are_refused_at_once() -> None:
     model, parallel = small(), asc.parallel
     trained = model, functional.cross_entropy, momentum(model.parameters())
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: parallel.data_parallel(*trained, PAIR, policy="heft"), "policy=: data_parallel decides itself where"),
-        (lambda: parallel.data_parallel(*trained, PAIR, place={"*": "cpu"}), "place=: data_parallel decides itself"),
-        (lambda: parallel.data_parallel(*trained, PAIR, accumulate=0), "accumulate: a batch can be cut into 1 or more"),
-        (lambda: parallel.data_parallel(*trained, PAIR, buckets=()), "sizes of buckets must be one or more numbers"),
+        (
+            lambda: parallel.data_parallel(*trained, PAIR, policy="heft"),
+            "policy=: data_parallel decides itself where",
+        ),
+        (
+            lambda: parallel.data_parallel(*trained, PAIR, place={"*": "cpu"}),
+            "place=: data_parallel decides itself",
+        ),
+        (
+            lambda: parallel.data_parallel(*trained, PAIR, accumulate=0),
+            "accumulate: a batch can be cut into 1 or more",
+        ),
+        (
+            lambda: parallel.data_parallel(*trained, PAIR, buckets=()),
+            "sizes of buckets must be one or more numbers",
+        ),
         (
             lambda: parallel.data_parallel(model, trained[1], None, PAIR),
             "optimizer of data_parallel must be a t",
         ),
-        (lambda: parallel.data_parallel(model, None, trained[2], PAIR), "loss_fn of data_parallel must be a f"),
+        (
+            lambda: parallel.data_parallel(model, None, trained[2], PAIR),
+            "loss_fn of data_parallel must be a f",
+        ),
         (
             lambda: parallel.pipeline(len, *trained[1:], PAIR),
             "model of pipeline must be a torch.nn.Module, got <",
         ),
-        (lambda: parallel.pipeline(*trained, PAIR, chunks=2.5), "chunks: a batch can be cut into 1 or more parts"),
+        (
+            lambda: parallel.pipeline(*trained, PAIR, chunks=2.5),
+            "chunks: a batch can be cut into 1 or more parts",
+        ),
         (
             lambda: parallel.pipeline(*trained, PAIR, polcy="x"),
             "unexpected option polcy=: pipeline has none",
         ),
-        (lambda: parallel.model_parallel(model, PAIR, chunks=4), "chunks=: model_parallel has none; pipeline has"),
+        (
+            lambda: parallel.model_parallel(model, PAIR, chunks=4),
+            "chunks=: model_parallel has none; pipeline has",
+        ),
         (
             lambda: parallel.model_parallel(model, PAIR, averages=True),
             "averages=: it is for training steps, with",
@@ -379,7 +437,9 @@ class Several(nn.Module):
         super().__init__()
         self.words, self.head = nn.Embedding(7, 4, padding_idx=0), nn.Linear(4, 4)
 
-    def forward(self, given: dict[str, Tensor], scale: Tensor, twice: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, given: dict[str, Tensor], scale: Tensor, twice: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         found = self.words(given["words"]).mean(1) * scale
         return self.head(found), {"found": found * 2 if twice else found}
 
@@ -388,7 +448,10 @@ def test_batches_are_trees_and_what_has_no_dimension_is_not_cut() -> None:
     torch.manual_seed(0)
 
     def loss_fn(out: Any, target: Any) -> Tensor:
-        return functional.cross_entropy(out[0], target["y"]) + (out[1]["found"] - target["z"]).square().mean()
+        return (
+            functional.cross_entropy(out[0], target["y"])
+            + (out[1]["found"] - target["z"]).square().mean()
+        )
 
     def batch(rows: int) -> tuple[Any, ...]:
         target = {"y": torch.randint(0, 4, (rows,)), "z": torch.randn(rows, 4)}
@@ -403,7 +466,9 @@ def test_a_loss_that_sums_is_not_weighted() -> None:
         return functional.cross_entropy(out, y, reduction="sum")
 
     make = data_parallel(averages=False)
-    assert_trains_as_serially(make, among(2), small(), vectors(5, 5), loss_fn=loss_fn, averages=False)
+    assert_trains_as_serially(
+        make, among(2), small(), vectors(5, 5), loss_fn=loss_fn, averages=False
+    )
 
 
 def test_a_model_may_be_in_eval_mode() -> None:
@@ -421,7 +486,9 @@ def test_replicas_follow_what_is_changed_by_hand() -> None:
             model[0].weight.mul_(0.5)
             optimizer.state[model[0].weight]["momentum_buffer"].zero_()
 
-    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+    assert_trains_as_serially(
+        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
+    )
 
 
 def test_replicas_follow_a_state_that_is_loaded() -> None:
@@ -434,14 +501,18 @@ def test_replicas_follow_a_state_that_is_loaded() -> None:
         optimizer.load_state_dict(copy.deepcopy(first[1]))
 
     given = vectors(6, 6, 6, 6)
-    assert_trains_as_serially(data_parallel(), among(2), mlp(), given, OPTIMIZERS["adam"], between=back_to_the_first)
+    assert_trains_as_serially(
+        data_parallel(), among(2), mlp(), given, OPTIMIZERS["adam"], between=back_to_the_first
+    )
 
 
 def test_replicas_follow_data_that_is_replaced() -> None:
     def change(model: nn.Module, optimizer: optim.Optimizer) -> None:
         model[0].weight.data = model[0].weight.data * 0.5
 
-    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+    assert_trains_as_serially(
+        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
+    )
 
 
 def test_a_model_that_was_used_between_steps_has_its_buffers_followed() -> None:
@@ -506,7 +577,9 @@ def test_a_parameter_that_is_replaced_is_trained() -> None:
         optimizer.param_groups[0]["params"][3] = model[2].bias
         optimizer.state[model[2].bias] = optimizer.state.pop(old)
 
-    assert_trains_as_serially(data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change)
+    assert_trains_as_serially(
+        data_parallel(), among(2), small(), vectors(6, 6, 6, 6), between=change
+    )
 
 
 def test_numbers_in_modules_may_change_between_steps() -> None:
@@ -564,10 +637,14 @@ def tower(layers: int = 4, width: int = 1024) -> nn.Module:
 def test_gradients_are_summed_while_backward_goes_on() -> None:
     model = tower()
     x = torch.randn(512, 1024)
-    with data_parallel(buckets=(1,))(model, functional.mse_loss, momentum(model.parameters())) as step:
+    with data_parallel(buckets=(1,))(
+        model, functional.mse_loss, momentum(model.parameters())
+    ) as step:
         timeline = step.schedule(x, x).simulate()
     spans = {(span.kind, span.name): span for span in timeline.spans}
-    backward = [span for (kind, name), span in spans.items() if kind == "run" and name.startswith("r1.B.")]
+    backward = [
+        span for (kind, name), span in spans.items() if kind == "run" and name.startswith("r1.B.")
+    ]
     assert len(backward) == 8  # weights and biases
     for number in range(4):
         there, back = spans["copy", f"r1.b{number}.flat"], spans["copy", f"b{number}.add.cuda:0"]
@@ -596,7 +673,9 @@ def test_an_error_in_a_step_leaves_it_usable() -> None:
         (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 3])),
         (torch.tensor([0, 1, 2, 9]), torch.zeros(4).long()),
     )
-    with data_parallel(backend="host")(model, functional.cross_entropy, momentum(model.parameters())) as step:
+    with data_parallel(backend="host")(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
         with pytest.raises(asc.TaskError, match=r"r1\.F"):
             step(*bad)
         assert_equal(dict(model.state_dict()), dict(plain.state_dict()), "model")
@@ -604,7 +683,9 @@ def test_an_error_in_a_step_leaves_it_usable() -> None:
     assert not torch.equal(model.words.weight, plain.words.weight)
 
 
-def refused(message: str, *batch: Any, make: Any = None, model: nn.Module | None = None, **options: Any) -> None:
+def refused(
+    message: str, *batch: Any, make: Any = None, model: nn.Module | None = None, **options: Any
+) -> None:
     model = small() if model is None else model
     loss_fn = options.pop("loss_fn", functional.cross_entropy)
     with pytest.raises(asc.AutoschedError, match=message):
@@ -622,7 +703,12 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 def test_unknown_names_are_refused() -> None:
     x, y = next(vectors(6))
-    refused("'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', got 'star'", x, y, reduction="star")
+    refused(
+        "'auto' or one of 'sum', 'cpu', 'ring', 'tree', 'exchange', got 'star'",
+        x,
+        y,
+        reduction="star",
+    )
     refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", x, y, devices=["cuda:7"])
     refused("each once, got 'cuda:0'", x, y, devices="cuda:0")
     refused(r"each once, got \['cuda:0', 'cuda:0'\]", x, y, devices=["cuda:0", "cuda:0"])
@@ -645,16 +731,29 @@ def test_losses_that_train_nothing_or_too_much_are_refused() -> None:
     x, y = next(vectors(6))
     head = Head()
     refused("does not require grad", x, y, loss_fn=lambda out, y: out.detach().sum())
-    refused("no gradient to any parameter that the opt", x, y, loss_fn=lambda out, y: head(out.detach(), y))
+    refused(
+        "no gradient to any parameter that the opt",
+        x,
+        y,
+        loss_fn=lambda out, y: head(out.detach(), y),
+    )
     refused("loss_fn Head has parameters to train; make it a part of the model", x, y, loss_fn=head)
     model = small()
     optimizer = momentum([*model.parameters(), *head.parameters()])
     with (
         data_parallel()(model, lambda out, y: head(out, y), optimizer) as step,
-        pytest.raises(asc.GraphError, match=r"the loss trains '.*layer.weight', which is no parameter of the model"),
+        pytest.raises(
+            asc.GraphError,
+            match=r"the loss trains '.*layer.weight', which is no parameter of the model",
+        ),
     ):
         step(x, y)
-    refused("grad can be implicitly created only for scalar outputs", x, y, loss_fn=lambda out, y: out.sum(1))
+    refused(
+        "grad can be implicitly created only for scalar outputs",
+        x,
+        y,
+        loss_fn=lambda out, y: out.sum(1),
+    )
 
 
 def test_calls_without_a_target_are_refused() -> None:
@@ -682,7 +781,9 @@ def test_what_compression_leaves_out_of_a_step_is_kept(name: str) -> None:
         data_parallel(compression=COMPRESSED[name])(
             model, functional.cross_entropy, optim.SGD(model.parameters(), rate)
         ) as step,
-        data_parallel()(exact, functional.cross_entropy, optim.SGD(exact.parameters(), rate)) as other,
+        data_parallel()(
+            exact, functional.cross_entropy, optim.SGD(exact.parameters(), rate)
+        ) as other,
     ):
         step(x.double(), y)
         other(x.double(), y)
@@ -700,7 +801,9 @@ def test_compressed_gradients_train(name: str) -> None:
     x = torch.randn(64, 8)
     y, model = x[:, :4].argmax(1), small()
     optimizer = optim.SGD(model.parameters(), 0.5)
-    with data_parallel(compression=COMPRESSED[name])(model, functional.cross_entropy, optimizer) as step:
+    with data_parallel(compression=COMPRESSED[name])(
+        model, functional.cross_entropy, optimizer
+    ) as step:
         losses = [step(x, y).item() for _ in range(80)]
     assert losses[-1] < 0.3 * losses[0]
 
@@ -708,7 +811,9 @@ def test_compressed_gradients_train(name: str) -> None:
 def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
     model, twin = small(), small()
     steps = [
-        data_parallel(compression=asc.parallel.TopK(0.1))(m, functional.cross_entropy, momentum(m.parameters()))
+        data_parallel(compression=asc.parallel.TopK(0.1))(
+            m, functional.cross_entropy, momentum(m.parameters())
+        )
         for m in (model, twin)
     ]
     for batch in vectors(6, 6):
@@ -717,7 +822,9 @@ def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
     for batch in vectors(7, 7):
         assert_equal(steps[1](*batch), steps[0](*batch), "loss")
     assert_equal(dict(twin.state_dict()), dict(model.state_dict()), "model")
-    assert_equal(steps[1].state_dict()["residuals"], steps[0].state_dict()["residuals"], "residuals")
+    assert_equal(
+        steps[1].state_dict()["residuals"], steps[0].state_dict()["residuals"], "residuals"
+    )
     assert all(kept.abs().max() > 0 for kept in steps[1].state_dict()["residuals"].values())
     for step in steps:
         step.close()
@@ -725,7 +832,9 @@ def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
 
 def test_a_step_that_was_closed_begins_anew() -> None:
     model, plain = small(), small()
-    step = data_parallel(backend="host")(model, functional.cross_entropy, momentum(model.parameters()))
+    step = data_parallel(backend="host")(
+        model, functional.cross_entropy, momentum(model.parameters())
+    )
     other = data_parallel()(plain, functional.cross_entropy, momentum(plain.parameters()))
     for batch in vectors(6, 6, 6):
         assert_equal(step(*batch), other(*batch), "loss")
@@ -737,7 +846,11 @@ def test_devices_do_not_wait_for_each_others_dropout() -> None:
     parts = (part for _ in range(3) for part in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.3)))
     model, x = nn.Sequential(*parts), torch.randn(900, 256)
     machine = asc.Machine.emulated(gpus=3)
-    with asc.parallel.data_parallel(model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine) as step:
-        spans = {span.name: span for span in step.schedule(x, x).simulate().spans if span.kind == "run"}
+    with asc.parallel.data_parallel(
+        model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine
+    ) as step:
+        spans = {
+            span.name: span for span in step.schedule(x, x).simulate().spans if span.kind == "run"
+        }
     assert spans["r2.F"].start < spans["r0.F"].end
     assert spans["r0.R"].end <= spans["r1.R"].start  # which draw from one generator

@@ -85,7 +85,9 @@ def machine_of(devices: int, bytes_per_second: float = 1e30) -> asc.Machine:
 
 
 def sequences_of(order: Order) -> dict[str, list[str]]:
-    return {f"cuda:{rank}": [str(action) for action in actions] for rank, actions in enumerate(order)}
+    return {
+        f"cuda:{rank}": [str(action) for action in actions] for rank, actions in enumerate(order)
+    }
 
 
 def scheduled(order: Order, machine: asc.Machine | None = None, nbytes: int = 0) -> asc.Schedule:
@@ -114,7 +116,9 @@ def on_paper(order: Order, seconds: dict[str, float] = SECONDS, copy: float = 0.
             arrivals = [ends[other] + copy * (where[other.stage] != rank) for other in before]
             free[rank] = ends[action] = max([free[rank], *arrivals]) + seconds[action.kind]
             position[rank] += 1
-            waiting += [where[s] for s in (action.stage - 1, action.stage + 1) if 0 <= s < len(where)]
+            waiting += [
+                where[s] for s in (action.stage - 1, action.stage + 1) if 0 <= s < len(where)
+            ]
     assert len(ends) == sum(map(len, order)), "devices wait for each other"
     return max(free)
 
@@ -139,7 +143,8 @@ def ran(schedule: asc.Schedule) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)]
+    ("name", "share"),
+    [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)],
 )
 def test_bubbles_of_four_stages_and_eight_micro_batches(name, share):
     order = ORDERS[name](4, 8)
@@ -156,7 +161,10 @@ def test_zero_bubble_in_one_round_is_zb_h1():
 @pytest.mark.parametrize("order", [gpipe, one_f_one_b])
 def test_the_bubble_of_gpipe_and_1f1b_follows_its_formula(order):
     for p, m in CASES:
-        assert bubble(order(p, m), on_paper(order(p, m))) == pytest.approx((p - 1) / (m + p - 1)), (p, m)
+        assert bubble(order(p, m), on_paper(order(p, m))) == pytest.approx((p - 1) / (m + p - 1)), (
+            p,
+            m,
+        )
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -195,7 +203,9 @@ def test_every_order_has_each_action_once_and_can_be_run(name, p, m):
 def test_orders_hold_no_more_activations_than_they_say():
     for p, m in CASES:
         assert [most_held(actions) for actions in gpipe(p, m)] == [m] * p
-        assert [most_held(actions) for actions in one_f_one_b(p, m)] == [min(m, p - rank) for rank in range(p)]
+        assert [most_held(actions) for actions in one_f_one_b(p, m)] == [
+            min(m, p - rank) for rank in range(p)
+        ]
         for rounds in (2, 3):
             largest = -(-m // max(1, m // p))
             assert m % p or largest == p
@@ -203,7 +213,10 @@ def test_orders_hold_no_more_activations_than_they_say():
             held = [most_held(actions) for actions in interleaved(p, m, rounds)]
             assert all(most <= limit for most, limit in zip(held, limits, strict=True)), (p, m)
         for rounds in (1, 2):
-            assert max(map(most_held, zero_bubble(p, m, rounds))) <= min(rounds * m, rounds * p), (p, m)
+            assert max(map(most_held, zero_bubble(p, m, rounds))) <= min(rounds * m, rounds * p), (
+                p,
+                m,
+            )
 
 
 def test_stages_go_round_or_lie_in_a_v():
@@ -216,24 +229,39 @@ def test_the_last_device_of_1f1b_runs_its_first_forward():
     """torch.distributed.pipelining 2.13 draws ``3F1 3F2 3F3 3F4`` for it: an index goes on before it is first used."""
     order = one_f_one_b(4, 5)
     assert " ".join(map(str, order[3])) == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4"
-    broken = {**sequences_of(order), "cuda:3": [name for name in sequences_of(order)["cuda:3"] if name != "3F0"]}
+    broken = {
+        **sequences_of(order),
+        "cuda:3": [name for name in sequences_of(order)["cuda:3"] if name != "3F0"],
+    }
     graph = graph_of(order)
-    kept = asc.schedule(graph, machine_of(4), policy=asc.in_order(broken))  # it is bound to its device all the same
+    kept = asc.schedule(
+        graph, machine_of(4), policy=asc.in_order(broken)
+    )  # it is bound to its device all the same
     assert ran(kept)["cuda:3"] == sequences_of(order)["cuda:3"]
 
 
 def test_durations_improve_zero_bubble():
     seconds = {"F": 1.0, "I": 1.3, "W": 0.7}
     blind = zero_bubble(4, 4)
-    told = zero_bubble(4, 4, seconds={kind: [number] * 8 for kind, number in seconds.items()}, copy=0.3)
+    told = zero_bubble(
+        4, 4, seconds={kind: [number] * 8 for kind, number in seconds.items()}, copy=0.3
+    )
     assert on_paper(told, seconds, copy=0.3) < 0.95 * on_paper(blind, seconds, copy=0.3)
     assert on_paper(zero_bubble(4, 8, copy=0.1), copy=0.1) < on_paper(zero_bubble(4, 8), copy=0.1)
 
 
-@given(p=st.integers(1, 5), m=st.integers(1, 12), rounds=st.integers(1, 2), copy=st.floats(0, 3), data=st.data())
+@given(
+    p=st.integers(1, 5),
+    m=st.integers(1, 12),
+    rounds=st.integers(1, 2),
+    copy=st.floats(0, 3),
+    data=st.data(),
+)
 def test_zero_bubble_is_sound_for_any_durations(p, m, rounds, copy, data):
     numbers = st.lists(st.floats(0, 10), min_size=p * rounds, max_size=p * rounds)
-    order = zero_bubble(p, m, rounds, seconds={kind: data.draw(numbers) for kind in "FIW"}, copy=copy)
+    order = zero_bubble(
+        p, m, rounds, seconds={kind: data.draw(numbers) for kind in "FIW"}, copy=copy
+    )
     assert Counter(itertools.chain(*order)) == Counter(serial(order))
     assert max(map(most_held, order)) <= rounds * p
     on_paper(order)
@@ -249,7 +277,9 @@ def test_a_pipeline_has_a_device_and_a_micro_batch(wrong):
 def test_zero_bubble_says_what_it_cannot_do():
     with pytest.raises(asc.ScheduleError, match="1 to 2 rounds, got 3"):
         zero_bubble(2, 2, rounds=3)
-    with pytest.raises(asc.ScheduleError, match=r"F, I and W for each of 4 stages, got \{'F': \[1\.0\]\}"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"F, I and W for each of 4 stages, got \{'F': \[1\.0\]\}"
+    ):
         zero_bubble(2, 2, seconds={"F": [1.0]})
 
 
@@ -259,7 +289,10 @@ def test_zero_bubble_says_what_it_cannot_do():
 @given(graph=testing.graphs(), machine=testing.machines(), seed=st.integers(0, 3))
 def test_any_order_that_a_placement_has_is_kept(graph, machine, seed):
     wanted = scattered(seed)(graph, machine, asc.Costs())
-    sequences = {name: [task for task in wanted.order if wanted.device[task] == name] for name in machine.names}
+    sequences = {
+        name: [task for task in wanted.order if wanted.device[task] == name]
+        for name in machine.names
+    }
     policy = asc.in_order(sequences)
     schedule = asc.schedule(graph, machine, policy=policy)
     assert schedule.placement.device == wanted.device
@@ -275,7 +308,9 @@ def test_tasks_in_no_sequence_start_when_they_can():
         before = [made[other] for other in needed(action, 2)]
         made[action] = graph.add(len, *before, name=str(action), on=device, seconds=2.0)
         if action.kind == "B":
-            graph.add(len, made[action], name=f"sum{action.chunk}-{action.stage}", on=device, seconds=0.1)
+            graph.add(
+                len, made[action], name=f"sum{action.chunk}-{action.stage}", on=device, seconds=0.1
+            )
     issued = ran(asc.schedule(graph, machine_of(2), policy=asc.in_order(sequences_of(order))))
     assert " ".join(issued["cuda:0"]) == "0F0 0F1 0B0 sum0-0 0F2 0B1 sum1-0 0B2 sum2-0"
     assert " ".join(issued["cuda:1"]) == "1F0 1B0 sum0-1 1F1 1B1 sum1-1 1F2 1B2 sum2-1"
@@ -288,7 +323,9 @@ def test_tasks_in_no_sequence_come_ahead_of_those_that_have_one():
     for i, gradient in enumerate(backward):
         packed = graph.add(len, gradient, name=f"pack{i}", on="cuda:0", seconds=0.1)
         graph.add(len, packed, name=f"sum{i}", on="cuda:1", seconds=0.1)
-    issued = ran(asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:0": ["b0", "b1", "b2"]})))
+    issued = ran(
+        asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:0": ["b0", "b1", "b2"]}))
+    )
     assert " ".join(issued["cuda:0"]) == "b0 pack0 b1 pack1 b2 pack2"
 
 
@@ -316,7 +353,9 @@ def test_what_comes_late_behind_another_copy_holds_nobody_up():
     large = graph.add(len, name="large", on="cuda:0", seconds=1.0, nbytes=8)
     small = graph.add(len, name="small", on="cuda:1", seconds=1.5, nbytes=1)
     graph.add(len, large, name="last", on="cuda:2", seconds=1.0)
-    graph.add(len, small, name="late", on="cuda:2", seconds=1.0)  # not at 2.5, but at 10: the large copy goes first
+    graph.add(
+        len, small, name="late", on="cuda:2", seconds=1.0
+    )  # not at 2.5, but at 10: the large copy goes first
     begun = graph.add(len, name="begun", on="cuda:2", seconds=5.0)
     graph.add(len, begun, name="ready", on="cuda:2", seconds=1.0)
     schedule = asc.schedule(graph, machine_of(3, bytes_per_second=1.0), policy=asc.in_order({}))
@@ -356,8 +395,16 @@ def _bound() -> asc.Graph:
 @pytest.mark.parametrize(
     ("sequences", "error", "message"),
     [
-        ({"cuda:0": ["x"]}, asc.ScheduleError, "task 'free' stands in no sequence and is bound to no device"),
-        ({"cuda:1": ["x"]}, asc.ScheduleError, "'x' stands in the sequence of 'cuda:1', but must run on 'cuda:0'"),
+        (
+            {"cuda:0": ["x"]},
+            asc.ScheduleError,
+            "task 'free' stands in no sequence and is bound to no device",
+        ),
+        (
+            {"cuda:1": ["x"]},
+            asc.ScheduleError,
+            "'x' stands in the sequence of 'cuda:1', but must run on 'cuda:0'",
+        ),
         ({"cuda:0": ["x"], "cuda:1": ["x"]}, asc.ScheduleError, "'x' stands in sequences twice"),
         ({"cuda:0": ["free", "z"]}, asc.GraphError, "no task 'z'"),
         ({"cuda:7": ["free"]}, asc.MachineError, "cuda:7"),
@@ -375,9 +422,12 @@ def test_tasks_that_share_memory_stand_in_sequences_of_one_device():
     graph.add(len, w, name="one", writes=w)
     graph.add(len, w, name="other", writes=w)
     with pytest.raises(
-        asc.ScheduleError, match="'one' stands in the sequence of 'cuda:0' and 'other' in that of 'cuda:1'"
+        asc.ScheduleError,
+        match="'one' stands in the sequence of 'cuda:0' and 'other' in that of 'cuda:1'",
     ):
-        asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:0": ["one"], "cuda:1": ["other"]}))
+        asc.schedule(
+            graph, machine_of(2), policy=asc.in_order({"cuda:0": ["one"], "cuda:1": ["other"]})
+        )
     schedule = asc.schedule(graph, machine_of(2), policy=asc.in_order({"cuda:1": ["other"]}))
     assert schedule.placement.device == {"one": "cuda:1", "other": "cuda:1"}
 
@@ -385,7 +435,9 @@ def test_tasks_that_share_memory_stand_in_sequences_of_one_device():
 def test_a_task_that_takes_for_ever_is_named():
     graph = asc.Graph()
     graph.add(len, name="x", on="cuda:0", seconds={"cuda:1": 1.0})
-    with pytest.raises(asc.ScheduleError, match="task 'x' must run on 'cuda:0', but its seconds there are infinite"):
+    with pytest.raises(
+        asc.ScheduleError, match="task 'x' must run on 'cuda:0', but its seconds there are infinite"
+    ):
         asc.schedule(graph, machine_of(2), policy=asc.in_order({}))
 
 

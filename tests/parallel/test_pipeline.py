@@ -35,7 +35,9 @@ def vectors(*sizes: int, width: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
 
 def chain(layers: int = 8, width: int = 8) -> nn.Module:
     torch.manual_seed(0)
-    inner = itertools.chain.from_iterable((nn.Linear(width, width), nn.Tanh()) for _ in range(layers - 1))
+    inner = itertools.chain.from_iterable(
+        (nn.Linear(width, width), nn.Tanh()) for _ in range(layers - 1)
+    )
     return nn.Sequential(*inner, nn.Linear(width, 4))
 
 
@@ -43,7 +45,9 @@ def deep() -> nn.Module:
     """Batch norm and dropout, deep enough for eight stages."""
     torch.manual_seed(0)
     parts = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3)]
-    return nn.Sequential(*(copy.deepcopy(part) for _ in range(3) for part in parts), nn.Linear(8, 4))
+    return nn.Sequential(
+        *(copy.deepcopy(part) for _ in range(3) for part in parts), nn.Linear(8, 4)
+    )
 
 
 def model_parallel(gpus: int = 2, **options: Any) -> Make:
@@ -64,13 +68,17 @@ def model_parallel(gpus: int = 2, **options: Any) -> Make:
 @pytest.mark.parametrize(
     ("gpus", "chunks"), [(2, 3), *(pytest.param(*n, marks=SLOW) for n in ((1, 2), (3, 4), (4, 8)))]
 )
-def test_every_order_leaves_what_micro_batches_leave_serially(order: str, gpus: int, chunks: int) -> None:
+def test_every_order_leaves_what_micro_batches_leave_serially(
+    order: str, gpus: int, chunks: int
+) -> None:
     make = pipeline(gpus, schedule=order, chunks=chunks)
     assert_trains_as_serially(make, among(1, chunks), chain(), vectors(10, 10))
 
 
 @pytest.mark.parametrize("remember", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize("order", some([name for name in ORDERS if name != "interleaved"], "1f1b", "zero-bubble"))
+@pytest.mark.parametrize(
+    "order", some([name for name in ORDERS if name != "interleaved"], "1f1b", "zero-bubble")
+)
 def test_so_they_do_with_batch_norm_and_dropout(order: str, remember: bool) -> None:
     make = pipeline(2, schedule=order, chunks=3, checkpoint=not remember)
     assert_trains_as_serially(make, among(1, 3), deep(), vectors(11, 11), OPTIMIZERS["adam"])
@@ -90,10 +98,14 @@ def test_halved_convolutions_leave_the_same_bits() -> None:
     torch.manual_seed(0)
     model = KINDS["lenet"].make()
     batches = [KINDS["lenet"].batch() for _ in range(2)]
-    assert_trains_as_serially(pipeline(2, schedule="zero-bubble", chunks=3), among(1, 3), model, batches)
+    assert_trains_as_serially(
+        pipeline(2, schedule="zero-bubble", chunks=3), among(1, 3), model, batches
+    )
 
 
-@pytest.mark.parametrize("optimizer", some(OPTIMIZERS, "adamw, fused", "momentum, its rate a tensor"))
+@pytest.mark.parametrize(
+    "optimizer", some(OPTIMIZERS, "adamw, fused", "momentum, its rate a tensor")
+)
 def test_optimizers_step_stage_by_stage(optimizer: str) -> None:
     make = pipeline(2, schedule="1f1b", chunks=2)
     assert_trains_as_serially(make, among(1, 2), chain(4), vectors(6, 6), OPTIMIZERS[optimizer])
@@ -244,8 +256,13 @@ class Sampled(nn.Module):
 
 @pytest.mark.parametrize("order", ["interleaved", "auto"])
 def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(order: str) -> None:
-    model, (batch,) = nn.Sequential(*(layer for part in deep() for layer in (part, Sampled()))), vectors(12)
-    with pipeline(2, schedule=order, chunks=3)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+    model, (batch,) = (
+        nn.Sequential(*(layer for part in deep() for layer in (part, Sampled()))),
+        vectors(12),
+    )
+    with pipeline(2, schedule=order, chunks=3)(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
         if order == "auto":
             orders = {one.order for one in step.curve(*batch, chunks=[3]).tried}
             assert "gpipe" in orders
@@ -259,7 +276,9 @@ def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(
 # ---- predictions
 
 
-def wide(layers: int = 8, width: int = 256, rows: int = 64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def wide(
+    layers: int = 8, width: int = 256, rows: int = 64
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """Return equal layers, and a batch for them."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
@@ -271,12 +290,16 @@ def computing(gpus: int) -> asc.Machine:
     """Return a machine in which only arithmetic takes time."""
     names = ["cpu", *(f"cuda:{rank}" for rank in range(gpus))]
     links = [asc.Link(a, b, float("inf"), 0.0) for a, b in itertools.combinations(names, 2)]
-    devices = [asc.Device(name, flops_per_second=1e9, bytes_per_second=1e30, launch_seconds=0.0) for name in names]
+    devices = [
+        asc.Device(name, flops_per_second=1e9, bytes_per_second=1e30, launch_seconds=0.0)
+        for name in names
+    ]
     return asc.Machine(devices, links, imagined=True)
 
 
 @pytest.mark.parametrize(
-    ("order", "bubble"), [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)]
+    ("order", "bubble"),
+    [("gpipe", 3 / 11), ("1f1b", 3 / 11), ("interleaved", 3 / 19), ("zero-bubble", 3 / 51)],
 )
 def test_bubbles_of_captured_chains_are_near_the_formulas(order: str, bubble: float) -> None:
     model, batch = wide(16, 64)
@@ -289,7 +312,9 @@ def test_bubbles_of_captured_chains_are_near_the_formulas(order: str, bubble: fl
 def test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches() -> None:
     torch.manual_seed(0)
     fold = [nn.Unflatten(1, (2, 4)), nn.Flatten()]  # views, between stages too
-    model = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(8, 8, bias=False), *fold)))
+    model = nn.Sequential(
+        *(part for _ in range(8) for part in (nn.Linear(8, 8, bias=False), *fold))
+    )
     batch = torch.randn(6, 8), torch.randn(6, 8)
     with pipeline(2, schedule="zero-bubble", chunks=3)(
         model, functional.mse_loss, momentum(model.parameters())
@@ -315,7 +340,9 @@ def peak(order: str, remember: bool, model: nn.Module, batch: tuple[Tensor, Tens
 
 def test_1f1b_holds_less_than_gpipe_and_checkpoints_less_than_all() -> None:
     torch.manual_seed(0)
-    parts = itertools.chain.from_iterable((nn.Linear(16, 16), nn.Tanh(), nn.Sigmoid()) for _ in range(16))
+    parts = itertools.chain.from_iterable(
+        (nn.Linear(16, 16), nn.Tanh(), nn.Sigmoid()) for _ in range(16)
+    )
     model, x = nn.Sequential(*parts), torch.randn(8000, 16)
     gpipe, early = peak("gpipe", True, model, (x, x)), peak("1f1b", True, model, (x, x))
     again = peak("gpipe", False, model, (x, x))
@@ -325,7 +352,9 @@ def test_1f1b_holds_less_than_gpipe_and_checkpoints_less_than_all() -> None:
 
 def test_the_number_of_micro_batches_is_the_best_of_the_curve() -> None:
     model, batch = wide(8, 64, rows=4096)
-    with pipeline(4, chunks="auto")(model, functional.mse_loss, momentum(model.parameters())) as step:
+    with pipeline(4, chunks="auto")(
+        model, functional.mse_loss, momentum(model.parameters())
+    ) as step:
         notes, curve = step.notes(*batch), step.curve(*batch)
         chosen = step.schedule(*batch)
     assert (notes["order"], notes["chunks"]) == (curve.best.order, curve.best.chunks)
@@ -349,7 +378,10 @@ def test_stages_are_those_whose_slowest_is_fastest() -> None:
         blocks = blocks_of(one.graph)
         found = balanced(one.graph, costs, machine, machine.accelerators)
         seconds = [
-            sum(costs.task_seconds(one.graph.tasks[i], machine.device("cuda:0")) for i in (*b.forward, *b.backward))
+            sum(
+                costs.task_seconds(one.graph.tasks[i], machine.device("cuda:0"))
+                for i in (*b.forward, *b.backward)
+            )
             for b in blocks
         ]
 
@@ -412,7 +444,9 @@ def test_forward_alone_returns_what_the_model_returns() -> None:
                 with torch.no_grad():
                     expected = twin(x)
                 torch.testing.assert_close(found, expected, rtol=0, atol=0)
-                torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=0, atol=0)
+                torch.testing.assert_close(
+                    dict(model.state_dict()), dict(twin.state_dict()), rtol=0, atol=0
+                )
                 with torch.no_grad():
                     next(model.parameters()).mul_(0.5)
 
@@ -423,7 +457,9 @@ class Towers(nn.Module):
     def __init__(self, width: int = 256) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.left, self.right = (nn.Sequential(*(nn.Linear(width, width) for _ in range(3))) for _ in range(2))
+        self.left, self.right = (
+            nn.Sequential(*(nn.Linear(width, width) for _ in range(3))) for _ in range(2)
+        )
         self.head = nn.Linear(2 * width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -442,10 +478,14 @@ def test_stages_that_need_nothing_of_each_other_run_at_once() -> None:
     model, (batch,) = Towers(), vectors(512, width=256)
     split = {"left": "cuda:0", "right": "cuda:1", "head": "cuda:1"}
     with asc.parallel.model_parallel(model, PAIR, split=split, backend="virtual") as run:
-        (_, end), (start, _) = (of_modules(run.schedule(batch[0]), f"cuda:{i}", "F") for i in range(2))
+        (_, end), (start, _) = (
+            of_modules(run.schedule(batch[0]), f"cuda:{i}", "F") for i in range(2)
+        )
         assert start < end
         torch.testing.assert_close(run(batch[0]), model(batch[0]), rtol=0, atol=0)
-    with model_parallel(split=split)(model, functional.cross_entropy, momentum(model.parameters())) as step:
+    with model_parallel(split=split)(
+        model, functional.cross_entropy, momentum(model.parameters())
+    ) as step:
         schedule = step.schedule(*batch)
     for kind in "FB":
         (start, end), (begin, last) = (of_modules(schedule, f"cuda:{i}", kind) for i in range(2))
@@ -456,13 +496,17 @@ def test_stages_that_need_nothing_of_each_other_run_at_once() -> None:
 def test_stages_in_a_row_are_one_task_each_forward() -> None:
     model = chain(4)
     with asc.parallel.model_parallel(model, PAIR, backend="virtual") as run:
-        assert [task.name for task in run.schedule(torch.ones(6, 8)).graph.tasks if not task.view] == ["F0", "F1"]
+        assert [
+            task.name for task in run.schedule(torch.ones(6, 8)).graph.tasks if not task.view
+        ] == ["F0", "F1"]
 
 
 # ---- what goes wrong
 
 
-def refused(message: str, batch: tuple[Any, ...], make: Callable[..., Make] = pipeline, **options: Any) -> None:
+def refused(
+    message: str, batch: tuple[Any, ...], make: Callable[..., Make] = pipeline, **options: Any
+) -> None:
     model = chain(4)
     with (
         pytest.raises(asc.AutoschedError, match=message),
@@ -476,9 +520,15 @@ def test_what_cannot_be_is_refused() -> None:
     refused("one first dimension, of 1 or more, to be cut along; got 6, 5", (x, y[:5]))
     refused("cut into 1 or more parts, got 0", batch, chunks=0)
     refused("cut into 1 or more parts, got 2.5", batch, chunks=2.5)
-    refused("'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble', got 'dapple'", batch, schedule="dapple")
+    refused(
+        "'auto' or one of 'gpipe', '1f1b', 'interleaved', 'zero-bubble', got 'dapple'",
+        batch,
+        schedule="dapple",
+    )
     refused("no device 'cuda:7'; it has 'cpu', 'cuda:0', 'cuda:1'", batch, devices=["cuda:7"])
-    refused("12 stages need as many blocks of the model, and it has", batch, gpus=12, schedule="gpipe")
+    refused(
+        "12 stages need as many blocks of the model, and it has", batch, gpus=12, schedule="gpipe"
+    )
     for make in (pipeline, model_parallel):
         refused(
             "split= names 'head', which fits no module that was called; there are 0, 1",
@@ -489,7 +539,10 @@ def test_what_cannot_be_is_refused() -> None:
         refused("no device 'cuda:7'", batch, make, split={"0": "cuda:7"})
     back = {"0": "cuda:0", "2": "cuda:1", "4": "cuda:0", "6": "cuda:1"}
     refused(
-        "'1f1b' cannot run the stages of split=, on cuda:0, cuda:1, cuda:0, cuda:1", batch, split=back, schedule="1f1b"
+        "'1f1b' cannot run the stages of split=, on cuda:0, cuda:1, cuda:0, cuda:1",
+        batch,
+        split=back,
+        schedule="1f1b",
     )
 
 
@@ -500,7 +553,10 @@ def test_half_a_training_step_is_refused() -> None:
 
 def limited(nbytes: float, gpus: int = 2) -> asc.Machine:
     found = asc.Machine.emulated(gpus=gpus)
-    devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+    devices = [
+        dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes)
+        for d in found.devices
+    ]
     return dataclasses.replace(found, devices=tuple(devices))
 
 
@@ -510,7 +566,11 @@ SYSTEMS: dict[str, tuple[Any, float]] = {  # and how many of four layers each of
     "pipeline": (lambda *trained, **how: asc.parallel.pipeline(*trained, chunks=2, **how), 2),
     "model_parallel": (
         lambda model, loss_fn, optimizer, machine: asc.parallel.model_parallel(
-            model, machine, loss_fn=loss_fn, optimizer=optimizer, split={"[01]": "cuda:0", "*": "cuda:1"}
+            model,
+            machine,
+            loss_fn=loss_fn,
+            optimizer=optimizer,
+            split={"[01]": "cuda:0", "*": "cuda:1"},
         ),
         2,
     ),
@@ -522,23 +582,31 @@ def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name:
     make, layers = SYSTEMS[name]
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     batch = torch.randn(2, 64), torch.randn(2, 64)
-    with make(model, functional.mse_loss, optim.AdamW(model.parameters()), asc.Machine.emulated(gpus=2)) as step:
+    with make(
+        model, functional.mse_loss, optim.AdamW(model.parameters()), asc.Machine.emulated(gpus=2)
+    ) as step:
         for moments in (0, 2):  # in the first step, the optimizer has none yet
             schedule = step.schedule(*batch)
             course = {device: dict(points) for device, points in schedule.memory().items()}
             for device in ("cuda:0", "cuda:1"):
                 assert course[device][0.0] >= layers * LAYER * (1 + moments)
                 assert schedule.peak_bytes[device] >= layers * LAYER * (2 + moments)
-                assert schedule.peak_bytes[device] < layers * LAYER * (2 + 2 + 3)  # copies of gradients, and sums
+                assert schedule.peak_bytes[device] < layers * LAYER * (
+                    2 + 2 + 3
+                )  # copies of gradients, and sums
             step(*batch)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(name: str) -> None:
+def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(
+    name: str,
+) -> None:
     make, layers = SYSTEMS[name]
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     kept = copy.deepcopy(model.state_dict())
-    machine = limited(layers * LAYER * 2.9)  # for weights and moments it takes 3 times as much as for weights
+    machine = limited(
+        layers * LAYER * 2.9
+    )  # for weights and moments it takes 3 times as much as for weights
     with (
         pytest.raises(asc.ScheduleError, match="memory"),
         make(model, functional.mse_loss, optim.AdamW(model.parameters()), machine) as step,
@@ -551,9 +619,14 @@ def test_forward_alone_holds_its_part_of_the_model() -> None:
     model, x = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4))), torch.randn(2, 64)
     split = {"[01]": "cuda:0", "*": "cuda:1"}
     with asc.parallel.model_parallel(model, PAIR, split=split) as run:
-        assert all(run.schedule(x).peak_bytes[device] >= 2 * LAYER for device in ("cuda:0", "cuda:1"))
+        assert all(
+            run.schedule(x).peak_bytes[device] >= 2 * LAYER for device in ("cuda:0", "cuda:1")
+        )
     with (
-        pytest.raises(asc.ScheduleError, match="'cuda:0' has 20,000 B of memory, and what must be there at once"),
+        pytest.raises(
+            asc.ScheduleError,
+            match="'cuda:0' has 20,000 B of memory, and what must be there at once",
+        ),
         asc.parallel.model_parallel(model, limited(20_000), split=split) as run,
     ):
         run(x)
@@ -566,10 +639,17 @@ def test_a_way_to_sum_that_does_not_fit_is_not_taken() -> None:
 
     def planned(machine: asc.Machine, reduction: str = "auto") -> asc.Schedule:
         return asc.parallel.data_parallel(
-            model, functional.mse_loss, optim.SGD(model.parameters(), 0.1), machine, reduction=reduction
+            model,
+            functional.mse_loss,
+            optim.SGD(model.parameters(), 0.1),
+            machine,
+            reduction=reduction,
         ).schedule(*batch)
 
-    roomy = {name: max(planned(asc.Machine.emulated(gpus=4), name).peak_bytes.values()) for name in ("sum", "exchange")}
+    roomy = {
+        name: max(planned(asc.Machine.emulated(gpus=4), name).peak_bytes.values())
+        for name in ("sum", "exchange")
+    }
     limit = 0.99 * roomy["sum"]
     assert roomy["exchange"] < limit
     assert max(planned(limited(limit, gpus=4)).peak_bytes.values()) <= limit
@@ -577,7 +657,9 @@ def test_a_way_to_sum_that_does_not_fit_is_not_taken() -> None:
 
 def test_a_model_that_fits_nowhere_is_refused() -> None:
     machine = asc.Machine.emulated(gpus=2)
-    small = [asc.Device(d.name, nbytes=1000 if d.name != "cpu" else d.nbytes) for d in machine.devices]
+    small = [
+        asc.Device(d.name, nbytes=1000 if d.name != "cpu" else d.nbytes) for d in machine.devices
+    ]
     refused(
         "no cut leaves each device with no more than its memory",
         next(vectors(6)),
@@ -586,15 +668,22 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
 
 
 def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
-    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
+    model = nn.Sequential(
+        *(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4)
+    )
     batch = torch.randn(64, 8), torch.randint(0, 4, (64,))
 
     def curve(nbytes: float) -> Any:
         found = asc.Machine.emulated(gpus=2)
-        devices = [dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes) for d in found.devices]
+        devices = [
+            dataclasses.replace(d, nbytes=nbytes if d.name != "cpu" else d.nbytes)
+            for d in found.devices
+        ]
         machine = asc.Machine(devices, found.links, imagined=True)
         optimizer = optim.SGD(model.parameters(), 0.1)
-        step = asc.parallel.pipeline(model, functional.cross_entropy, optimizer, machine, schedule="1f1b")
+        step = asc.parallel.pipeline(
+            model, functional.cross_entropy, optimizer, machine, schedule="1f1b"
+        )
         return step.curve(*batch, chunks=[1, 16])
 
     whole, parts = curve(1e9).tried
@@ -605,10 +694,14 @@ def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_an_optimizer_is_captured_once_unless_it_mixes_stages(monkeypatch: pytest.MonkeyPatch, foreach: bool) -> None:
+def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
+    monkeypatch: pytest.MonkeyPatch, foreach: bool
+) -> None:
     updates: list[int] = []
     capture = planning.update_of
-    monkeypatch.setattr(planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args))
+    monkeypatch.setattr(
+        planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
+    )
     model = chain(3)
     optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
     machine = asc.Machine.emulated(gpus=3)

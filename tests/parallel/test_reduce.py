@@ -30,7 +30,9 @@ def bytes_of(bucket: Sequence[str], nbytes: dict[str, int]) -> int:
     return sum(nbytes[name] for name in bucket)
 
 
-TENSORS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["float32", "bfloat16", "float64"])), max_size=30)
+TENSORS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from(["float32", "bfloat16", "float64"])), max_size=30
+)
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
 
@@ -39,7 +41,9 @@ def named(drawn: Sequence[tuple[int, str]]) -> list[tuple[str, int, str]]:
 
 
 @given(drawn=TENSORS, sizes=SIZES)
-def test_each_tensor_is_in_one_bucket_in_order_with_its_dtype(drawn: list[tuple[int, str]], sizes: list[int]) -> None:
+def test_each_tensor_is_in_one_bucket_in_order_with_its_dtype(
+    drawn: list[tuple[int, str]], sizes: list[int]
+) -> None:
     tensors = named(drawn)
     dtype = {name: kind for name, _, kind in tensors}
     found = buckets(tensors, sizes)
@@ -55,7 +59,10 @@ def test_a_bucket_has_its_size_and_its_last_tensor_alone_exceeds_it(
     drawn: list[tuple[int, str]], sizes: list[int]
 ) -> None:
     tensors = named(drawn)
-    nbytes, dtype = {name: size for name, size, _ in tensors}, {name: kind for name, _, kind in tensors}
+    nbytes, dtype = (
+        {name: size for name, size, _ in tensors},
+        {name: kind for name, _, kind in tensors},
+    )
     of_dtype: dict[str, list[tuple[str, ...]]] = {}
     for bucket in buckets(tensors, sizes):
         of_dtype.setdefault(dtype[bucket[0]], []).append(bucket)
@@ -67,9 +74,13 @@ def test_a_bucket_has_its_size_and_its_last_tensor_alone_exceeds_it(
 
 
 @given(drawn=TENSORS, sizes=SIZES)
-def test_buckets_are_those_of_distributed_data_parallel(drawn: list[tuple[int, str]], sizes: list[int]) -> None:
+def test_buckets_are_those_of_distributed_data_parallel(
+    drawn: list[tuple[int, str]], sizes: list[int]
+) -> None:
     tensors = [(name, nbytes // 8 * 8, dtype) for name, nbytes, dtype in named(drawn)]
-    made = [torch.empty(n // getattr(torch, d).itemsize, dtype=getattr(torch, d)) for _, n, d in tensors]
+    made = [
+        torch.empty(n // getattr(torch, d).itemsize, dtype=getattr(torch, d)) for _, n, d in tensors
+    ]
     if not made:  # which torch refuses
         assert buckets([], sizes) == ()
         return
@@ -80,7 +91,9 @@ def test_buckets_are_those_of_distributed_data_parallel(drawn: list[tuple[int, s
 
 @pytest.mark.parametrize("sizes", [(), (-1,), ("1 MiB",), "1 MiB", 5, (math.nan,)])
 def test_sizes_that_are_no_numbers_of_bytes_are_refused(sizes: object) -> None:
-    with pytest.raises(asc.ScheduleError, match="sizes of buckets must be one or more numbers of bytes"):
+    with pytest.raises(
+        asc.ScheduleError, match="sizes of buckets must be one or more numbers of bytes"
+    ):
         buckets([("w", 4, "float32")], sizes)  # type: ignore[arg-type]
 
 
@@ -95,7 +108,9 @@ def around(given: Sequence[Tensor]) -> Tensor:
     """Sum pieces of ceil(numel / n), piece k in the order k + 1, k + 2, ..., k."""
     n = len(given)
     pieces = [flat.split(max(1, math.ceil(len(flat) / n))) for flat in given]
-    return torch.cat([in_order([pieces[(k + 1 + i) % n][k] for i in range(n)]) for k in range(len(pieces[0]))])
+    return torch.cat(
+        [in_order([pieces[(k + 1 + i) % n][k] for i in range(n)]) for k in range(len(pieces[0]))]
+    )
 
 
 def by_pairs(given: Sequence[Tensor]) -> Tensor:
@@ -115,17 +130,31 @@ ORDERS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
 
 
 def summing(
-    strategy: str, machine: asc.Machine, numel: int, itemsize: int = 4, devices: Sequence[str] | None = None
+    strategy: str,
+    machine: asc.Machine,
+    numel: int,
+    itemsize: int = 4,
+    devices: Sequence[str] | None = None,
 ) -> asc.Graph:
     """Sum what one task per device makes; each device reads the total."""
     graph, devices = asc.Graph(strategy), devices or machine.accelerators
     flats = []
     for i, device in enumerate(devices):
         with graph.on(device):
-            flats.append(graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * itemsize))
-    totals = reduce(graph, flats, devices, strategy, machine=machine, numel=numel, itemsize=itemsize, name="b")
+            flats.append(
+                graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * itemsize)
+            )
+    totals = reduce(
+        graph, flats, devices, strategy, machine=machine, numel=numel, itemsize=itemsize, name="b"
+    )
     for i, (device, total) in enumerate(zip(devices, totals, strict=True)):
-        graph.output(**{f"t{i}": graph.add(torch.clone, total, on=device, seconds=0.0, nbytes=numel * itemsize)})
+        graph.output(
+            **{
+                f"t{i}": graph.add(
+                    torch.clone, total, on=device, seconds=0.0, nbytes=numel * itemsize
+                )
+            }
+        )
     return graph
 
 
@@ -136,7 +165,10 @@ def planned(strategy: str, machine: asc.Machine, numel: int, itemsize: int = 4) 
 def numbers(n: int, numel: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return numbers whose sum depends on the order in which they are added."""
     generator = torch.Generator().manual_seed(n * 1000 + numel)
-    return {f"r{i}": (torch.randn(numel, generator=generator) * 10.0 ** (i % 3)).to(dtype) for i in range(n)}
+    return {
+        f"r{i}": (torch.randn(numel, generator=generator) * 10.0 ** (i % 3)).to(dtype)
+        for i in range(n)
+    }
 
 
 def test_every_strategy_is_tested_and_says_what_it_does() -> None:
@@ -160,13 +192,18 @@ def test_all_devices_have_the_bits_of_the_serial_sum_in_the_order_that_is_stated
 
 def test_the_order_matters_to_the_bits_of_these_numbers() -> None:
     given = list(numbers(5, 24, torch.float32).values())
-    assert not any(torch.equal(ORDERS[a](given), ORDERS[b](given)) for a, b in [("sum", "ring"), ("sum", "tree")])
+    assert not any(
+        torch.equal(ORDERS[a](given), ORDERS[b](given))
+        for a, b in [("sum", "ring"), ("sum", "tree")]
+    )
 
 
 @given(numel=st.integers(0, 9), dtype=st.sampled_from(DTYPES))
 def test_of_two_devices_all_strategies_have_the_same_bits(numel: int, dtype: torch.dtype) -> None:
     machine, given = asc.Machine.emulated(gpus=2), numbers(2, numel, dtype)
-    totals = [summing(strategy, machine, numel).run_serial(**given)["t0"] for strategy in STRATEGIES]
+    totals = [
+        summing(strategy, machine, numel).run_serial(**given)["t0"] for strategy in STRATEGIES
+    ]
     assert all(torch.equal(total, totals[0]) for total in totals)
 
 
@@ -182,11 +219,17 @@ def test_two_of_the_devices_may_be_one(strategy: str) -> None:
     graph = summing(strategy, machine, 8, 8, devices=["cuda:0", "cuda:0", "cuda:1"])
     with asc.schedule(graph, machine, policy="heft", backend="virtual") as schedule:
         totals = schedule(**given).values()
-    assert all(torch.equal(total, ORDERS[strategy]([-tensor for tensor in given.values()])) for total in totals)
+    assert all(
+        torch.equal(total, ORDERS[strategy]([-tensor for tensor in given.values()]))
+        for total in totals
+    )
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(asc.ScheduleError, match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree', 'exchange'"):
+    with pytest.raises(
+        asc.ScheduleError,
+        match=r"unknown strategy 'rings'.*'sum', 'cpu', 'ring', 'tree', 'exchange'",
+    ):
         summing("rings", asc.Machine.emulated(gpus=2), 4)
 
 
@@ -198,7 +241,9 @@ def traffic(schedule: asc.Schedule) -> dict[tuple[str, str], float]:
     moved: Counter[tuple[str, str]] = Counter()
     for item in schedule.program.instructions:
         if isinstance(item, Copy):
-            moved[item.source, item.destination] += schedule.costs.value_nbytes(schedule.graph.value(item.value))
+            moved[item.source, item.destination] += schedule.costs.value_nbytes(
+                schedule.graph.value(item.value)
+            )
     return dict(moved)
 
 
@@ -221,7 +266,9 @@ def expected_traffic(strategy: str, n: int, nbytes: int) -> dict[tuple[str, str]
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("policy", ["heft", "round_robin"])
-def test_the_bytes_on_each_link_are_those_of_the_formula(strategy: str, n: int, policy: str) -> None:
+def test_the_bytes_on_each_link_are_those_of_the_formula(
+    strategy: str, n: int, policy: str
+) -> None:
     machine = asc.Machine.emulated(gpus=n)
     with asc.schedule(summing(strategy, machine, n * 100), machine, policy=policy) as schedule:
         assert traffic(schedule) == expected_traffic(strategy, n, n * 400)
@@ -251,7 +298,9 @@ def test_what_tasks_are_said_to_cost_is_what_they_are_estimated_to_cost(strategy
     for task in graph.tasks:
         if task.name.startswith(("b.add", "b.cat")):
             device = machine.device(next(iter(task.seconds)))  # type: ignore[arg-type]
-            assert asc.Costs().task_seconds(task, device) == pytest.approx(learnt.costs.work[task.name].seconds(device))
+            assert asc.Costs().task_seconds(task, device) == pytest.approx(
+                learnt.costs.work[task.name].seconds(device)
+            )
     for value in graph.values:
         if value.nbytes is not None:
             assert value.nbytes == learnt.costs.nbytes[value.name], value.name
@@ -264,7 +313,9 @@ def seconds(strategy: str, n: int, link: str, numel: int) -> float:
 
 @pytest.mark.parametrize("link", ["nvlink4", "pcie4"])
 def test_a_ring_is_best_for_large_buckets_on_many_devices(link: str) -> None:
-    times = {strategy: seconds(strategy, 8, link, 25 * 2**18) for strategy in ("ring", "tree", "sum")}
+    times = {
+        strategy: seconds(strategy, 8, link, 25 * 2**18) for strategy in ("ring", "tree", "sum")
+    }
     assert sorted(times, key=times.__getitem__) == ["ring", "tree", "sum"]
     assert times["sum"] > 2 * times["ring"]  # 8 by bytes alone
 
@@ -285,7 +336,9 @@ def test_a_ring_of_large_buckets_reaches_the_bandwidth_of_its_links() -> None:
 
 def test_the_host_is_worth_it_where_it_alone_has_links() -> None:
     whole = asc.Machine.emulated(gpus=2)
-    star = asc.Machine(whole.devices, [link for link in whole.links if link.source == "cpu"], imagined=True)
+    star = asc.Machine(
+        whole.devices, [link for link in whole.links if link.source == "cpu"], imagined=True
+    )
     with planned("cpu", star, 1000) as schedule:
         assert schedule.makespan > 0
     with pytest.raises(asc.ScheduleError, match="no link"):
@@ -301,8 +354,15 @@ def of_nodes(nodes: int, each: int) -> asc.Machine:
     return asc.Machine([asc.Device("cpu"), *map(asc.Device, names)], links, imagined=True)
 
 
-@given(nodes=st.integers(2, 3), each=st.integers(2, 3), numel=st.integers(0, 24), dtype=st.sampled_from(DTYPES))
-def test_an_exchange_sums_nodes_and_then_their_sums(nodes: int, each: int, numel: int, dtype: torch.dtype) -> None:
+@given(
+    nodes=st.integers(2, 3),
+    each=st.integers(2, 3),
+    numel=st.integers(0, 24),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_an_exchange_sums_nodes_and_then_their_sums(
+    nodes: int, each: int, numel: int, dtype: torch.dtype
+) -> None:
     machine, given = of_nodes(nodes, each), numbers(nodes * each, numel, dtype)
     flats = [-tensor for tensor in given.values()]
     expected = in_order([in_order(flats[i : i + each]) for i in range(0, len(flats), each)])
@@ -314,16 +374,28 @@ def test_an_exchange_sums_nodes_and_then_their_sums(nodes: int, each: int, numel
 def test_an_exchange_sends_to_other_nodes_what_no_other_device_of_its_node_sends() -> None:
     with planned("exchange", of_nodes(4, 2), 800) as schedule:
         sent = traffic(schedule)
-    far = {ends: nbytes for ends, nbytes in sent.items() if int(ends[0][5:]) // 2 != int(ends[1][5:]) // 2}
-    pairs = [(a, b) for a, b in itertools.permutations(range(8), 2) if a // 2 != b // 2 and a % 2 == b % 2]
+    far = {
+        ends: nbytes
+        for ends, nbytes in sent.items()
+        if int(ends[0][5:]) // 2 != int(ends[1][5:]) // 2
+    }
+    pairs = [
+        (a, b)
+        for a, b in itertools.permutations(range(8), 2)
+        if a // 2 != b // 2 and a % 2 == b % 2
+    ]
     assert far == {(f"cuda:{a}", f"cuda:{b}"): 2 / 4 * 3200 / 2 for a, b in pairs}
 
 
 def test_nodes_of_different_sizes_are_taken_for_one() -> None:
     whole = of_nodes(2, 2)
-    machine = asc.Machine(whole.devices[:-1], [k for k in whole.links if "cuda:3" not in (k.source, k.destination)])
+    machine = asc.Machine(
+        whole.devices[:-1], [k for k in whole.links if "cuda:3" not in (k.source, k.destination)]
+    )
     with planned("exchange", machine, 300) as schedule:
-        assert traffic(schedule) == dict.fromkeys(itertools.permutations(machine.accelerators, 2), 2 / 3 * 1200)
+        assert traffic(schedule) == dict.fromkeys(
+            itertools.permutations(machine.accelerators, 2), 2 / 3 * 1200
+        )
 
 
 def test_an_exchange_is_best_for_large_buckets_on_several_nodes() -> None:

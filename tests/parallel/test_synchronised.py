@@ -22,7 +22,11 @@ Rounds = Sequence[Sequence[int]]  # the rows that make one statistic, batch by b
 
 def mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4), nn.BatchNorm1d(4, affine=False)
+        nn.Linear(5, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, 4),
+        nn.BatchNorm1d(4, affine=False),
     )
 
 
@@ -65,10 +69,14 @@ def trained(model: nn.Module, devices: int, **options: object) -> asc.parallel.S
     machine = asc.Machine.emulated(gpus=devices)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     options = {"backend": "host", "batch_norm": "synchronised", "reduction": "sum", **options}
-    return asc.parallel.data_parallel(model, functional.cross_entropy, optimizer, machine, **options)
+    return asc.parallel.data_parallel(
+        model, functional.cross_entropy, optimizer, machine, **options
+    )
 
 
-def by_hand(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer, rounds: Rounds) -> Tensor:
+def by_hand(
+    model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer, rounds: Rounds
+) -> Tensor:
     """Train by one step on one device, on some rows after others."""
     optimizer.zero_grad()
     total = torch.zeros((), dtype=x.dtype)
@@ -81,7 +89,12 @@ def by_hand(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optim
 
 
 def held_to_one_device(
-    kind: str, devices: int, rows: int, rounds: Rounds = (), dtype: torch.dtype = torch.float64, **options: object
+    kind: str,
+    devices: int,
+    rows: int,
+    rounds: Rounds = (),
+    dtype: torch.dtype = torch.float64,
+    **options: object,
 ) -> float:
     """Train as synchronised and as by hand, and return the largest difference in what losses and models hold."""
     torch.manual_seed(rows)
@@ -97,7 +110,9 @@ def held_to_one_device(
             expected = by_hand(plain, x, y, optimizer, rounds or [range(rows)])
             worst = max(worst, float((loss - expected).abs()))
         inputs = step.inputs(x, y)
-    for (name, own), other in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+    for (name, own), other in zip(
+        model.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
         worst = max(worst, float((own - other).abs().max()))
         if name in dict(model.named_parameters()) and devices > 1:
             copies = [inputs[f"r{replica}.{name}"] for replica in range(devices)]
@@ -158,7 +173,9 @@ def test_norms_that_do_not_wait_for_each_other_go_together():
     x, y = torch.randn(4, 3, 6, 6), torch.randint(0, 4, (4,))
     with trained(ResNet((1, 1)), 2) as step:
         tasks = [task.name for task in step.schedule(x, y).graph.tasks]
-    assert len([name for name in tasks if name.startswith("norms-") and name.count(".") == 0]) == 2 * 5  # of 6 norms
+    assert (
+        len([name for name in tasks if name.startswith("norms-") and name.count(".") == 0]) == 2 * 5
+    )  # of 6 norms
     assert [name for name in tasks if ".pack." in name] == [
         f"norms-{level}.pack.cuda:{device}" for level in (4, 6) for device in (0, 1)
     ]
@@ -167,7 +184,9 @@ def test_norms_that_do_not_wait_for_each_other_go_together():
 def test_nothing_of_backward_is_done_before_forward_has_ended():
     x, y = torch.randn(4, 3, 6, 6), torch.randint(0, 4, (4,))
     with trained(ResNet((1, 1)), 2) as step:
-        tasks = [task.name for task in step.schedule(x, y).graph.tasks if task.name.startswith("r0.")]
+        tasks = [
+            task.name for task in step.schedule(x, y).graph.tasks if task.name.startswith("r0.")
+        ]
     kinds = [name[3] for name in tasks if name[3:].partition("-")[0] in ("F", "B")]
     assert kinds == sorted(kinds, reverse=True)
 
@@ -193,12 +212,17 @@ def test_a_single_value_per_channel_is_refused_as_torch_does():
 
 def test_a_cumulative_average_is_refused_by_name():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, momentum=None))
-    with trained(model, 2) as step, pytest.raises(asc.CaptureError, match="batch norm '1' has momentum=None"):
+    with (
+        trained(model, 2) as step,
+        pytest.raises(asc.CaptureError, match="batch norm '1' has momentum=None"),
+    ):
         step(torch.randn(4, 5), torch.randint(0, 4, (4,)))
 
 
 def test_another_word_for_batch_norm_is_refused():
-    with pytest.raises(asc.ScheduleError, match="batch_norm must be 'replica' or 'synchronised', got 'sync'"):
+    with pytest.raises(
+        asc.ScheduleError, match="batch_norm must be 'replica' or 'synchronised', got 'sync'"
+    ):
         trained(mlp(), 2, batch_norm="sync")
 
 
@@ -215,7 +239,10 @@ class Moody(nn.Module):
 
 
 def test_replicas_that_have_other_norms_are_refused():
-    with trained(Moody(), 2) as step, pytest.raises(asc.ScheduleError, match="others for 2 rows than for 3"):
+    with (
+        trained(Moody(), 2) as step,
+        pytest.raises(asc.ScheduleError, match="others for 2 rows than for 3"),
+    ):
         step(torch.randn(5, 5), torch.randint(0, 4, (5,)))
 
 
@@ -232,9 +259,18 @@ def moments_of(x: Tensor) -> Tensor:
     return torch.stack([torch.full_like(mean, len(x)), mean, (x - mean).square().sum(0)])
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.sampled_from([0.0, 1e3, -1e6]), st.integers(0, 99))
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.sampled_from([0.0, 1e3, -1e6]),
+    st.integers(0, 99),
+)
 def test_moments_of_shares_are_those_of_the_whole(sizes, far, seed):
-    x = torch.randn(sum(sizes), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + far
+    x = (
+        torch.randn(
+            sum(sizes), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
+        + far
+    )
     together = moments_together([moments_of(share) for share in x.split(sizes)])
     torch.testing.assert_close(together, moments_of(x), rtol=1e-9, atol=1e-9)
 
@@ -282,12 +318,16 @@ def test_what_norms_and_counters_keep_is_not_sent():
     x, y = torch.randn(4, 5), torch.randint(0, 4, (4,))
     for batch_norm in ("replica", "synchronised"):
         with trained(mlp(), 2, batch_norm=batch_norm) as step:
-            assert not [task.name for task in step.schedule(x, y).graph.tasks if "copy_" in task.name]
+            assert not [
+                task.name for task in step.schedule(x, y).graph.tasks if "copy_" in task.name
+            ]
 
 
 def test_spectral_norms_go_on_alike_on_all_replicas():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 4))
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 4)
+    )
     plain = copy.deepcopy(model)
     optimizer = torch.optim.SGD(plain.parameters(), 0.1)
     with trained(model, 2, batch_norm="replica") as step:

@@ -44,7 +44,9 @@ CLASSIC = {  # seconds per device; edges and their bytes; the optimum, proved by
 
 def processors(count: int, contention: bool) -> asc.Machine:
     devices = [asc.Device(f"p{i}") for i in range(count)]
-    links = [asc.Link(a.name, b.name, bytes_per_second=1) for a, b in itertools.combinations(devices, 2)]
+    links = [
+        asc.Link(a.name, b.name, bytes_per_second=1) for a, b in itertools.combinations(devices, 2)
+    ]
     return asc.Machine(devices, links, contention=contention)
 
 
@@ -53,14 +55,20 @@ def best_of_all(graph: asc.Graph, machine: asc.Machine, costs: asc.Costs) -> flo
     allowed = choices(graph, machine)
     best = math.inf
     for devices in itertools.product(*allowed.devices):
-        if all(devices[first] == device for first, device in zip(allowed.group, devices, strict=True)):
+        if all(
+            devices[first] == device for first, device in zip(allowed.group, devices, strict=True)
+        ):
             travelling = [
                 (use.value, device)
                 for task, device in zip(graph.tasks, devices, strict=True)
                 for use in task.reads
                 if where(graph, machine, devices, use.value) != device
             ]
-            for copies in itertools.permutations(dict.fromkeys(travelling)) if machine.contention else [travelling]:
+            for copies in (
+                itertools.permutations(dict.fromkeys(travelling))
+                if machine.contention
+                else [travelling]
+            ):
                 for order in itertools.permutations(range(len(devices))):
                     best = min(best, end_of(graph, machine, costs, devices, order, copies))
     return best
@@ -93,7 +101,9 @@ def end_of(
             free.update(dict.fromkeys(held, end))
         else:
             task = graph.tasks[tasks.pop(0)] if tasks else None
-            if task is None or any((use.value, devices[task.index]) not in there for use in task.reads):
+            if task is None or any(
+                (use.value, devices[task.index]) not in there for use in task.reads
+            ):
                 return math.inf
             device = devices[task.index]
             start = max([free.get(device, 0.0), *(there[use.value, device] for use in task.reads)])
@@ -107,10 +117,14 @@ def test_the_optima_of_worked_examples_are_found_and_proved(name):
     seconds, edges, optimum = CLASSIC[name]
     dag = nx.DiGraph()
     for task, row in enumerate(seconds.split(";"), 1):
-        dag.add_node(str(task), seconds={f"p{i}": float(number) for i, number in enumerate(row.split())})
+        dag.add_node(
+            str(task), seconds={f"p{i}": float(number) for i, number in enumerate(row.split())}
+        )
     for edge, nbytes in map(str.split, edges.split(", ")):
         dag.add_edge(*edge.split("-"), nbytes=float(nbytes))
-    schedule = asc.schedule(asc.Graph.from_networkx(dag), processors(3, contention=False), policy="exact")
+    schedule = asc.schedule(
+        asc.Graph.from_networkx(dag), processors(3, contention=False), policy="exact"
+    )
     assert (schedule.makespan, schedule.lower_bound, schedule.gap) == (optimum, optimum, 0)
 
 
@@ -121,7 +135,9 @@ def tiny(draw: st.DrawFn) -> tuple[asc.Graph, asc.Machine, asc.Costs]:
     contention, gpu = draw(st.booleans()), draw(st.booleans())
     machine = processors(2, contention)
     if gpu:
-        machine = asc.Machine.emulated(gpus=1, bytes_per_second=1.0, latency=0.0, contention=contention)
+        machine = asc.Machine.emulated(
+            gpus=1, bytes_per_second=1.0, latency=0.0, contention=contention
+        )
     numbers, nbytes = st.integers(0, 6).map(lambda number: number * unit), {}
     values = [graph.input("x"), graph.input("w")]
     for i in range(draw(st.integers(1, 3 if contention else 4))):
@@ -154,22 +170,36 @@ def test_no_bound_is_above_a_makespan(graph, machine):
 @given(tiny())
 def test_given_time_it_finds_the_same(case):
     graph, machine, costs = case
-    plans = [asc.schedule(graph, machine, policy=p, costs=costs) for p in (exact(), exact(5.0), search(5.0))]
+    plans = [
+        asc.schedule(graph, machine, policy=p, costs=costs)
+        for p in (exact(), exact(5.0), search(5.0))
+    ]
     assert plans[1].makespan == plans[2].makespan == pytest.approx(plans[0].makespan, rel=1e-5)
-    assert plans[1].placement.bound == plans[2].placement.bound == pytest.approx(plans[0].placement.bound, rel=1e-5)
+    assert (
+        plans[1].placement.bound
+        == plans[2].placement.bound
+        == pytest.approx(plans[0].placement.bound, rel=1e-5)
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 15)), min_size=1, max_size=12), st.integers(2, 4))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 15)), min_size=1, max_size=12),
+    st.integers(2, 4),
+)
 def test_devices_that_are_alike_are_planned_as_any_others(tasks, count):
     graph, values = asc.Graph(), []
     for i, (seconds, readers) in enumerate(tasks):
         read = [value for k, value in enumerate(values[-4:]) if readers >> k & 1]
         values.append(graph.add(max, *read, name=f"t{i}", seconds=seconds))
     machine = processors(count, contention=False)
-    dear = asc.Costs(nbytes={value.name: 1e-3 for value in values})  # so little that rounding hides it, but not alike
+    dear = asc.Costs(
+        nbytes={value.name: 1e-3 for value in values}
+    )  # so little that rounding hides it, but not alike
     free = asc.schedule(graph, machine, policy=exact(5.0), costs=asc.Costs(default_nbytes=0))
     assert free.placement.bound == free.makespan
-    assert asc.schedule(graph, machine, policy=exact(5.0), costs=dear).makespan == pytest.approx(free.makespan, abs=0.1)
+    assert asc.schedule(graph, machine, policy=exact(5.0), costs=dear).makespan == pytest.approx(
+        free.makespan, abs=0.1
+    )
 
 
 def test_in_place_writes_may_overtake_readers_so_the_solver_proves_nothing_then():
@@ -185,7 +215,9 @@ def wide(tasks: int, width: int) -> asc.Graph:
     """Return layers of tasks, each reading three of those before, too many to be proved in a moment."""
     dag = nx.DiGraph()
     for task in range(tasks):
-        dag.add_node(task, seconds={f"p{i}": float(1 + (task * 37 + i * 59) % 97) for i in range(4)})
+        dag.add_node(
+            task, seconds={f"p{i}": float(1 + (task * 37 + i * 59) % 97) for i in range(4)}
+        )
         for k in range(3):
             if (before := task - width - (task * 7 + k * 5) % width) >= 0:
                 dag.add_edge(before, task, nbytes=float((task * 31 + k * 17) % 150))
@@ -200,7 +232,10 @@ def test_an_interrupt_ends_it_with_the_best_so_far():
     placement = exact(seconds=60)(graph, machine, COSTS)
     interrupt.join()
     assert interrupt.finished.is_set()
-    ends = [simulate(lower(graph, machine, p), graph, machine, COSTS) for p in (placement, heft(graph, machine, COSTS))]
+    ends = [
+        simulate(lower(graph, machine, p), graph, machine, COSTS)
+        for p in (placement, heft(graph, machine, COSTS))
+    ]
     assert 0 < placement.bound < ends[0].makespan <= ends[1].makespan
 
 
@@ -212,7 +247,9 @@ def test_without_a_time_limit_it_plans_the_same_again():
 
 def test_progress_is_told():
     told = []
-    exact(seconds=5, progress=lambda *news: told.append(news))(wide(16, 4), processors(4, contention=False), COSTS)
+    exact(seconds=5, progress=lambda *news: told.append(news))(
+        wide(16, 4), processors(4, contention=False), COSTS
+    )
     parts, makespans = zip(*told, strict=True)
     assert all(0 <= part <= 1 for part in parts)
     assert list(makespans) == sorted(makespans, reverse=True)

@@ -78,7 +78,9 @@ def bits(found: Listed) -> list[Any]:
 
 def assert_is_plan(problem: Problem, found: Listed) -> None:
     """Hold a plan to what it says: data arrive before they are read, streams do one task at a time."""
-    device, start, finish = (np.asarray(item).tolist() for item in (found.device, found.start, found.finish))
+    device, start, finish = (
+        np.asarray(item).tolist() for item in (found.device, found.start, found.finish)
+    )
     data = problem.data
     for task, reads in enumerate(problem.reads):
         assert finish[task] == start[task] + problem.seconds[task][device[task]] < math.inf
@@ -162,8 +164,16 @@ def crossed(draw: st.DrawFn) -> tuple[Graph, Machine]:
     graph = Graph()
     for i in range(draw(st.integers(4, 14))):
         read = draw(st.lists(st.sampled_from(graph.values), max_size=3, unique_by=id)) if i else []
-        graph.add(int, *read, name=f"t{i}", seconds=draw(st.integers(1, 9)), nbytes=draw(st.integers(0, 9)))
-    return graph, processors(draw(st.integers(2, 4)), contention=draw(st.sampled_from([True, True, False])))
+        graph.add(
+            int,
+            *read,
+            name=f"t{i}",
+            seconds=draw(st.integers(1, 9)),
+            nbytes=draw(st.integers(0, 9)),
+        )
+    return graph, processors(
+        draw(st.integers(2, 4)), contention=draw(st.sampled_from([True, True, False]))
+    )
 
 
 @given(crossed())
@@ -176,7 +186,9 @@ def test_a_program_ends_when_its_plan_says_or_earlier(case):
 
 def test_a_plan_ends_when_what_was_written_is_back():
     graph = Graph()
-    graph.add(int, graph.input("x"), name="w", writes=[graph.value("x")], seconds=2, on="p2", nbytes=0)
+    graph.add(
+        int, graph.input("x"), name="w", writes=[graph.value("x")], seconds=2, on="p2", nbytes=0
+    )
     machine = processors(2)
     problem = Problem.of(graph, machine, costs := asc.Costs(default_nbytes=3))
     made = listed(problem)
@@ -187,7 +199,9 @@ def test_a_plan_ends_when_what_was_written_is_back():
 
 
 @given(problems(), st.data())
-def test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_program_that_verifies(case, data):
+def test_copies_in_any_order_needless_or_impossible_ones_among_them_lower_to_a_program_that_verifies(
+    case, data
+):
     graph, machine, _ = case
     sends = st.builds(
         Send,
@@ -261,14 +275,20 @@ def test_no_plan_ends_before_the_best_that_follows_any_of_its_tasks(case):
 
 
 @given(problems())
-def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse_than_the_portfolio(case):
+def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse_than_the_portfolio(
+    case,
+):
     *_, problem = case
     made = listed(problem)
     best = best_listed(made, 6)
     order = range(len(problem.tasks))
-    open_to_all = np.isfinite(made.shape.together.reshape(-1, made.devices)).all(axis=0).nonzero()[0].tolist()
+    open_to_all = (
+        np.isfinite(made.shape.together.reshape(-1, made.devices)).all(axis=0).nonzero()[0].tolist()
+    )
     alone = [made.placed([p for _ in order], order) for p in open_to_all]
-    assert best.makespan <= min(found.makespan for found in (made.plan(made.order(made.mean)), *alone))
+    assert best.makespan <= min(
+        found.makespan for found in (made.plan(made.order(made.mean)), *alone)
+    )
     annealer, before = Annealer(made, best, seed=1), best.makespan
     for _ in range(4):
         annealer.move(30, 0.3)
@@ -280,12 +300,17 @@ def test_the_portfolio_is_not_worse_than_heft_or_one_device_and_search_not_worse
 def test_the_best_keeps_its_order_where_that_of_its_starts_would_end_later():
     """c is listed ahead of d and starts behind it: its data, not d's, are the first that b's device sends."""
     graph = Graph()
-    reads = [graph.add(int, name=name, seconds=s, nbytes=n) for name, s, n in (("a", 1, 1), ("b", 2, 3))]
+    reads = [
+        graph.add(int, name=name, seconds=s, nbytes=n) for name, s, n in (("a", 1, 1), ("b", 2, 3))
+    ]
     graph.add(int, *reads, name="c", seconds=3, nbytes=6)
     graph.add(int, *reads, name="d", seconds=5, nbytes=0)
     made = listed(Problem.of(graph, processors(3, contention=True), COSTS))
     found = made.placed([1, 0, 2, 0], [0, 1, 2, 3])
-    assert (found.makespan, made.placed(found.device, made.by_start(found.start)).makespan) == (8, 9)
+    assert (found.makespan, made.placed(found.device, made.by_start(found.start)).makespan) == (
+        8,
+        9,
+    )
     assert Annealer(made, found).best.makespan == 8
 
 
@@ -330,15 +355,23 @@ def test_ctrl_c_keeps_the_best_so_far(calls):
 
 
 def test_seconds_are_refused_where_none_are_taken():
-    with pytest.raises(ScheduleError, match="seconds= is for the policies 'auto', 'search', 'exact'; 'heft' takes"):
+    with pytest.raises(
+        ScheduleError, match="seconds= is for the policies 'auto', 'search', 'exact'; 'heft' takes"
+    ):
         asc.schedule(TOPCUOGLU, processors(3), policy="heft", seconds=1)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *(({"seconds": item}, "^seconds must be a number, 0 or more") for item in (-1, math.nan, math.inf, "3", True)),
-        *(({"seed": item}, "^seed must be a whole number, 0 or more") for item in (-1, 0.5, "3", None)),
+        *(
+            ({"seconds": item}, "^seconds must be a number, 0 or more")
+            for item in (-1, math.nan, math.inf, "3", True)
+        ),
+        *(
+            ({"seed": item}, "^seed must be a whole number, 0 or more")
+            for item in (-1, 0.5, "3", None)
+        ),
         ({"progress": 3}, "^progress must be True, False, None, or a function"),
     ],
 )

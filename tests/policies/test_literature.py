@@ -11,12 +11,28 @@ import autosched as asc
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
 from autosched.machine.machine import Device, Link, Machine
-from autosched.policies import POLICIES, cpop, dls, heft, lookahead, max_min, min_min, peft, sufferage
+from autosched.policies import (
+    POLICIES,
+    cpop,
+    dls,
+    heft,
+    lookahead,
+    max_min,
+    min_min,
+    peft,
+    sufferage,
+)
 from autosched.policies.base import turns
 from autosched.policies.base.plan import Plan
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.problem import Problem
-from autosched.policies.base.ranks import critical_path, downward_ranks, optimistic_costs, static_levels, upward_ranks
+from autosched.policies.base.ranks import (
+    critical_path,
+    downward_ranks,
+    optimistic_costs,
+    static_levels,
+    upward_ranks,
+)
 from tests.policies.test_policies import (
     ARABNEJAD,
     COSTS,
@@ -32,8 +48,15 @@ from tests.policies.test_policies import (
     replay,
 )
 
-EXAMPLES = {"Topcuoglu": TOPCUOGLU, "Arabnejad": ARABNEJAD, "Sample": SAMPLE, "YCLee": YC_LEE, "Kuan": example(*KUAN)}
-# Published: HEFT 80 and 133, CPOP 86, DLS 91 (Topcuoglu and others), PEFT 122, lookahead 127 (Arabnejad, Barbosa).
+EXAMPLES = {
+    "Topcuoglu": TOPCUOGLU,
+    "Arabnejad": ARABNEJAD,
+    "Sample": SAMPLE,
+    "YCLee": YC_LEE,
+    "Kuan": example(*KUAN),
+}
+# Published: HEFT 80 and 133, CPOP 86, DLS 91 (Topcuoglu and others), PEFT 122, lookahead 127
+# (Arabnejad, Barbosa).
 MAKESPANS = {
     "heft": [80, 133, 84, 88, 30],
     "lookahead": [76, 127, 92, 75, 27],
@@ -79,19 +102,29 @@ def test_plans_are_those_of_the_papers(policy, graph, expected):
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (TOPCUOGLU, "48 38 53; 35 19 35; 28 22 27; 38 19 36; 32 19 32; 23 18 30; 21 7 16; 18 7 16; 20 7 16; 0 0 0"),
-        (ARABNEJAD, "64 68 86; 42 39 42; 27 41 43; 42 39 50; 28 37 28; 42 39 44; 13 16 22; 13 16 33; 13 16 20; 0 0 0"),
+        (
+            TOPCUOGLU,
+            "48 38 53; 35 19 35; 28 22 27; 38 19 36; 32 19 32; 23 18 30; 21 7 16; 18 7 16; 20 7 16; 0 0 0",
+        ),
+        (
+            ARABNEJAD,
+            "64 68 86; 42 39 42; 27 41 43; 42 39 50; 28 37 28; 42 39 44; 13 16 22; 13 16 33; 13 16 20; 0 0 0",
+        ),
     ],
     ids=["Topcuoglu", "Arabnejad"],
 )
 def test_optimistic_costs_are_those_of_the_paper(graph, expected):
-    assert optimistic_costs(*tables(graph)) == [[float(cost) for cost in row.split()] for row in expected.split(";")]
+    assert optimistic_costs(*tables(graph)) == [
+        [float(cost) for cost in row.split()] for row in expected.split(";")
+    ]
 
 
 def test_downward_ranks_and_the_critical_path_are_those_of_the_paper():
     problem, possible = tables(TOPCUOGLU)
     upward, downward = upward_ranks(problem, possible), downward_ranks(problem, possible)
-    assert downward == pytest.approx([0, 31, 25, 22, 24, 27, 62.333, 66.667, 63.667, 93.333], abs=1e-3)
+    assert downward == pytest.approx(
+        [0, 31, 25, 22, 24, 27, 62.333, 66.667, 63.667, 93.333], abs=1e-3
+    )
     path = critical_path(problem, [up + down for up, down in zip(upward, downward, strict=True)])
     assert [problem.tasks[task] for task in path] == ["1", "2", "9", "10"]
 
@@ -102,7 +135,9 @@ def test_ranks_from_both_ends_meet():
     upward, downward = upward_ranks(problem, possible), downward_ranks(problem, possible)
     through = [up + down for up, down in zip(upward, downward, strict=True)]
     assert max(through) == pytest.approx(max(upward))
-    assert [through[task] for task in critical_path(problem, through)] == pytest.approx([max(upward)] * 4)
+    assert [through[task] for task in critical_path(problem, through)] == pytest.approx(
+        [max(upward)] * 4
+    )
 
 
 def test_static_levels_count_no_copies():
@@ -137,7 +172,10 @@ def test_peft_goes_where_what_follows_is_quick_and_heft_does_not():
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p1": 2, "p2": 3}, nbytes=9)
     graph.add(int, a, name="b", seconds={"p1": 9, "p2": 1})
-    found = {name: makespan(graph, processors(2), TIMED[name](graph, processors(2), COSTS)) for name in TIMED}
+    found = {
+        name: makespan(graph, processors(2), TIMED[name](graph, processors(2), COSTS))
+        for name in TIMED
+    }
     assert (found["heft"], found["peft"], found["lookahead"], found["cpop"]) == (11, 4, 4, 4)
 
 
@@ -197,7 +235,10 @@ def test_sufferage_keeps_a_device_for_who_needs_it():
     graph = Graph()
     graph.add(int, name="any", seconds={"p1": 3, "p2": 2})
     graph.add(int, name="choosy", seconds={"p1": 9, "p2": 2})
-    found = [makespan(graph, processors(2), policy(graph, processors(2), COSTS)) for policy in (min_min, sufferage)]
+    found = [
+        makespan(graph, processors(2), policy(graph, processors(2), COSTS))
+        for policy in (min_min, sufferage)
+    ]
     assert found == [4, 3]
 
 
@@ -231,7 +272,9 @@ def test_all_streams_of_a_device_are_used(name):
 def test_what_would_never_end_is_named(name):
     graph = Graph()
     graph.add(int, graph.add(int, name="a", seconds=1.7e308), name="b", seconds=1.7e308)
-    with pytest.raises(ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"):
+    with pytest.raises(
+        ScheduleError, match=r"task '[ab]' would end later than a float can say, wherever it runs"
+    ):
         TIMED[name](graph, processors(2), COSTS)
 
 
@@ -240,7 +283,10 @@ def test_what_would_never_end_is_named(name):
 
 def test_what_is_not_planned_yet_does_not_hold_up_what_follows():
     graph = Graph()
-    a, b = graph.add(int, name="a", seconds=5, nbytes=3), graph.add(int, name="b", seconds=9, nbytes=30)
+    a, b = (
+        graph.add(int, name="a", seconds=5, nbytes=3),
+        graph.add(int, name="b", seconds=9, nbytes=30),
+    )
     graph.add(int, a, b, name="c", seconds=1, on="p2")
     plan = Plan(tables(graph)[0])
     plan.commit(0, plan.earliest_finish(0, [0]))
@@ -295,5 +341,7 @@ def test_heft_on_kernels_places_as_heft_on_plans(case):
         problem, possible = tables(*case)
     except ScheduleError:
         return
-    expected = turns.by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
+    expected = turns.by_priority(
+        problem, possible, upward_ranks(problem, possible), Plan.earliest_finish
+    )
     assert heft(*case, COSTS).device == expected.device

@@ -27,7 +27,9 @@ def stages(count: int = 3) -> asc.Graph:
 
 
 def side_by_side(graph, machine, costs):
-    return asc.Placement({t.name: f"p{2 + t.index % WIDE}" for t in graph.tasks}, tuple(t.name for t in graph.tasks))
+    return asc.Placement(
+        {t.name: f"p{2 + t.index % WIDE}" for t in graph.tasks}, tuple(t.name for t in graph.tasks)
+    )
 
 
 MACHINE = processors(WIDE + 1)
@@ -47,7 +49,9 @@ def test_copies_are_noisy_too():
     graph = asc.Graph()
     a = graph.add(int, name="a", seconds=0, nbytes=5, on="p1")
     graph.add(int, a, name="b", seconds=0, on="p2")
-    median, worst = noisy_placement(graph, processors(2), COSTS, heft(graph, processors(2), COSTS), 0.2)
+    median, worst = noisy_placement(
+        graph, processors(2), COSTS, heft(graph, processors(2), COSTS), 0.2
+    )
     assert 4 <= median < worst <= 6
 
 
@@ -65,7 +69,9 @@ def test_costs_as_they_might_be_change_each_task_on_all_devices_alike():
     graph = stages(1)
     task = graph.tasks[0]
     might = noisy_costs(graph, MACHINE, COSTS, 0.2, seed=0)
-    first, second = (might.task_seconds(task, d) / COSTS.task_seconds(task, d) for d in MACHINE.devices[:2])
+    first, second = (
+        might.task_seconds(task, d) / COSTS.task_seconds(task, d) for d in MACHINE.devices[:2]
+    )
     assert first == pytest.approx(second)
     assert 0.8 <= first <= 1.2
     assert might.task_seconds(task, MACHINE.devices[2]) == float("inf")
@@ -94,7 +100,9 @@ def test_robust_is_as_good_as_each_that_it_tries_and_the_same_twice():
     assert robust(0.2)(graph, MACHINE, COSTS) == chosen
     worst = noisy_placement(graph, MACHINE, COSTS, chosen, 0.2)[1]
     for policy in (heft, single):
-        assert worst <= noisy_placement(graph, MACHINE, COSTS, policy(graph, MACHINE, COSTS), 0.2)[1]
+        assert (
+            worst <= noisy_placement(graph, MACHINE, COSTS, policy(graph, MACHINE, COSTS), 0.2)[1]
+        )
 
 
 def test_robust_says_why_nothing_can_be_placed():
@@ -111,7 +119,9 @@ def test_noise_that_is_no_share_is_refused(noise):
 
 
 def test_a_comparison_under_noise_stars_what_stays_good():
-    found = asc.compare(stages(), MACHINE, [side_by_side, single, round_robin], costs=COSTS, noise=0.2)
+    found = asc.compare(
+        stages(), MACHINE, [side_by_side, single, round_robin], costs=COSTS, noise=0.2
+    )
     shortest = min(found.rows, key=lambda row: row.makespan)
     assert (shortest.policy, found.best[0].policy) == ("side_by_side", "single")
     for row in found.rows:

@@ -66,7 +66,9 @@ def makespan(graph: Graph, machine: Machine, placement: Placement) -> float:
 
 def processors(count: int, *, contention: bool = False) -> Machine:
     devices = [Device(f"p{i}") for i in range(1, count + 1)]
-    links = [Link(a.name, b.name, bytes_per_second=1) for a, b in itertools.combinations(devices, 2)]
+    links = [
+        Link(a.name, b.name, bytes_per_second=1) for a, b in itertools.combinations(devices, 2)
+    ]
     return Machine(devices, links, contention=contention)
 
 
@@ -75,7 +77,9 @@ def example(seconds: str, edges: str, order: str = "") -> Graph:
     rows = {str(task): row.split() for task, row in enumerate(seconds.split(";"), 1)}
     dag = nx.DiGraph()
     for task in order.split() or rows:
-        dag.add_node(task, seconds={f"p{i}": float(number) for i, number in enumerate(rows[task], 1)})
+        dag.add_node(
+            task, seconds={f"p{i}": float(number) for i, number in enumerate(rows[task], 1)}
+        )
     for edge in edges.split(","):
         ends, nbytes = edge.split()
         dag.add_edge(*ends.split("-"), nbytes=float(nbytes))
@@ -119,7 +123,9 @@ def test_heft_reaches_the_published_makespan(graph, expected):
     assert makespan(graph, machine, heft(graph, machine, COSTS)) == expected
 
 
-@pytest.mark.parametrize(("order", "expected"), [("1 2 3 4 5 6 7 8 9 10", 30), ("1 2 6 3 4 5 7 8 9 10", 31)])
+@pytest.mark.parametrize(
+    ("order", "expected"), [("1 2 3 4 5 6 7 8 9 10", 30), ("1 2 6 3 4 5 7 8 9 10", 31)]
+)
 def test_heft_breaks_ties_by_insertion_order(order, expected):
     """Tasks 3 and 6 have the same rank, and which goes first decides the makespan."""
     graph, machine = example(*KUAN, order), processors(3)
@@ -171,7 +177,10 @@ def test_heft_plans_copies_one_after_another_where_they_are():
 
 def linked(*names: str) -> Machine:
     """Devices with contention, all linked, at one byte per second."""
-    return Machine([Device(name) for name in names], [Link(a, b, 1) for a, b in itertools.combinations(names, 2)])
+    return Machine(
+        [Device(name) for name in names],
+        [Link(a, b, 1) for a, b in itertools.combinations(names, 2)],
+    )
 
 
 def add_urgent(graph: Graph, value: Value, on: str, then_on: str) -> None:
@@ -270,9 +279,17 @@ def test_heft_orders_by_planned_start_and_no_task_of_no_seconds_before_what_it_n
 def test_heft_looks_into_so_many_gaps_and_then_behind_all(small_gaps, found):
     graph = Graph()
     for i in range(small_gaps + 1):
-        hold = graph.add(int, name=f"hold{i}", seconds=12 if i == small_gaps else 5, on="p2", after=graph.tasks[-2:])
+        hold = graph.add(
+            int,
+            name=f"hold{i}",
+            seconds=12 if i == small_gaps else 5,
+            on="p2",
+            after=graph.tasks[-2:],
+        )
         graph.add(int, hold, name=f"step{i}", seconds=4, on="p1")
-    graph.add(int, name="end", seconds=1000, on="p3", after=graph.tasks)  # lets all of these rank above the next
+    graph.add(
+        int, name="end", seconds=1000, on="p3", after=graph.tasks
+    )  # lets all of these rank above the next
     graph.add(int, name="late", seconds=6, on="p1")
     order = heft(graph, processors(3), COSTS).order
     assert order.index(f"step{small_gaps - 1}") < order.index("late")
@@ -310,7 +327,9 @@ def test_single_on_leaves_tasks_where_they_must_be():
 
 
 def test_single_on_a_device_that_the_machine_lacks():
-    with pytest.raises(MachineError, match=r"the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'"):
+    with pytest.raises(
+        MachineError, match=r"the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'"
+    ):
         single_on("cuda:7")(Graph(), Machine.emulated(gpus=1), COSTS)
 
 
@@ -366,7 +385,8 @@ def test_an_input_that_cannot_come(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_input_that_cannot_go_back(name):
     machine = Machine(
-        [Device(n) for n in ("cpu", "cuda:0", "cuda:1")], [Link("cpu", "cuda:0", 1), Link("cuda:0", "cuda:1", 1)]
+        [Device(n) for n in ("cpu", "cuda:0", "cuda:1")],
+        [Link("cpu", "cuda:0", 1), Link("cuda:0", "cuda:1", 1)],
     )
     graph = Graph()
     w = graph.input("w")
@@ -401,7 +421,9 @@ def test_a_decision_does_not_lead_into_a_dead_end(name):
 @pytest.mark.parametrize("policy", [*POLICIES.values(), single_on("p2")])
 def test_a_choice_that_turns_out_impossible_is_taken_back(policy):
     """On a ring, a on p2 would push b to p3 and c to p1, which are not linked, though each alone could be there."""
-    ring = Machine([Device(f"p{i}") for i in range(4)], [Link(f"p{i}", f"p{(i + 1) % 4}", 1) for i in range(4)])
+    ring = Machine(
+        [Device(f"p{i}") for i in range(4)], [Link(f"p{i}", f"p{(i + 1) % 4}", 1) for i in range(4)]
+    )
     graph = Graph()
     a = graph.add(int, name="a", seconds={"p0": 9, "p1": 9, "p2": 1})
     b = graph.add(int, a, name="b", seconds={"p0": 9, "p3": 1})
@@ -428,7 +450,12 @@ def machines(draw: st.DrawFn, most: int = 4) -> Machine:
     devices = [Device(name, streams=draw(st.integers(1, 2))) for name in names]
     missing = draw(st.sampled_from([0, 0, 2]))
     links = [
-        Link(a, b, bytes_per_second=draw(st.sampled_from([1, 4, math.inf])), latency=draw(st.integers(0, 2)))
+        Link(
+            a,
+            b,
+            bytes_per_second=draw(st.sampled_from([1, 4, math.inf])),
+            latency=draw(st.integers(0, 2)),
+        )
         for a, b in itertools.combinations(names, 2)
         if not missing or draw(st.integers(0, missing))
     ]
@@ -446,7 +473,11 @@ def graphs(draw: st.DrawFn, names: tuple[str, ...], most: int = 9) -> Graph:
     times = st.integers(0, 9)
     for i in range(draw(st.integers(1, most))):
         read = draw(st.lists(st.sampled_from(values), max_size=3, unique_by=id))
-        kind = draw(st.sampled_from(["make", "make", "make", "write", "view", "alias"] if read else ["make"]))
+        kind = draw(
+            st.sampled_from(
+                ["make", "make", "make", "write", "view", "alias"] if read else ["make"]
+            )
+        )
         if kind == "view":
             values.append(read[0][1:])
             continue
@@ -485,7 +516,11 @@ def breaks_a_rule(graph: Graph, machine: Machine, device: dict[str, str]) -> boo
             made.update({(member, version + 1): here for member in graph.members(value)})
         made.update(dict.fromkeys(task.outputs, here))
     return any(
-        math.isinf(machine.copy_seconds(made[v.index, graph.last_version(v.index)], home(graph, machine, v), 0))
+        math.isinf(
+            machine.copy_seconds(
+                made[v.index, graph.last_version(v.index)], home(graph, machine, v), 0
+            )
+        )
         for v in graph.sources
     )
 
@@ -501,7 +536,10 @@ def test_what_a_policy_returns_obeys_the_rules_and_is_always_the_same(name, case
     check(placement, graph, machine)
     assert not breaks_a_rule(graph, machine, placement.device)
     again = POLICIES[name](graph, machine, COSTS)
-    assert (list(again.device.items()), again.order) == (list(placement.device.items()), placement.order)
+    assert (list(again.device.items()), again.order) == (
+        list(placement.device.items()),
+        placement.order,
+    )
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -517,7 +555,9 @@ def test_a_policy_refuses_only_what_cannot_be(name, case):
         except ScheduleError:
             return
         for picked in itertools.product(*allowed.devices):
-            together = all(picked[task] == picked[group] for task, group in enumerate(allowed.group))
+            together = all(
+                picked[task] == picked[group] for task, group in enumerate(allowed.group)
+            )
             device = {task.name: picked[task.index] for task in graph.tasks}
             assert not together or breaks_a_rule(graph, machine, device), f"{device} is possible"
 
@@ -548,7 +588,9 @@ def test_a_policy_of_ones_own_places_what_was_captured():
     x = torch.ones(3, 4)
     graph = asc.capture(step, x)
     losses = []
-    with asc.schedule(graph, asc.Machine.emulated(gpus=2), policy=backwards, backend="virtual") as schedule:
+    with asc.schedule(
+        graph, asc.Machine.emulated(gpus=2), policy=backwards, backend="virtual"
+    ) as schedule:
         assert "cuda:1" in schedule.placement.device.values()
         losses += [float(schedule(x)["result"].detach()) for _ in range(2)]
     assert losses[1] < losses[0]
@@ -562,9 +604,13 @@ def test_a_policy_is_told_where_a_task_can_still_go():
     assert (possible.devices(0), possible.devices(1)) == ((1,), (0, 1, 2))
     assert not possible.choose(0, 2)
     assert possible.devices(0) == (1,)
-    with pytest.raises(asc.ScheduleError, match="task 'a' can go to none of 'cpu', 'cuda:1'; it can go to 'cuda:0'"):
+    with pytest.raises(
+        asc.ScheduleError, match="task 'a' can go to none of 'cpu', 'cuda:1'; it can go to 'cuda:0'"
+    ):
         possible.settle(0, [0, 2])
-    with pytest.raises(asc.ScheduleError, match="no device is chosen yet for task 'b'; settle each task"):
+    with pytest.raises(
+        asc.ScheduleError, match="no device is chosen yet for task 'b'; settle each task"
+    ):
         possible.placement()
     assert possible.settle(1, [2]) == 2
     assert possible.placement([0, 1]).device == {"a": "cuda:0", "b": "cuda:1"}
@@ -580,7 +626,16 @@ BIG = 10**30  # above what 64 bits hold
         ({}, {"bytes_per_second": BIG}, {}),
         ({}, {"bytes_per_second": BIG, "pageable_bytes_per_second": BIG}, {}),
         ({}, {"bytes_per_second": 1, "latency": BIG}, {}),
-        ({"flops_per_second": BIG, "bytes_per_second": BIG, "launch_seconds": BIG, "nbytes": BIG}, {}, {}),
+        (
+            {
+                "flops_per_second": BIG,
+                "bytes_per_second": BIG,
+                "launch_seconds": BIG,
+                "nbytes": BIG,
+            },
+            {},
+            {},
+        ),
         ({}, {}, {"seconds": BIG}),
         ({}, {}, {"seconds": {"cpu": BIG, "cuda:0": 1}}),
         ({}, {}, {"nbytes": BIG}),

@@ -62,7 +62,9 @@ WORDS = st.sampled_from(ODD) | st.text(min_size=1, max_size=6).filter(
     lambda s: not any(c.isspace() or c in "@" for c in s)
 )
 DEVICES = WORDS.filter(lambda s: "/" not in s)
-STREAMS = st.builds(Stream, DEVICES, st.sampled_from(["compute", "compute1", "copy-in", "copy-out"]) | DEVICES)
+STREAMS = st.builds(
+    Stream, DEVICES, st.sampled_from(["compute", "compute1", "copy-in", "copy-out"]) | DEVICES
+)
 NUMBERS = st.integers(0, 10**6)
 
 
@@ -167,7 +169,9 @@ def test_what_is_no_instruction_is_named_with_its_line(line):
 
 
 def test_a_program_is_read_from_a_string():
-    with pytest.raises(ProgramError, match=r"^a program is read from a string, got b'cpu/compute  run h'$"):
+    with pytest.raises(
+        ProgramError, match=r"^a program is read from a string, got b'cpu/compute  run h'$"
+    ):
         Program.parse(b"cpu/compute  run h")
 
 

@@ -19,5 +19,7 @@ def test_a_value_stands_at_the_first_version_whose_write_has_not_come(order: lis
         assert standing.change("x", version, "cpu") == (stands if stands > stood else None)
         assert (standing.latest("x", "cpu"), standing.held("x", "cpu")) == (stands, "memory")
         there = [at for at in range(len(order) + 1) if standing.get("x", at, "cpu") is not None]
-        assert there == ([stands] if stands == i + 1 else [])  # with all its parts only if none came early
+        assert there == (
+            [stands] if stands == i + 1 else []
+        )  # with all its parts only if none came early
         stood = stands

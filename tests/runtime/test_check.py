@@ -59,7 +59,10 @@ def of_numpy(x: Any) -> Any:
 
 @pytest.mark.parametrize("fn", [through_data, through_numpy, fused])
 def test_comparing_bytes_sees_writes_that_counters_do_not(fn):
-    with pytest.raises(asc.HazardError, match=r"task 'sly' wrote its argument 'x' .*writes=\[x\]\)\n    added at .*\d"):
+    with pytest.raises(
+        asc.HazardError,
+        match=r"task 'sly' wrote its argument 'x' .*writes=\[x\]\)\n    added at .*\d",
+    ):
         run(lone(fn), "bytes", x=torch.zeros(3))
     run(lone(fn), True, x=torch.zeros(3))
 
@@ -140,10 +143,14 @@ def noisy(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_undeclared_random_numbers_are_told_of_in_the_first_run_and_refused_by_a_check():
-    with pytest.warns(UserWarning, match=r"task 'sly' drew random numbers .*random=True\)\n    added at") as caught:
+    with pytest.warns(
+        UserWarning, match=r"task 'sly' drew random numbers .*random=True\)\n    added at"
+    ) as caught:
         run(lone(noisy), False, x=torch.zeros(1))
     assert len(caught) == 1
-    with pytest.raises(asc.HazardError, match="task 'sly' drew random numbers without declaring it"):
+    with pytest.raises(
+        asc.HazardError, match="task 'sly' drew random numbers without declaring it"
+    ):
         run(lone(noisy), True, x=torch.zeros(1))
 
 
@@ -152,7 +159,12 @@ def test_declared_random_numbers_are_fine_and_so_are_modules_that_draw_them(chec
     graph = asc.Graph()
     x = graph.input("x")
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU())
-    graph.output(a=graph.add(noisy, x, random=True), b=F.dropout(x), c=graph.add(model, x), d=torch.rand_like(x))
+    graph.output(
+        a=graph.add(noisy, x, random=True),
+        b=F.dropout(x),
+        c=graph.add(model, x),
+        d=torch.rand_like(x),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(graph, check, "emulated", x=torch.zeros(3))
@@ -176,7 +188,9 @@ def test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_de
     x = graph.input("x")
     graph.output(graph.add(quiet, x), graph.add(draw, x, random=True))
     machine = asc.Machine([asc.Device("cpu", streams=2)])
-    with asc.schedule(graph, machine, policy="round_robin", backend="threads", check=True) as schedule:
+    with asc.schedule(
+        graph, machine, policy="round_robin", backend="threads", check=True
+    ) as schedule:
         schedule(x=torch.zeros(1))
 
 
@@ -208,8 +222,14 @@ def mean_and_var() -> list[torch.Tensor]:
 
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     # what the examples and the demo use
-    *[(fn, (square, square), {}) for fn in (torch.matmul, torch.add, torch.sub, torch.mul, torch.mm, torch.maximum)],
-    *[(fn, (square,), {}) for fn in (torch.relu, torch.tanh, torch.sum, torch.mean, T.clone, T.t, T.argmax, torch.exp)],
+    *[
+        (fn, (square, square), {})
+        for fn in (torch.matmul, torch.add, torch.sub, torch.mul, torch.mm, torch.maximum)
+    ],
+    *[
+        (fn, (square,), {})
+        for fn in (torch.relu, torch.tanh, torch.sum, torch.mean, T.clone, T.t, T.argmax, torch.exp)
+    ],
     *[(fn, (square, 0.5), {}) for fn in (T.add_, T.sub_, T.mul_, torch.div)],
     (torch.addmm, (square, square, square), {}),
     (torch.nn.functional.linear, (square, square, square[0]), {}),
@@ -239,7 +259,11 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (F.instance_norm, (image, *mean_and_var()), {"use_input_stats": True}),
     (torch.batch_norm, (image, None, None, *mean_and_var(), True, 0.1, 1e-5, False), {}),
     (aten.native_batch_norm.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}),
-    (aten._native_batch_norm_legit.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}),
+    (
+        aten._native_batch_norm_legit.default,
+        (image, None, None, *mean_and_var(), True, 0.1, 1e-5),
+        {},
+    ),
     (aten.native_batch_norm.default, (image, None, None, *mean_and_var(), False, 0.1, 1e-5), {}),
     (aten.rrelu_with_noise.default, (torch.randn(3), torch.zeros(3), 0.1, 0.3, True), {}),
     (F.embedding, (torch.tensor([0, 1]), 9 * torch.rand(3, 3)), {"max_norm": 1.0}),
@@ -258,7 +282,15 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (
         torch._fused_adamw_,
         ([torch.rand(2)], [torch.rand(2)], [torch.rand(2)], [torch.rand(2)], [], [torch.ones(())]),
-        {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False},
+        {
+            "lr": 0.1,
+            "beta1": 0.9,
+            "beta2": 0.9,
+            "weight_decay": 0.0,
+            "eps": 1e-8,
+            "amsgrad": False,
+            "maximize": False,
+        },
     ),
     # random
     (F.dropout, (square,), {}),
@@ -271,7 +303,9 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "args", "kwargs"), CALLS, ids=lambda item: getattr(item, "__name__", ""))
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs"), CALLS, ids=lambda item: getattr(item, "__name__", "")
+)
 def test_torchs_functions_do_what_the_tables_say(fn, args, kwargs):
     """The referee compares the bytes of all arguments, the memory of results, and the state of the generators."""
     graph = asc.Graph()
@@ -287,7 +321,10 @@ def test_torchs_functions_do_what_the_tables_say(fn, args, kwargs):
 
     given, named = transform(as_input, (args, kwargs))
     result = graph.add(fn, *given, **named)
-    graph.output(*[graph.value(name) for name in inputs], **({"y": result} if isinstance(result, asc.Value) else {}))
+    graph.output(
+        *[graph.value(name) for name in inputs],
+        **({"y": result} if isinstance(result, asc.Value) else {}),
+    )
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     torch.manual_seed(0)
     expected = graph.run_serial(**{name: tensor.clone() for name, tensor in inputs.items()})
@@ -301,7 +338,9 @@ def test_torchs_functions_do_what_the_tables_say(fn, args, kwargs):
 def run_checked(graph: asc.Graph, inputs: dict[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with asc.schedule(graph, asc.Machine.emulated(gpus=1), backend="host", check="bytes") as schedule:
+        with asc.schedule(
+            graph, asc.Machine.emulated(gpus=1), backend="host", check="bytes"
+        ) as schedule:
             return schedule(**inputs)
 
 
@@ -309,7 +348,9 @@ def test_without_the_table_the_referee_would_find_the_write(monkeypatch):
     monkeypatch.setattr("autosched.graph.effects.BATCH_NORMS", frozenset())
     with pytest.raises(asc.HazardError, match="task 'native_batch_norm' wrote its argument 'x1'"):
         test_torchs_functions_do_what_the_tables_say(
-            aten.native_batch_norm.default, (image, None, None, *mean_and_var(), True, 0.1, 1e-5), {}
+            aten.native_batch_norm.default,
+            (image, None, None, *mean_and_var(), True, 0.1, 1e-5),
+            {},
         )
 
 
@@ -320,7 +361,9 @@ def test_schemas_tell_what_in_place_operators_return():
     assert effects_of(aten.slice.Tensor, ["x", 0, 1, 2], {}).view
 
 
-@pytest.mark.parametrize("name", [name for name, (_, condition) in _ALSO_WRITES.items() if not condition])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, condition) in _ALSO_WRITES.items() if not condition]
+)
 def test_what_a_table_calls_written_stands_where_the_schema_has_it(name: str) -> None:
     names = _ALSO_WRITES[name][0].split()
     parameters = [argument.name for argument in getattr(aten, name).default._schema.arguments]
@@ -337,5 +380,7 @@ def test_one_empty_tensor_may_be_two_inputs(shape):
     graph.output(x=x)
     empty = torch.empty(shape)
     for check in (False, True, "bytes"):
-        with asc.schedule(graph, asc.Machine.emulated(gpus=1), check=check, backend="host") as schedule:
+        with asc.schedule(
+            graph, asc.Machine.emulated(gpus=1), check=check, backend="host"
+        ) as schedule:
             assert schedule(x=empty, y=empty)["x"].shape == shape

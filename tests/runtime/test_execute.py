@@ -160,10 +160,13 @@ def test_a_stream_that_waits_for_the_host_does_not_hold_up_the_others():
 
 
 @pytest.mark.parametrize(
-    ("machine", "backend"), [(CPUS, "threads"), (TWO_GPUS, "host"), (TWO_GPUS, "emulated"), (TWO_GPUS, "virtual")]
+    ("machine", "backend"),
+    [(CPUS, "threads"), (TWO_GPUS, "host"), (TWO_GPUS, "emulated"), (TWO_GPUS, "virtual")],
 )
 def test_a_schedule_called_again_rebuilds_nothing(machine, backend, monkeypatch):
-    with asc.schedule(chain(plus, plus, plus), machine, policy="round_robin", backend=backend) as schedule:
+    with asc.schedule(
+        chain(plus, plus, plus), machine, policy="round_robin", backend=backend
+    ) as schedule:
         assert schedule(x=torch.ones(1)) == {"y": 1}
         threads, steps = (
             our_threads(),
@@ -177,7 +180,9 @@ def test_a_schedule_called_again_rebuilds_nothing(machine, backend, monkeypatch)
         for i in range(20):
             assert schedule(x=torch.full((1,), i)) == {"y": i}
         assert our_threads() == threads
-        assert steps == [id(step) for part in schedule._executor.tape.steps.values() for _, step in part]
+        assert steps == [
+            id(step) for part in schedule._executor.tape.steps.values() for _, step in part
+        ]
 
 
 def test_a_run_leaves_nothing_of_it_behind():
@@ -292,7 +297,10 @@ def test_closing_while_it_runs_ends_the_run_with_an_error_and_refuses_who_waits_
     held.go_on.set()
     for thread in (closing, *callers):
         thread.join(GENEROUS)
-    assert sorted(said) == ["the schedule is closed; make a new one", "the schedule was closed while it ran"]
+    assert sorted(said) == [
+        "the schedule is closed; make a new one",
+        "the schedule was closed while it ran",
+    ]
 
 
 # ---- errors
@@ -319,7 +327,10 @@ def test_a_failing_task_is_named_with_its_device_arguments_and_line(backend):
 
 
 def test_arguments_that_are_no_tensors_are_shown_cut_short():
-    with placed(chain(fail)) as schedule, pytest.raises(asc.TaskError, match=r"arguments: 'a{56}\.\.\."):
+    with (
+        placed(chain(fail)) as schedule,
+        pytest.raises(asc.TaskError, match=r"arguments: 'a{56}\.\.\."),
+    ):
         schedule(x="a" * 99)
 
 
@@ -338,7 +349,9 @@ def test_a_failing_copy_is_named(backend):
 
     with (
         placed(chain(plus), backend=backend, plus="cuda:0") as schedule,
-        pytest.raises(asc.TaskError, match="copy x <- cpu on cuda:0/copy-in failed: TypeError: no copies"),
+        pytest.raises(
+            asc.TaskError, match="copy x <- cpu on cuda:0/copy-in failed: TypeError: no copies"
+        ),
     ):
         schedule(x=Uncopyable())
 
@@ -354,7 +367,10 @@ def test_a_failing_copy_is_named(backend):
 def test_results_of_another_shape_are_an_error_of_the_task(outputs, returned, message):
     graph = asc.Graph()
     graph.add(lambda: returned, name="pair", outputs=outputs)
-    with placed(graph) as schedule, pytest.raises(asc.TaskError, match=f"task 'pair' on cpu failed: .*{message}"):
+    with (
+        placed(graph) as schedule,
+        pytest.raises(asc.TaskError, match=f"task 'pair' on cpu failed: .*{message}"),
+    ):
         schedule()
 
 
@@ -378,7 +394,9 @@ def test_tasks_without_functions_can_be_planned_but_not_run():
     networkx = pytest.importorskip("networkx")
     schedule = placed(asc.Graph.from_networkx(networkx.DiGraph([("a", "b")])))
     assert schedule.makespan == 0
-    with pytest.raises(asc.ScheduleError, match="task 'a' has no function: it can be planned, not run"):
+    with pytest.raises(
+        asc.ScheduleError, match="task 'a' has no function: it can be planned, not run"
+    ):
         schedule()
     assert not our_threads()
 
@@ -395,7 +413,9 @@ def test_what_failed_elsewhere_at_the_same_time_does_not_hide_the_first_error():
     graph.add(fail_together, name="b")
     with placed(graph, a="cuda:0", b="cuda:1") as schedule:
         for _ in range(20):
-            with pytest.raises(asc.TaskError, match=r"task '[ab]' on cuda:[01] failed: ValueError: planted"):
+            with pytest.raises(
+                asc.TaskError, match=r"task '[ab]' on cuda:[01] failed: ValueError: planted"
+            ):
                 schedule()
 
 
@@ -407,7 +427,9 @@ def test_two_hundred_failing_calls_leak_no_thread_and_no_tensor(backend):
         alive.append(weakref.ref(made := x + 1))
         raise ValueError(made)
 
-    with placed(chain(torch.clone, fail_late), backend=backend, clone="cuda:0", fail_late="cuda:1") as schedule:
+    with placed(
+        chain(torch.clone, fail_late), backend=backend, clone="cuda:0", fail_late="cuda:1"
+    ) as schedule:
         with pytest.raises(asc.TaskError):
             schedule(x=torch.ones(1))
         threads = our_threads()
@@ -453,7 +475,9 @@ def test_waits_hold_again_in_the_run_after_one_that_failed():
         for mood in ("fine", "fails", "fine", "fails", "fine"):
             moods.append(mood)
             if mood == "fails":
-                with pytest.raises(asc.TaskError, match="task 'moody' on cpu failed: ValueError: planted"):
+                with pytest.raises(
+                    asc.TaskError, match="task 'moody' on cpu failed: ValueError: planted"
+                ):
                     schedule(x=torch.ones(1))
             else:
                 assert schedule(x=torch.ones(1)) == {"y": 2}
@@ -469,7 +493,9 @@ def test_control_c_while_threads_work_waits_for_them_and_leaves_the_schedule_usa
         at_work[0] += 1
         if tasks:
             signal.pthread_kill(main.ident, signal.SIGINT)
-            for _ in range(len(tasks) * 200):  # some work, so that the signal falls on different moments
+            for _ in range(
+                len(tasks) * 200
+            ):  # some work, so that the signal falls on different moments
                 pass
             tasks.append(True)
         at_work[0] -= 1
@@ -513,7 +539,9 @@ def sly_alias(a, b):
         ),
     ],
 )
-def test_a_task_that_touches_what_it_did_not_declare_is_found_out_in_the_first_run(fn, message, backend):
+def test_a_task_that_touches_what_it_did_not_declare_is_found_out_in_the_first_run(
+    fn, message, backend
+):
     graph = asc.Graph()
     x, w = graph.inputs("x", "w")
     graph.output(graph.add(fn, x, w, name="sly"))
@@ -545,7 +573,10 @@ def test_results_that_share_memory_with_each_other_are_found_out():
 
     graph = asc.Graph()
     graph.output(*graph.add(twins, graph.input("x"), outputs=("left", "right")))
-    with placed(graph) as schedule, pytest.raises(asc.HazardError, match=r"'right' of task 'twins' shares .* 'left'"):
+    with (
+        placed(graph) as schedule,
+        pytest.raises(asc.HazardError, match=r"'right' of task 'twins' shares .* 'left'"),
+    ):
         schedule(x=torch.ones(2))
 
 
@@ -556,7 +587,9 @@ def test_an_input_that_is_written_shares_no_memory_with_another():
     base = torch.ones(3)
     with placed(graph) as schedule:
         for _ in range(2):
-            with pytest.raises(asc.HazardError, match=r"'w' and 'x' share memory, and 'w' is written in place"):
+            with pytest.raises(
+                asc.HazardError, match=r"'w' and 'x' share memory, and 'w' is written in place"
+            ):
                 schedule(w=base[:2], x=base[1:])
         for _ in range(2):
             assert schedule(w=base[:1], x=base[1:2]) == {}
@@ -567,7 +600,10 @@ def test_an_input_of_which_parts_are_written_does_not_lie_on_itself():
     graph = asc.Graph()
     x = graph.input("x")
     x[0], x[1] = 1.0, 2.0
-    with placed(graph) as schedule, pytest.raises(asc.HazardError, match="'x' lies on itself in memory"):
+    with (
+        placed(graph) as schedule,
+        pytest.raises(asc.HazardError, match="'x' lies on itself in memory"),
+    ):
         schedule(x=torch.zeros(1).expand(2))
 
 
@@ -680,7 +716,9 @@ def test_a_write_that_does_not_wait_for_a_reader_is_seen_by_it():
 
 
 def test_a_profile_has_a_span_for_each_run_and_copy_and_the_arrows_of_the_program():
-    with placed(chain(plus, torch.clone), costs=asc.Costs(default_seconds=0.01), clone="cuda:0") as schedule:
+    with placed(
+        chain(plus, torch.clone), costs=asc.Costs(default_seconds=0.01), clone="cuda:0"
+    ) as schedule:
         for timeline in (schedule.profile(x=torch.ones(1)), schedule.profile(x=torch.ones(1))):
             spans = [(span.kind, span.name, *map(str, span.streams)) for span in timeline.spans]
             assert spans == [
@@ -778,7 +816,9 @@ else:
 def test_the_interpreter_exits_with_code_0(exit):
     """A thread inside a torch operation when the interpreter ends aborts the process: a race, so try a few times."""
     program = PRELUDE + FIVE_TIMES + dedent(EXITS[exit])
-    run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=600, check=False
+    )
     assert (run.returncode, run.stderr) == (0, "")
 
 
@@ -860,7 +900,9 @@ def test_an_expanded_input_is_written_as_torch_writes_it(backend, shape):
     with placed(graph, add="cuda:0", backend=backend) as schedule:
         with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
             graph.run_serial(x=base.expand(shape))
-        with pytest.raises(asc.AutoschedError, match=r"'add' on cuda:0 failed.*more than one element"):
+        with pytest.raises(
+            asc.AutoschedError, match=r"'add' on cuda:0 failed.*more than one element"
+        ):
             schedule(x=base.expand(shape))
 
 
@@ -868,7 +910,11 @@ def test_an_expanded_input_is_written_as_torch_writes_it(backend, shape):
 def test_what_is_read_conjugated_or_negated_is_so_in_a_copy(look):
     graph = asc.Graph()
     x = graph.input("x")
-    graph.output(conj=graph.add(torch.is_conj, x, name="conj"), neg=graph.add(torch.is_neg, x, name="neg"), x=x)
+    graph.output(
+        conj=graph.add(torch.is_conj, x, name="conj"),
+        neg=graph.add(torch.is_neg, x, name="neg"),
+        x=x,
+    )
     given = look(torch.tensor([1 + 2j, 3j]))
     with placed(graph, conj="cuda:0", neg="cuda:0") as schedule:
         for _ in range(2):

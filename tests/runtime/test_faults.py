@@ -1,6 +1,6 @@
 """Faults: what users get when tasks fail, hang or are interrupted, and that the schedule works on afterwards.
 
-``tests/runtime/test_execute.py`` has what one failing call looks like; here are all backends, again and again, and time.
+``test_execute.py`` shows what one failing call looks like; here are all backends, repeated runs, and time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def on(backend, graph, check=False, machine=None):
     """Schedule a graph in turns over the devices of the backend's machine."""
     machine = machine or MACHINES[backend]
     costs = asc.Costs(default_seconds=0)
-    return asc.schedule(graph, machine, policy="round_robin", backend=backend, costs=costs, check=check)
+    return asc.schedule(
+        graph, machine, policy="round_robin", backend=backend, costs=costs, check=check
+    )
 
 
 def chain(*fns):
@@ -87,7 +89,9 @@ def net(ledger):
     graph = asc.Graph("net")
     x = graph.input("x")
     first = graph.add(ledger("first", torch.neg), x, name="first")
-    low, high = graph.add(ledger("split", lambda v: (v - 1, v + 1)), first, outputs=("low", "high"), name="split")
+    low, high = graph.add(
+        ledger("split", lambda v: (v - 1, v + 1)), first, outputs=("low", "high"), name="split"
+    )
     left = graph.add(ledger("left", torch.mm), low, first, name="left")
     other = graph.add(ledger("other", torch.abs), x, name="other")
     graph.output(y=graph.add(ledger("join", torch.mm), left, high, name="join"), z=other)
@@ -141,7 +145,11 @@ def interrupted_when(begun: threading.Event, times: int = 1) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("task", "fault", "message"),
     [
-        ("first", "explode", "unknown fault 'explode'; known are 'raise', 'delay', 'out of memory', 'shape', 'count'"),
+        (
+            "first",
+            "explode",
+            "unknown fault 'explode'; known are 'raise', 'delay', 'out of memory', 'shape', 'count'",
+        ),
         ("last", "raise", "graph 'net' has no task 'last'"),
         (5, "raise", "graph 'net' has no task 5; it has 5"),
         ("first", "count", "task 'first' does not return several results, of which one could miss"),
@@ -172,14 +180,21 @@ WHO = {  # fault -> the task that fails, its cause, what it says; and those that
     "raise": ("split", RuntimeError, "injected", {"left", "join"}),
     "out of memory": ("split", torch.OutOfMemoryError, "injected", {"left", "join"}),
     "count": ("split", ValueError, "1 results where outputs= says 2", {"left", "join"}),
-    "shape": ("left", RuntimeError, "shapes cannot be multiplied", {"join"}),  # the first that minds
+    "shape": (
+        "left",
+        RuntimeError,
+        "shapes cannot be multiplied",
+        {"join"},
+    ),  # the first that minds
 }
 
 
 @every_backend
 @pytest.mark.parametrize("fault", WHO)
 @pytest.mark.parametrize("check", [False, True])
-def test_the_right_task_is_named_none_behind_it_runs_and_the_next_call_is_right(fault, check, backend):
+def test_the_right_task_is_named_none_behind_it_runs_and_the_next_call_is_right(
+    fault, check, backend
+):
     name, cause, says, behind = WHO[fault]
     ledger, broken = Ledger(), []
     graph = net(ledger)
@@ -197,7 +212,9 @@ def test_the_right_task_is_named_none_behind_it_runs_and_the_next_call_is_right(
             with pytest.raises(asc.TaskError) as error:
                 schedule(x=x)
             task, device = graph.task(name), schedule.placement.device[name]
-            assert str(error.value).startswith(f"task {name!r} on {device} failed: {cause.__name__}: ")
+            assert str(error.value).startswith(
+                f"task {name!r} on {device} failed: {cause.__name__}: "
+            )
             assert says in str(error.value)
             assert str(error.value).endswith(f"added at {task.source}")
             assert type(error.value.__cause__) is cause
@@ -216,11 +233,16 @@ def test_a_late_task_changes_nothing_but_the_time(backend):
             assert all(torch.equal(out[label], right[label]) for label in right)
 
 
-@given(st.lists(st.sampled_from([None, *FAULTS]), min_size=1, max_size=6), st.sampled_from(sorted(MACHINES)))
+@given(
+    st.lists(st.sampled_from([None, *FAULTS]), min_size=1, max_size=6),
+    st.sampled_from(sorted(MACHINES)),
+)
 def test_any_history_of_faults_leaves_the_next_call_right(history, backend):
     graph, now = net(Ledger()), [None]
     for fault in FAULTS:
-        graph = inject(graph, "split", fault, seconds=0.001, when=lambda fault=fault: now[0] == fault)
+        graph = inject(
+            graph, "split", fault, seconds=0.001, when=lambda fault=fault: now[0] == fault
+        )
     x = torch.arange(4.0).reshape(2, 2)
     right = graph.run_serial(x=x)
     with on(backend, graph) as schedule:
@@ -270,12 +292,18 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
     options = {"timeout": 1000.0} if timed else {}
     with on(backend, inject(net(Ledger()), "left", "raise")) as schedule:
         fail_often(schedule, 20, asc.TaskError, **options)
-        before, blocks, locks = census(), sys.getallocatedblocks(), list(schedule._executor.tape.locks)
+        before, blocks, locks = (
+            census(),
+            sys.getallocatedblocks(),
+            list(schedule._executor.tape.locks),
+        )
         depths = fail_often(schedule, 1000, asc.TaskError, **options)
         after = census()
         assert after[:2] == before[:2]
         assert after[2] - before[2] < 100
-        assert sys.getallocatedblocks() - blocks < 1000  # of which a thousand locks, events or frames would be more
+        assert (
+            sys.getallocatedblocks() - blocks < 1000
+        )  # of which a thousand locks, events or frames would be more
         assert slots_are_blank(schedule)
         assert len(depths) == 1
         crew = schedule._executor.crew
@@ -351,7 +379,9 @@ def test_waiting_for_a_task_that_was_let_go_can_be_interrupted_too_and_timed(bac
             schedule(x=torch.ones(1))
         with interrupted_when(again):
             schedule(x=torch.ones(1))
-        with pytest.raises(asc.RunTimeoutError, match="the run did not begin in time, as a run that was given up"):
+        with pytest.raises(
+            asc.RunTimeoutError, match="the run did not begin in time, as a run that was given up"
+        ):
             schedule(x=torch.ones(1), timeout=0.01)
         held.go_on.set()
         assert schedule(x=torch.ones(1)) == {"y": 3}
@@ -403,7 +433,9 @@ def test_an_interrupt_in_a_step_that_is_no_task_is_an_interrupt(base, where, kin
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=graph.add(plus, graph.add(plus, x, on="cuda:0"), on="cuda:1"))
-    with asc.schedule(graph, TWO_GPUS, backend=backend, costs=asc.Costs(default_seconds=0)) as schedule:
+    with asc.schedule(
+        graph, TWO_GPUS, backend=backend, costs=asc.Costs(default_seconds=0)
+    ) as schedule:
         for _ in range(2):
             planted.append(kind())
             with pytest.raises(kind if kind is KeyboardInterrupt else asc.TaskError):
@@ -477,7 +509,8 @@ def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
 
 def test_interrupts_at_any_moment_leave_the_schedule_usable(monkeypatch):
     """One in the last lines of a call once left it believing that it was called by itself."""
-    # One in a callback of the garbage collector can be raised nowhere, and the next may hit who tells of it.
+    # One in a callback of the garbage collector can be raised nowhere, and the next may hit who
+    # tells of it.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     main, done, calling = threading.main_thread().ident, threading.Event(), threading.Event()
 
@@ -520,7 +553,9 @@ def test_a_late_run_says_who_waits_for_whom():
     with graph.on("cuda:1"):
         graph.add(plus, h, name="next")
     graph.add(plus, graph.input("other"), name="alone", on="cpu")
-    with asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_seconds=0), backend="emulated") as schedule:
+    with asc.schedule(
+        graph, TWO_GPUS, costs=asc.Costs(default_seconds=0), backend="emulated"
+    ) as schedule:
         with pytest.raises(asc.RunTimeoutError) as error:
             schedule(x=1, other=1, timeout=1.0)
         held.go_on.set()
@@ -547,7 +582,9 @@ def test_a_task_in_the_calling_threads_part_cannot_hold_the_caller(backend, mach
     with on(backend, chain(plus, held), machine=machine) as schedule:
         call = schedule if how == "call" else schedule.profile
         start = time.perf_counter()
-        with pytest.raises(asc.RunTimeoutError, match=r"/compute runs task 'Held' \(added at .*test_faults.py:"):
+        with pytest.raises(
+            asc.RunTimeoutError, match=r"/compute runs task 'Held' \(added at .*test_faults.py:"
+        ):
             call(x=torch.ones(1), timeout=0.1)
         assert time.perf_counter() - start < SOON
         held.go_on.set()
@@ -558,13 +595,17 @@ def test_a_task_in_the_calling_threads_part_cannot_hold_the_caller(backend, mach
 def test_a_late_run_in_virtual_time_says_where_each_stream_is():
     held = Held()
     graph = asc.Graph()
-    graph.output(y=graph.add(plus, graph.add(held, graph.input("x"), name="held", on="cuda:0"), on="cuda:1"))
+    graph.output(
+        y=graph.add(plus, graph.add(held, graph.input("x"), name="held", on="cuda:0"), on="cuda:1")
+    )
     with on("virtual", graph) as schedule:
         with pytest.raises(asc.RunTimeoutError) as error:
             schedule(x=1, timeout=0.2)
         held.go_on.set()
         text = str(error.value)
-        assert f"    cuda:0/compute runs task 'held' (added at {graph.task('held').source})\n" in text
+        assert (
+            f"    cuda:0/compute runs task 'held' (added at {graph.task('held').source})\n" in text
+        )
         assert ", which cuda:0/compute records behind 'held'\n" in text
         assert schedule(x=1) == {"y": 3}
         assert schedule(x=1, timeout=GENEROUS) == {"y": 3}
@@ -579,7 +620,9 @@ def test_a_run_in_time_is_as_without_a_timeout(backend, seconds):
             out = schedule(x=torch.ones(2), timeout=seconds)["y"]
             assert out.tolist() == [2, 2]
             assert not out.requires_grad
-        assert [span.kind for span in schedule.profile(x=torch.ones(2), timeout=seconds).spans].count("run") == 3
+        assert [
+            span.kind for span in schedule.profile(x=torch.ones(2), timeout=seconds).spans
+        ].count("run") == 3
 
 
 @every_backend
@@ -606,7 +649,9 @@ def test_a_fault_counts_more_than_that_others_are_late():
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(seconds):
     with on("host", chain(plus)) as schedule:
         for call in (schedule, schedule.profile):
-            with pytest.raises(asc.ScheduleError, match="timeout must be a number of seconds, 0 or more, or None"):
+            with pytest.raises(
+                asc.ScheduleError, match="timeout must be a number of seconds, 0 or more, or None"
+            ):
                 call(x=1, timeout=seconds)
 
 
@@ -614,7 +659,9 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(seconds):
 def test_an_input_cannot_be_named_by_a_word_that_runs_take(word):
     graph = asc.Graph()
     graph.output(y=graph.input(word) + 1)
-    with pytest.raises(asc.ScheduleError, match=f"an input cannot be named '{word}': .*; rename it"):
+    with pytest.raises(
+        asc.ScheduleError, match=f"an input cannot be named '{word}': .*; rename it"
+    ):
         asc.schedule(graph, TWO_GPUS)
 
 
@@ -624,7 +671,9 @@ def test_the_time_covers_the_wait_for_another_threads_call():
         other = threading.Thread(target=lambda: schedule(x=1))
         other.start()
         assert held.begun.wait(GENEROUS)
-        with pytest.raises(asc.RunTimeoutError, match="the run did not begin in time: another thread's call"):
+        with pytest.raises(
+            asc.RunTimeoutError, match="the run did not begin in time: another thread's call"
+        ):
             schedule(x=1, timeout=0.01)
         held.go_on.set()
         other.join()
@@ -685,7 +734,9 @@ def test_the_devices_of_an_earlier_run_that_failed_are_not_joined_by_a_call_that
         def join(self):
             joined.append("join")
 
-    with asc.schedule(inject(chain(plus), "plus", "raise"), TWO_GPUS, backend=Counting()) as schedule:
+    with asc.schedule(
+        inject(chain(plus), "plus", "raise"), TWO_GPUS, backend=Counting()
+    ) as schedule:
         with pytest.raises(asc.TaskError):
             schedule(x=1)
         assert joined == ["join"]
@@ -715,7 +766,10 @@ def test_threads_that_call_at_once_get_their_own_results_and_their_own_faults(ba
             timeout = chance.choice([None, None, 0.0, 0.001, GENEROUS])
             try:
                 out = schedule(x=torch.full((3,), float(value)), timeout=timeout)["y"]
-                kind, fine = "result", value > 0 and torch.equal(out, torch.full((3,), 2.0 * value + 1))
+                kind, fine = (
+                    "result",
+                    value > 0 and torch.equal(out, torch.full((3,), 2.0 * value + 1)),
+                )
             except asc.TaskError:
                 kind, fine = "fault", value < 0
             except asc.RunTimeoutError:
@@ -757,7 +811,10 @@ def test_closing_while_others_call_ends_their_calls_with_an_error(backend):
         for thread in threads:
             thread.join(GENEROUS)
         assert len(ends) == 3
-        assert set(ends) <= {"the schedule is closed; make a new one", "the schedule was closed while it ran"}
+        assert set(ends) <= {
+            "the schedule is closed; make a new one",
+            "the schedule was closed while it ran",
+        }
 
 
 # ---- errors that are not what one expects
@@ -783,7 +840,10 @@ def test_errors_and_arguments_that_cannot_be_shown_are_reported_all_the_same(bac
             with pytest.raises(asc.TaskError) as error:
                 schedule(x=CannotShow())
             text = str(error.value)
-            assert "failed: CannotSayError: <CannotSayError that cannot be shown: ZeroDivisionError>\n" in text
+            assert (
+                "failed: CannotSayError: <CannotSayError that cannot be shown: ZeroDivisionError>\n"
+                in text
+            )
             assert "    arguments: <CannotShow that cannot be shown: KeyError>\n" in text
             assert isinstance(error.value.__cause__, CannotSayError)
 
@@ -939,7 +999,9 @@ else:
 
 def exits(code, backend, start=""):
     program = f"{PRELUDE}\nbackend = {backend!r}\n{start}{dedent(code)}"
-    run = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=300, check=False
+    )
     return run.returncode, run.stderr
 
 

@@ -96,7 +96,10 @@ def test_a_failing_task_is_named_in_the_same_words() -> None:
                 schedule(x=torch.full((2,), 9.0))
             assert isinstance(error.value.__cause__, ValueError)
             told.append(str(error.value))
-            assert schedule(x=torch.ones(2))["y"].tolist() == [5.0, 5.0]  # and the next run is of the code
+            assert schedule(x=torch.ones(2))["y"].tolist() == [
+                5.0,
+                5.0,
+            ]  # and the next run is of the code
         assert is_inline(schedule)
         assert told[0] == told[1]
         assert "task 'weak' on cpu failed: ValueError: too much" in told[0]

@@ -71,7 +71,10 @@ def test_three_schedules_in_a_cycle_are_named():
     made["b"] = calling("b", lambda x: made["c"](x=x)["y"], "host")
     made["c"] = calling("c", lambda x: made["a"](x=x)["y"], "virtual")
     error = ended(lambda: made["a"](x=torch.zeros(1)))
-    assert "a task of schedule 'c' calls schedule 'a', and a task of 'a' calls 'b', and a task of 'b'" in str(error)
+    assert (
+        "a task of schedule 'c' calls schedule 'a', and a task of 'a' calls 'b', and a task of 'b'"
+        in str(error)
+    )
 
 
 def test_calls_of_two_threads_that_would_wait_for_each_other_do_not_hang():
@@ -122,7 +125,9 @@ def test_threads_may_call_schedules_that_call_one_schedule():
     def run(outer, number):
         results.extend(outer(x=torch.full((1,), float(number)))["y"].item() for _ in range(20))
 
-    threads = [threading.Thread(target=run, args=(outer, i), daemon=True) for i, outer in enumerate(outers)]
+    threads = [
+        threading.Thread(target=run, args=(outer, i), daemon=True) for i, outer in enumerate(outers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -43,8 +43,14 @@ def two_branches():
     """Two chains that cross over between two devices."""
     graph = asc.Graph()
     x = graph.input("x")
-    left, right = graph.add(torch.add, x, 1, name="a", on="cuda:0"), graph.add(torch.add, x, 2, name="b", on="cuda:1")
-    top, low = graph.add(torch.add, left, right, name="c", on="cuda:0"), graph.add(torch.mul, left, right, name="d")
+    left, right = (
+        graph.add(torch.add, x, 1, name="a", on="cuda:0"),
+        graph.add(torch.add, x, 2, name="b", on="cuda:1"),
+    )
+    top, low = (
+        graph.add(torch.add, left, right, name="c", on="cuda:0"),
+        graph.add(torch.mul, left, right, name="d"),
+    )
     graph.output(y=graph.add(torch.sub, top, low, name="e", on="cuda:1"))
     return graph
 
@@ -64,12 +70,18 @@ def test_a_profile_runs_as_often_as_it_is_told_and_keeps_what_counts(repeat, war
 @pytest.mark.parametrize("word", ["repeat", "warmup"])
 @pytest.mark.parametrize("count", [-1, 1.5, "2", True, None])
 def test_a_count_that_is_none_is_refused(word, count):
-    with one_task(abs) as schedule, pytest.raises(asc.ScheduleError, match=f"{word} must be a whole number, . or more"):
+    with (
+        one_task(abs) as schedule,
+        pytest.raises(asc.ScheduleError, match=f"{word} must be a whole number, . or more"),
+    ):
         schedule.profile(x=1, **{word: count})
 
 
 def test_no_run_at_all_is_refused():
-    with one_task(abs) as schedule, pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more"):
+    with (
+        one_task(abs) as schedule,
+        pytest.raises(asc.ScheduleError, match="repeat must be a whole number, 1 or more"),
+    ):
         schedule.profile(repeat=0, x=1)
 
 
@@ -102,7 +114,10 @@ def test_a_median_keeps_every_order_that_all_runs_keep(lengths):
     assert all(span.start <= span.end for span in median.spans)
     assert a.end <= b.start <= b.end <= d.start
     assert a.end <= c.start <= c.end <= d.start
-    assert {(median.spans[i].name, median.spans[j].name) for i, j in median.arrows} == {("a", "c"), ("b", "d")}
+    assert {(median.spans[i].name, median.spans[j].name) for i, j in median.arrows} == {
+        ("a", "c"),
+        ("b", "d"),
+    }
     ends = [next(span.end for span in timeline.spans if span.name == "a") for timeline in runs]
     assert a.end == statistics.median(ends)
 
@@ -126,7 +141,9 @@ def test_runs_of_different_programs_have_no_median():
 
 @pytest.mark.parametrize("backend", ["host", "emulated", "virtual"])
 def test_on_one_clock_nothing_begins_before_what_it_waited_for(backend):
-    with asc.schedule(two_branches(), TWO_GPUS, costs=asc.Costs(default_seconds=1e-4), backend=backend) as schedule:
+    with asc.schedule(
+        two_branches(), TWO_GPUS, costs=asc.Costs(default_seconds=1e-4), backend=backend
+    ) as schedule:
         timeline = schedule.profile(repeat=3, x=torch.ones(8))
     assert timeline.arrows
     for line in (timeline, *timeline.runs):
@@ -144,7 +161,9 @@ def test_threads_share_a_clock():
         timeline = schedule.profile(repeat=3, x=torch.ones(8))
     assert len(timeline.streams) == 2
     assert timeline.arrows
-    assert all(run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows)
+    assert all(
+        run.spans[a].end <= run.spans[b].start for run in timeline.runs for a, b in run.arrows
+    )
 
 
 class Played:
@@ -153,7 +172,9 @@ class Played:
     def __init__(self, monkeypatch, rate=1.0):
         played = self
         self.now, self.rate = 0.0, rate
-        self.late = iter(())  # seconds until the host sees the next tick; the device ticks half of that before
+        self.late = iter(
+            ()
+        )  # seconds until the host sees the next tick; the device ticks half of that before
 
         class Event:
             def __init__(self, device, enable_timing):
@@ -197,7 +218,9 @@ def test_a_device_s_clock_is_told_by_the_tick_that_the_host_saw_best(monkeypatch
     assert backend.doubt == 0.5
 
 
-@pytest.mark.parametrize(("rate", "late"), [(1.0, 0.0), (1.0005, 0.0), (0.9995, 1e-4), (1.0005, 1e-2)])
+@pytest.mark.parametrize(
+    ("rate", "late"), [(1.0, 0.0), (1.0005, 0.0), (0.9995, 1e-4), (1.0005, 1e-2)]
+)
 def test_a_clock_that_drifts_is_told_by_the_ticks_on_either_side(monkeypatch, rate, late):
     played = Played(monkeypatch, rate)
     played.late = iter([late] * 6)
@@ -220,7 +243,10 @@ def test_a_drift_that_no_clock_has_is_told_of_and_not_followed(monkeypatch):
     played = Played(monkeypatch, rate=1.1)
     watch = DeviceClock(SimpleNamespace(device="gpu"))
     played.now += 10.0
-    with pytest.warns(UserWarning, match=r"in 11 s of its own the clock of gpu came -1 s away .* may be off by 1 s"):
+    with pytest.warns(
+        UserWarning,
+        match=r"in 11 s of its own the clock of gpu came -1 s away .* may be off by 1 s",
+    ):
         watch.end()
     assert watch.rate == 1
     assert abs(watch.seconds(played.stamp(10.0)) - 10.0) <= watch.doubt + 1e-9
@@ -261,7 +287,11 @@ def test_host_and_accelerator_share_a_clock():
     assert 0 < timeline.doubt < 1e-3
     assert all(span.start >= -timeline.doubt for span in timeline.spans)
     apart = 2 * timeline.doubt
-    assert all(run.spans[a].end <= run.spans[b].start + apart for run in timeline.runs for a, b in run.arrows)
+    assert all(
+        run.spans[a].end <= run.spans[b].start + apart
+        for run in timeline.runs
+        for a, b in run.arrows
+    )
 
 
 # ---- bytes
@@ -271,8 +301,12 @@ def test_host_and_accelerator_share_a_clock():
 def test_copies_carry_the_bytes_that_were_moved(backend):
     graph = asc.Graph()
     graph.output(y=graph.add(lambda pair: pair[0] + 1, graph.input("x"), name="t", on="cuda:0"))
-    with asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_nbytes=7), backend=backend, outputs="cpu") as schedule:
-        timeline = schedule.profile(x=(torch.ones(8), [torch.ones(2, dtype=torch.float64), "no tensor"]))
+    with asc.schedule(
+        graph, TWO_GPUS, costs=asc.Costs(default_nbytes=7), backend=backend, outputs="cpu"
+    ) as schedule:
+        timeline = schedule.profile(
+            x=(torch.ones(8), [torch.ones(2, dtype=torch.float64), "no tensor"])
+        )
         assert [span.nbytes for span in schedule.simulate().spans if span.kind == "copy"] == [7, 7]
     moved = {span.name: span.nbytes for span in timeline.spans if span.kind == "copy"}
     assert moved == {"x": 8 * 4 + 2 * 8, "t": 8 * 4}
@@ -331,7 +365,9 @@ def test_python_is_told_to_tell_no_longer_however_a_run_ends(error):
 def plan(seconds=None, machine=TWO_GPUS, **kwargs):
     graph = asc.Graph()
     graph.output(y=graph.add(abs, graph.input("x"), name="t"))
-    return asc.schedule(graph, machine, costs=asc.Costs.table(seconds or {}), backend="host", **kwargs)
+    return asc.schedule(
+        graph, machine, costs=asc.Costs.table(seconds or {}), backend="host", **kwargs
+    )
 
 
 def learnt(seconds, measured, stream=A, machine=TWO_GPUS):
@@ -346,9 +382,19 @@ def learnt(seconds, measured, stream=A, machine=TWO_GPUS):
 @pytest.mark.parametrize(
     ("known", "measured", "on", "now"),
     [
-        ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, 4.0, A, [12, 4, 4]),  # a GPU stays three times as fast
+        (
+            {"cpu": 6, "cuda:0": 2, "cuda:1": 2},
+            4.0,
+            A,
+            [12, 4, 4],
+        ),  # a GPU stays three times as fast
         ({"cpu": 6, "cuda:0": 2, "cuda:1": 2}, 3.0, CPU, [3, 1, 1]),
-        ({"cpu": 6, "cuda:0": 2, "cuda:1": 1}, 4.0, A, [12, 4, 4]),  # equal devices take equally long
+        (
+            {"cpu": 6, "cuda:0": 2, "cuda:1": 1},
+            4.0,
+            A,
+            [12, 4, 4],
+        ),  # equal devices take equally long
         (1.0, 4.0, A, [4, 4, 4]),
         ({"cuda:0": 2}, 4.0, A, [math.inf, 4, math.inf]),  # where it cannot run it still cannot
         ({"cpu": 6, "cuda:0": 0, "cuda:1": 0}, 4.0, A, [4, 4, 4]),  # nothing was known of speeds
@@ -365,7 +411,11 @@ def test_what_is_learnt_of_one_device_is_carried_over_to_the_others(known, measu
 
 
 def test_devices_are_equal_if_all_but_their_names_is():
-    devices = [Device("cuda:0", physical="cuda:0"), Device("cuda:1", physical="cuda:7"), Device("cuda:2", streams=2)]
+    devices = [
+        Device("cuda:0", physical="cuda:0"),
+        Device("cuda:1", physical="cuda:7"),
+        Device("cuda:2", streams=2),
+    ]
     links = [Link(a.name, b.name, 1e9) for a in devices for b in devices if a.name < b.name]
     machine = asc.Machine(devices, links)
     assert learnt({"cuda:0": 1, "cuda:1": 3, "cuda:2": 3}, 2.0, A, machine) == [2, 2, 6]
@@ -381,7 +431,10 @@ def test_views_stay_free_and_merged_tasks_are_learnt_by_their_own_name():
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(y=(x.t() + 1) * 2)
-    for written, names in ((graph, ["add", "mul"]), (asc.merge(graph, {"add": "both", "mul": "both"}), ["both"])):
+    for written, names in (
+        (graph, ["add", "mul"]),
+        (asc.merge(graph, {"add": "both", "mul": "both"}), ["both"]),
+    ):
         with asc.schedule(written, asc.Machine.emulated(gpus=0), backend="host") as schedule:
             costs = schedule.profile(x=torch.ones(2, 2)).costs()
         costs.check(written)
@@ -394,7 +447,9 @@ def test_what_is_learnt_predicts_what_was_measured(seconds):
     """Of a machine that takes other times than were known, in virtual time, where there is no noise."""
     graph = two_branches()
     names = [task.name for task in graph.tasks]
-    placed = asc.schedule(graph, TWO_GPUS, costs=asc.Costs(default_seconds=1.0), policy="heft", backend="virtual")
+    placed = asc.schedule(
+        graph, TWO_GPUS, costs=asc.Costs(default_seconds=1.0), policy="heft", backend="virtual"
+    )
     truth = asc.Costs(dict(zip(names, seconds, strict=True)), default_nbytes=8)
     with replace(placed, costs=truth, backend=Virtual()) as real:
         measured = replace(real.profile(x=torch.ones(2)), learn=None)
@@ -406,14 +461,17 @@ def test_what_is_learnt_predicts_what_was_measured(seconds):
 def test_plans_that_learn_from_all_profiles_reach_the_best_and_stay_there():
     """A GPU that is taken to be as fast as the CPU is slower at some tasks and faster at others, in virtual time.
 
-    Whoever forgets what was measured on one device when a task moves to the other plans 3.5 and 6.5 s in turn, forever.
+    Whoever forgets what was measured on one device when a task moves to the other plans 3.5 and 6.5
+    s in turn, forever.
     """
     graph, machine = asc.Graph(), asc.Machine.emulated(gpus=1, bytes_per_second=math.inf, latency=0)
     x = graph.input("x")
     graph.output(*[graph.add(torch.relu, x, name=f"t{i}") for i in range(6)])
     names = [task.name for task in graph.tasks]
     known = asc.Costs(default_seconds=1.0)
-    truth = asc.Costs.table({name: {"cpu": 1.0, "cuda:0": 3.0 if i < 3 else 0.25} for i, name in enumerate(names)})
+    truth = asc.Costs.table(
+        {name: {"cpu": 1.0, "cuda:0": 3.0 if i < 3 else 0.25} for i, name in enumerate(names)}
+    )
     profiles, makespans, costs = [], [], known
     for _ in range(4):
         placed = asc.schedule(graph, machine, costs=costs, policy="heft", backend="virtual")
@@ -485,7 +543,9 @@ def test_a_timeline_of_unknown_origin_has_no_costs():
 def test_runs_and_copies_stand_in_ranges_that_name_them_and_their_streams(monkeypatch):
     ranges, depth = [], []
     monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda name: (ranges.append(name), depth.append(name)))
+    monkeypatch.setattr(
+        torch.cuda.nvtx, "range_push", lambda name: (ranges.append(name), depth.append(name))
+    )
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: depth.pop())
     graph = asc.Graph()
 
@@ -512,7 +572,8 @@ def test_runs_and_copies_stand_in_ranges_that_name_them_and_their_streams(monkey
 def test_where_nothing_can_be_shown_to_nsight_ranges_are_refused():
     graph = two_branches()
     with pytest.raises(
-        asc.MachineError, match="nvtx=True shows CUDA devices to Nsight, and backend 'emulated' runs on"
+        asc.MachineError,
+        match="nvtx=True shows CUDA devices to Nsight, and backend 'emulated' runs on",
     ):
         asc.schedule(graph, TWO_GPUS, nvtx=True)
     with pytest.raises(asc.MachineError, match="and the machine has 'cpu' alone; leave it out"):

@@ -41,7 +41,10 @@ def test_the_step_that_raised_is_known_by_its_position(failing, lines, monkeypat
     chosen = [fails if i == failing else works for i in range(4)]
     made = Straight(
         [
-            (10, Stretch(data, [(10 + i, int, 3, 2 if i == failing else 1, -1, 0) for i in (0, 1)])),
+            (
+                10,
+                Stretch(data, [(10 + i, int, 3, 2 if i == failing else 1, -1, 0) for i in (0, 1)]),
+            ),
             (12, chosen[2]),
             (13, lambda: chosen[3]()),
         ]
@@ -64,7 +67,8 @@ def test_of_equal_steps_the_one_that_raised_is_known(monkeypatch):
 def test_only_the_calling_threads_steps_of_a_tape_that_runs_again_are_lines(monkeypatch):
     made = []
     monkeypatch.setattr(
-        "autosched.runtime.threads.thread_team.Straight", lambda steps: made.append(steps) or Straight(steps)
+        "autosched.runtime.threads.thread_team.Straight",
+        lambda steps: made.append(steps) or Straight(steps),
     )
     said = []
     tapes = {kind: Tape(quick=kind != "slow") for kind in ("quick", "slow", "threads")}

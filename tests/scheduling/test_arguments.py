@@ -34,7 +34,12 @@ def test_a_device_may_be_given_as_torch_takes_one(name: Any) -> None:
     z = graph.add(torch.exp, y, name="z")
     graph.output(z=z)
     schedule = asc.schedule(
-        graph, TWO_GPUS, place={"z": name}, inputs={"x": name}, outputs={"z": name}, backend="virtual"
+        graph,
+        TWO_GPUS,
+        place={"z": name},
+        inputs={"x": name},
+        outputs={"z": name},
+        backend="virtual",
     )
     assert schedule.placement.device == {"y": "cuda:0", "z": "cuda:0"}
     assert schedule.program.inputs == (("x", "cuda:0"),)
@@ -64,13 +69,20 @@ def test_what_names_no_device_is_refused(name: Any) -> None:
 
 def test_inputs_and_outputs_are_named_by_patterns_too() -> None:
     schedule = asc.schedule(
-        layers(), TWO_GPUS, inputs={"w*": "cuda:1", "*": "cuda:0", "w2": "cpu"}, outputs={"?": "cpu"}
+        layers(),
+        TWO_GPUS,
+        inputs={"w*": "cuda:1", "*": "cuda:0", "w2": "cpu"},
+        outputs={"?": "cpu"},
     )
     assert dict(schedule.program.inputs) == {"x": "cuda:0", "w1": "cuda:1", "w2": "cpu"}
     assert dict(schedule.program.outputs) == {"h": "cpu", "y": "cpu"}
-    with pytest.raises(asc.GraphError, match=r"inputs= names 'v\*', which is no input; inputs are 'x', 'w1', 'w2'"):
+    with pytest.raises(
+        asc.GraphError, match=r"inputs= names 'v\*', which is no input; inputs are 'x', 'w1', 'w2'"
+    ):
         asc.schedule(layers(), TWO_GPUS, inputs={"v*": "cuda:0"})
-    with pytest.raises(asc.ScheduleError, match=r"outputs= names 'v\*', which is no output; outputs are 'h', 'y'"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"outputs= names 'v\*', which is no output; outputs are 'h', 'y'"
+    ):
         asc.schedule(layers(), TWO_GPUS, outputs={"v*": "cuda:0"})
 
 
@@ -78,7 +90,9 @@ def test_inputs_and_outputs_are_named_by_patterns_too() -> None:
 
 
 def test_a_module_that_is_scheduled_is_pointed_to_capture() -> None:
-    hint = re.escape("graph must be a Graph, got Linear; autosched.capture(fn, *args) makes one of it")
+    hint = re.escape(
+        "graph must be a Graph, got Linear; autosched.capture(fn, *args) makes one of it"
+    )
     with pytest.raises(asc.ScheduleError, match=f"^{hint}$"):
         asc.schedule(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -90,7 +104,8 @@ def test_what_cannot_be_compiled_is_refused_at_once() -> None:
     with pytest.raises(asc.ScheduleError, match="is compiled already; compile the function itself"):
         asc.compile(asc.compile(model))
     with pytest.raises(
-        asc.ScheduleError, match=r"compile takes .*autosched.scheduling.schedule\(graph, machine\) takes a graph"
+        asc.ScheduleError,
+        match=r"compile takes .*autosched.scheduling.schedule\(graph, machine\) takes a graph",
     ):
         asc.compile(asc.Graph())  # type: ignore[arg-type]
     with pytest.raises(asc.ScheduleError, match="compile takes a function"):

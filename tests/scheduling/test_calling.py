@@ -43,10 +43,18 @@ def test_inputs_may_be_given_by_position(u: Tensor, i: Tensor) -> None:
     schedule = asc.schedule(graph, HERE)
     one, two, three = (torch.full((2,), float(n)) for n in (1, 2, 3))
     for run in (schedule, schedule.run_serial, graph.run_serial):
-        assert run(one, two, three)["s"].tolist() == run(one, z=three, y=two)["s"].tolist() == [9.0, 9.0]
-        with pytest.raises(asc.GraphError, match="graph 'sums' was given 4 inputs; it has 3: 'x', 'y', 'z'"):
+        assert (
+            run(one, two, three)["s"].tolist()
+            == run(one, z=three, y=two)["s"].tolist()
+            == [9.0, 9.0]
+        )
+        with pytest.raises(
+            asc.GraphError, match="graph 'sums' was given 4 inputs; it has 3: 'x', 'y', 'z'"
+        ):
             run(one, two, three, one)
-        with pytest.raises(asc.GraphError, match="was given input 'x' twice, by position and by name"):
+        with pytest.raises(
+            asc.GraphError, match="was given input 'x' twice, by position and by name"
+        ):
             run(one, x=one)
         with pytest.raises(asc.GraphError, match="graph 'sums' misses input 'z'"):
             run(one, two)
@@ -82,7 +90,9 @@ def test_arguments_that_fit_no_parameter_are_refused(u: Tensor, i: Tensor) -> No
     graph = asc.capture(Item(), u, i, 2.0)
     schedule = asc.schedule(graph, HERE)
     assert torch.equal(schedule(u, i)["result"], schedule(u, i, 2.0)["result"])
-    with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, and was 2.0 when 'Item' was captured"):
+    with pytest.raises(
+        asc.GraphError, match=r"'scale' is 3.0, and was 2.0 when 'Item' was captured"
+    ):
         schedule(u, i, scale=3.0)
     with pytest.raises(asc.GraphError, match=r"'scale' is 3.0, and was 2.0"):
         graph.feed(u, i, 3.0)
@@ -117,7 +127,9 @@ def test_a_captured_step_trains_its_model(u: Tensor, i: Tensor) -> None:
             assert torch.equal(ours, theirs)
 
 
-def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(u: Tensor, i: Tensor) -> None:
+def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(
+    u: Tensor, i: Tensor
+) -> None:
     """Run again, it would make new moments, and forget those that are there."""
     eager = Item()
     model = copy.deepcopy(eager)
@@ -127,12 +139,16 @@ def test_new_state_is_put_back_and_a_capture_without_it_is_refused_then(u: Tenso
     step_of(eager, theirs)(u, i)
     for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
         assert torch.equal(ours.state[mine]["exp_avg"], theirs.state[other]["exp_avg"])
-    with pytest.raises(asc.GraphError, match=r"'optimizer.*' was not there yet when 'step' was captured; capture"):
+    with pytest.raises(
+        asc.GraphError, match=r"'optimizer.*' was not there yet when 'step' was captured; capture"
+    ):
         schedule(u, i)
     again = asc.schedule(asc.capture(step_of(model, ours), u, i), HERE)
     assert torch.equal(again(u, i)["result"], step_of(eager, theirs)(u, i))
     ours.state.clear()
-    with pytest.raises(asc.GraphError, match=r"'optimizer.*', which was there when 'step' was captured, is gone"):
+    with pytest.raises(
+        asc.GraphError, match=r"'optimizer.*', which was there when 'step' was captured, is gone"
+    ):
         again(u, i)
 
 

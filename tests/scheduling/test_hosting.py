@@ -44,7 +44,13 @@ def test_whoever_says_something_about_devices_is_heard():
     graph.add(torch.ones, 2, device=asc.Here("cpu"), name="here", seconds={"cuda:0": 1.0})
     graph.output(graph.add(parse, ["1"], name="free"))
     devices = where(graph, place={"placed": "cuda:1"})
-    assert devices == {"pinned": "cuda:0", "placed": "cuda:1", "planned": "cuda:1", "here": "cuda:0", "free": "cpu"}
+    assert devices == {
+        "pinned": "cuda:0",
+        "placed": "cuda:1",
+        "planned": "cuda:1",
+        "here": "cuda:0",
+        "free": "cpu",
+    }
 
 
 def test_an_input_of_which_nothing_is_known_counts_as_a_tensor():

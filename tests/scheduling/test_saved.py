@@ -62,12 +62,21 @@ def change(path: Path, edit: Callable[[Any], Any]) -> None:
 # ---- what is saved comes back
 
 
-@given(graph=graphs(), machine=machines(), policy=st.sampled_from(["auto", *POLICIES]), data=st.data())
-def test_what_is_saved_comes_back(graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject) -> None:
+@given(
+    graph=graphs(), machine=machines(), policy=st.sampled_from(["auto", *POLICIES]), data=st.data()
+)
+def test_what_is_saved_comes_back(
+    graph: asc.Graph, machine: asc.Machine, policy: str, data: st.DataObject
+) -> None:
     wanted = {label: data.draw(st.sampled_from(DEVICES)) for label in graph.outputs}
     homes = {"x": data.draw(st.sampled_from(DEVICES))}
     backend = data.draw(st.sampled_from(["host", "virtual"]))
-    options: dict[str, Any] = {"policy": policy, "costs": COSTS, "outputs": wanted, "backend": backend}
+    options: dict[str, Any] = {
+        "policy": policy,
+        "costs": COSTS,
+        "outputs": wanted,
+        "backend": backend,
+    }
     try:
         made = asc.schedule(graph, machine, inputs=homes, **options)
     except asc.ScheduleError:  # what shares memory with x must be where x is
@@ -97,7 +106,11 @@ def assert_seen_without_its_graph(path: str, made: asc.Schedule) -> None:
         event("refused without its graph")
         return
     event("seen without its graph")
-    assert (seen.program, seen.placement, seen.peak_bytes) == (made.program, made.placement, made.peak_bytes)
+    assert (seen.program, seen.placement, seen.peak_bytes) == (
+        made.program,
+        made.placement,
+        made.peak_bytes,
+    )
     assert (seen.simulate(), seen.lower_bound) == (made.simulate(), made.lower_bound)
     seen.save(f"{path}.again")
     assert Path(f"{path}.again").read_bytes() == Path(path).read_bytes()
@@ -123,8 +136,12 @@ def test_a_file_is_made_for_reading(path: Path) -> None:
         x.mul_(2)
         graph.output(**{"twice-as-much": graph.add(abs, x, name="twice")})
     free = asc.Link("cpu", "cuda:0", math.inf)
-    machine = asc.Machine([asc.Device("cpu", 2), asc.Device("cuda:0", physical="cuda:3")], [free], imagined=True)
-    costs = asc.Costs(work={"mul": Work(1, 2.5)}).override({"twice": {"cpu": 1, "cuda:0": math.inf}}, {"x": 8})
+    machine = asc.Machine(
+        [asc.Device("cpu", 2), asc.Device("cuda:0", physical="cuda:3")], [free], imagined=True
+    )
+    costs = asc.Costs(work={"mul": Work(1, 2.5)}).override(
+        {"twice": {"cpu": 1, "cuda:0": math.inf}}, {"x": 8}
+    )
     asc.schedule(graph, machine, costs=costs, check=True).save(path)
     assert path.read_text() == FILE
 
@@ -237,7 +254,9 @@ def test_a_file_of_the_first_format_wants_its_graph(saved: Path) -> None:
 
 def test_what_a_graph_says_of_costs_is_known_without_it(path: Path) -> None:
     graph = asc.Graph("costly")
-    a = graph.add(abs, graph.input("x"), name="a", seconds={"cpu": 3.0, "cuda:0": 1.0}, nbytes=2_500_000)
+    a = graph.add(
+        abs, graph.input("x"), name="a", seconds={"cpu": 3.0, "cuda:0": 1.0}, nbytes=2_500_000
+    )
     graph.output(b=graph.add(abs, a, name="b", seconds=2.0, on="cpu"))
     made = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     made.save(path)
@@ -265,7 +284,14 @@ def test_a_schedule_without_functions_is_not_run(saved: Path) -> None:
 
 
 def test_lines_that_describe_no_graph_are_refused(saved: Path) -> None:
-    for lines in (["task"], ["input x", "sing x"], ["task h  reads x"], ["output a"], ["together w"], [""]):
+    for lines in (
+        ["task"],
+        ["input x", "sing x"],
+        ["task h  reads x"],
+        ["output a"],
+        ["together w"],
+        [""],
+    ):
         change(saved, lambda document, lines=lines: document.update(graph=lines))
         with pytest.raises(asc.ScheduleError, match="give the graph too"):
             asc.load(saved)
@@ -278,7 +304,9 @@ def test_the_machine_of_a_file_is_one_that_machine_reads(saved: Path) -> None:
 def test_whatever_number_can_be_a_cost_is_saved(path: Path) -> None:
     graph = layers()
     seconds = {"h": {"cuda:0": np.float32(0.1), "cuda:1": np.int64(2)}, "out": Fraction(1, 3)}
-    made = asc.schedule(graph, TWO_GPUS, costs=asc.Costs.table(seconds, {"out": Fraction(5, 2), "w": np.float64(7)}))
+    made = asc.schedule(
+        graph, TWO_GPUS, costs=asc.Costs.table(seconds, {"out": Fraction(5, 2), "w": np.float64(7)})
+    )
     made.save(path)
     loaded = asc.load(path, graph)
     assert loaded.costs.seconds == {"h": {"cuda:0": np.float32(0.1), "cuda:1": 2}, "out": 1 / 3}
@@ -316,7 +344,9 @@ def test_a_schedule_comes_back_for_other_functions_of_the_same_names(saved: Path
 
 def test_a_backend_that_is_an_object_cannot_be_saved(path: Path) -> None:
     made = asc.schedule(layers(), TWO_GPUS, backend=Virtual())
-    with pytest.raises(asc.ScheduleError, match=r"backend <.*Virtual.*> is an object and cannot be saved; only"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"backend <.*Virtual.*> is an object and cannot be saved; only"
+    ):
         made.save(path)
     assert not path.exists()
 
@@ -336,25 +366,37 @@ def test_a_program_changed_by_hand_is_proved_before_it_is_saved(path: Path) -> N
 
 def rewritten(made: asc.Schedule, edit: Callable[[Any], Any]) -> asc.Schedule:
     instructions = tuple(edit(instruction) for instruction in made.program)
-    return dataclasses.replace(made, program=dataclasses.replace(made.program, instructions=instructions))
+    return dataclasses.replace(
+        made, program=dataclasses.replace(made.program, instructions=instructions)
+    )
 
 
 def test_streams_whose_names_do_not_read_back_cannot_be_saved(path: Path) -> None:
     def spaced(instruction: Any) -> Any:
         stream = instruction.stream
-        return dataclasses.replace(instruction, stream=stream._replace(name=stream.name.replace("compute", "a b")))
+        return dataclasses.replace(
+            instruction, stream=stream._replace(name=stream.name.replace("compute", "a b"))
+        )
 
     made = asc.schedule(layers(), asc.Machine.emulated(gpus=2, contention=False))
-    with pytest.raises(asc.ScheduleError, match=r"program\[\d+\] must be an instruction, .* \"cuda:0/a b "):
+    with pytest.raises(
+        asc.ScheduleError, match=r"program\[\d+\] must be an instruction, .* \"cuda:0/a b "
+    ):
         rewritten(made, spaced).save(path)
 
 
 def test_a_copy_that_its_text_does_not_show_in_full_cannot_be_saved(path: Path) -> None:
     def turned(instruction: Any) -> Any:
         also = getattr(instruction, "also", None)
-        return dataclasses.replace(instruction, stream=also, also=instruction.stream) if also else instruction
+        return (
+            dataclasses.replace(instruction, stream=also, also=instruction.stream)
+            if also
+            else instruction
+        )
 
-    with pytest.raises(asc.ScheduleError, match=r"^the program has parts that its text form does not show, so"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"^the program has parts that its text form does not show, so"
+    ):
         rewritten(asc.schedule(layers(), TWO_GPUS), turned).save(path)
 
 
@@ -377,7 +419,9 @@ def test_a_missing_file_is_missing(path: Path) -> None:
         asc.load(path, layers())
 
 
-def test_a_save_that_fails_leaves_what_was_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_what_was_there(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = saved.read_bytes()
 
     def full(descriptor: int) -> None:
@@ -390,7 +434,9 @@ def test_a_save_that_fails_leaves_what_was_there(saved: Path, monkeypatch: pytes
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_a_save_goes_through_a_symbolic_link_and_keeps_to_the_umask(saved: Path, tmp_path: Path) -> None:
+def test_a_save_goes_through_a_symbolic_link_and_keeps_to_the_umask(
+    saved: Path, tmp_path: Path
+) -> None:
     link, plain = tmp_path / "link", tmp_path / "plain"
     link.symlink_to(saved)
     saved.write_bytes(b"")
@@ -450,13 +496,17 @@ OTHERS: dict[str, tuple[asc.Graph, str, str]] = {
         "task h  reads x w  makes h  sharing x",
     ),
     "after": (
-        changed_layers(lambda g, x, w: rest(g, x, w, after=g.add(abs, x, w, name="h", on="cuda:0"))),
+        changed_layers(
+            lambda g, x, w: rest(g, x, w, after=g.add(abs, x, w, name="h", on="cuda:0"))
+        ),
         "task out  reads h w  makes out  data h",
         "task out  reads x w  makes out  order h",
     ),
     "label": (
         changed_layers(
-            lambda g, x, w: g.output(z=g.add(abs, g.add(abs, x, w, name="h", on="cuda:0"), w, name="out", on="cuda:1"))
+            lambda g, x, w: g.output(
+                z=g.add(abs, g.add(abs, x, w, name="h", on="cuda:0"), w, name="out", on="cuda:1")
+            )
         ),
         "output out as y",
         "output out as z",
@@ -478,14 +528,24 @@ def test_a_constant_is_no_input_and_a_view_is_no_copy() -> None:
     view, plain, constant = asc.Graph(), asc.Graph(), asc.Graph()
     view.input("x").T.add_(1)
     x = plain.input("x")
-    plain.add(abs, plain.add(abs, x, name="T", aliases=x), name="add", writes=[plain.value("T")], outputs=())
+    plain.add(
+        abs,
+        plain.add(abs, x, name="T", aliases=x),
+        name="add",
+        writes=[plain.value("T")],
+        outputs=(),
+    )
     constant.constant(torch.ones(1), "x")
     assert describe(view) == (
         "input x",
         "task T  reads x  makes T  sharing x  view",
         "task add  reads T  writes T  data T",
     )
-    assert describe(plain) == ("input x", "task T  reads x  makes T  sharing x", "task add  reads T  writes T  data T")
+    assert describe(plain) == (
+        "input x",
+        "task T  reads x  makes T  sharing x",
+        "task add  reads T  writes T  data T",
+    )
     assert describe(constant) == ("constant x",)
 
 
@@ -510,7 +570,9 @@ def drop(*place: Any) -> Callable[[Any], None]:
 
 
 AMOUNT = 'must be a number, 0 or more, or "inf", got'
-INSTRUCTION = "must be an instruction, such as 'cpu/compute  run h', as print(schedule) shows them, got"
+INSTRUCTION = (
+    "must be an instruction, such as 'cpu/compute  run h', as print(schedule) shows them, got"
+)
 
 
 @pytest.mark.parametrize(
@@ -560,7 +622,9 @@ INSTRUCTION = "must be an instruction, such as 'cpu/compute  run h', as print(sc
         (put("graph", 0, value={}), "graph[0] must be a string, got an object"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_place(edit: Callable[[Any], Any], message: str, saved: Path) -> None:
+def test_what_is_wrong_is_named_with_its_place(
+    edit: Callable[[Any], Any], message: str, saved: Path
+) -> None:
     change(saved, edit)
     with pytest.raises(asc.ScheduleError) as refusal:
         asc.load(saved, layers())
@@ -610,7 +674,9 @@ def test_a_placement_that_schedule_would_not_take_is_refused(path: Path) -> None
         document["placement"] = {name: placed[name] for name in ("write", "read")}
 
     change(path, swap)
-    with pytest.raises(asc.ScheduleError, match=r"orders 'write' before 'read', on which it depends \(anti\)"):
+    with pytest.raises(
+        asc.ScheduleError, match=r"orders 'write' before 'read', on which it depends \(anti\)"
+    ):
         asc.load(path, graph)
 
 
@@ -619,7 +685,9 @@ def test_a_placement_that_schedule_would_not_take_is_refused(path: Path) -> None
 
 def text_of(graph: asc.Graph, machine: asc.Machine, policy: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="virtual").save(f"{folder}/plan")
+        asc.schedule(graph, machine, policy=policy, costs=COSTS, backend="virtual").save(
+            f"{folder}/plan"
+        )
         return Path(folder, "plan").read_text()
 
 
@@ -653,7 +721,9 @@ def edit_bytes(text: bytearray, data: st.DataObject) -> None:
     if kind == "flip" and text:
         text[at] ^= 1 << data.draw(st.integers(0, 7))
     elif kind == "insert":
-        text[at:at] = data.draw(st.binary(min_size=1, max_size=4) | st.sampled_from([b"0", b" ", b"9", b"\n"]))
+        text[at:at] = data.draw(
+            st.binary(min_size=1, max_size=4) | st.sampled_from([b"0", b" ", b"9", b"\n"])
+        )
     else:
         del text[at : None if kind == "truncate" else at + data.draw(st.integers(1, 8))]
 
@@ -684,14 +754,35 @@ def places(document: Any) -> list[Place]:
     return found
 
 
-ODD = [None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, 10**30, "", "inf", "cpu", "cuda:1", "x", "\ud800"]
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.0,
+    1e-320,
+    1e308,
+    10**30,
+    "",
+    "inf",
+    "cpu",
+    "cuda:1",
+    "x",
+    "\ud800",
+]
 ODD += [math.nan, math.inf, [], {}, [[]], {"": None}]
 
 
 def edit_document(document: Any, data: st.DataObject) -> None:
     """Change one place: put something else there, or what stands elsewhere, or drop, rename, double or swap."""
     everywhere = places(document)
-    (whole, key), (other, name) = [everywhere[data.draw(st.integers(0, len(everywhere) - 1))] for _ in range(2)]
+    (whole, key), (other, name) = [
+        everywhere[data.draw(st.integers(0, len(everywhere) - 1))] for _ in range(2)
+    ]
     kind = data.draw(st.sampled_from(["replace", "copy", "delete", "rename", "double", "swap"]))
     if kind == "replace":
         whole[key] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
@@ -725,7 +816,9 @@ def edit_program(lines: list[str], data: st.DataObject) -> None:
     """Swap, move, drop or double lines, or let a stream, a device or an event have another's name, once or all over."""
     a, b = [data.draw(st.integers(0, len(lines) - 1)) for _ in range(2)]
     words = list(dict.fromkeys(word for line in lines for word in line.split()))
-    kind = data.draw(st.sampled_from(["swap", "next", "move", "drop", "double", "rename", "rename all"]))
+    kind = data.draw(
+        st.sampled_from(["swap", "next", "move", "drop", "double", "rename", "rename all"])
+    )
     if kind == "swap":
         lines[a], lines[b] = lines[b], lines[a]
     elif kind == "next" and a:
@@ -738,7 +831,11 @@ def edit_program(lines: list[str], data: st.DataObject) -> None:
         lines.insert(b, lines[a])
     else:
         old = data.draw(st.sampled_from(lines[a].split()))
-        new = data.draw(st.sampled_from([*words, "cpu/compute", "cuda:1/compute1", "cuda:0/copy-in", "e0", "new/one"]))
+        new = data.draw(
+            st.sampled_from(
+                [*words, "cpu/compute", "cuda:1/compute1", "cuda:0/copy-in", "e0", "new/one"]
+            )
+        )
         for i in [a] if kind == "rename" else range(len(lines)):
             lines[i] = " ".join(new if word == old else word for word in lines[i].split())
 

@@ -43,7 +43,9 @@ def test_progress_is_a_bar_or_a_function_of_the_callers(capsys):
     for i, seconds in enumerate((3, 3, 2, 2, 2)):  # lists need 7 s, and 6 s are possible
         graph.add(int, name=f"t{i}", seconds=seconds)
     one = asc.Machine.emulated(gpus=1)
-    asc.schedule(graph, one, policy="search", progress=lambda part, makespan: told.append((part, makespan)))
+    asc.schedule(
+        graph, one, policy="search", progress=lambda part, makespan: told.append((part, makespan))
+    )
     assert (told[0], told[-1]) == ((0.0, 7.0), (1.0, 6.0))
     asc.schedule(graph, one, policy="search", progress=False)
     assert capsys.readouterr().err == ""
@@ -79,7 +81,11 @@ def test_what_is_added_to_the_graph_later_does_not_change_the_schedule():
 
 def test_inputs_and_outputs_are_where_they_are_said_to_be():
     schedule = asc.schedule(
-        fork(), TWO_GPUS, policy=everything_on("cuda:0"), inputs={"x": "cuda:0"}, outputs={"both": "cuda:1"}
+        fork(),
+        TWO_GPUS,
+        policy=everything_on("cuda:0"),
+        inputs={"x": "cuda:0"},
+        outputs={"both": "cuda:1"},
     )
     assert schedule.program.inputs == (("x", "cuda:0"),)
     assert schedule.program.outputs == (("both", "cuda:1"),)
@@ -182,7 +188,9 @@ def test_auto_is_never_worse_than_any_one_device():
     for device in ("cpu", "cuda:0"):
         assert (
             best
-            <= asc.schedule(graph, asc.Machine.emulated(gpus=1), policy=everything_on(device), costs=costs).makespan
+            <= asc.schedule(
+                graph, asc.Machine.emulated(gpus=1), policy=everything_on(device), costs=costs
+            ).makespan
         )
 
 
@@ -197,7 +205,10 @@ def test_makespan_serial_seconds_bound_and_gap():
     )
     graph = fork({"cuda:0": 2.0, "cuda:1": 2.0})
     schedule = asc.schedule(
-        graph, machine, policy=everything_on("cuda:0"), costs=asc.Costs.table({}, nbytes={"x": 0.5e9})
+        graph,
+        machine,
+        policy=everything_on("cuda:0"),
+        costs=asc.Costs.table({}, nbytes={"x": 0.5e9}),
     )
     assert schedule.makespan == schedule.simulate().makespan == 0.51 + 4
     assert schedule.serial_seconds == 0.51 + 4
@@ -213,7 +224,10 @@ def test_an_empty_graph_has_an_empty_schedule():
 def test_it_prints_as_its_program_and_is_shown_with_its_size():
     schedule = asc.schedule(fork(), TWO_GPUS, policy=everything_on("cpu"))
     assert str(schedule) == str(schedule.program)
-    assert repr(schedule) == "<Schedule of 'fork': 3 tasks, 5 instructions on 1 streams, 2 s predicted>"
+    assert (
+        repr(schedule)
+        == "<Schedule of 'fork': 3 tasks, 5 instructions on 1 streams, 2 s predicted>"
+    )
 
 
 def test_examples_give_estimated_costs():
@@ -222,10 +236,15 @@ def test_examples_give_estimated_costs():
     x, y = graph.inputs("x", "y")
     graph.output(z=x @ y)
     example = torch.empty(1000, 1000, device="meta")
-    schedule = asc.schedule(graph, TWO_GPUS, policy=everything_on("cpu"), examples={"x": example, "y": example})
+    schedule = asc.schedule(
+        graph, TWO_GPUS, policy=everything_on("cpu"), examples={"x": example, "y": example}
+    )
     assert schedule.makespan == pytest.approx(0.04, rel=0.01)
     assert schedule.costs.value_nbytes(schedule.graph.value("x")) == 4e6
-    assert asc.schedule(graph, TWO_GPUS, policy=everything_on("cpu")).makespan == asc.Costs().default_seconds
+    assert (
+        asc.schedule(graph, TWO_GPUS, policy=everything_on("cpu")).makespan
+        == asc.Costs().default_seconds
+    )
 
 
 # ---- what is refused
@@ -239,17 +258,41 @@ def test_examples_give_estimated_costs():
             asc.ScheduleError,
             "unknown policy 'best'; known are 'auto', 'single', .*'search', 'exact', or pass a function",
         ),
-        ({"policy": lambda *_: {"a": "cpu"}}, asc.ScheduleError, r"must return a Placement, got \{'a': 'cpu'\}"),
-        ({"policy": lambda *_: asc.Placement({}, ())}, asc.ScheduleError, "orders 0 tasks, the graph has 3"),
-        ({"policy": everything_on("cuda:7")}, asc.MachineError, "the machine has no device 'cuda:7'"),
+        (
+            {"policy": lambda *_: {"a": "cpu"}},
+            asc.ScheduleError,
+            r"must return a Placement, got \{'a': 'cpu'\}",
+        ),
+        (
+            {"policy": lambda *_: asc.Placement({}, ())},
+            asc.ScheduleError,
+            "orders 0 tasks, the graph has 3",
+        ),
+        (
+            {"policy": everything_on("cuda:7")},
+            asc.MachineError,
+            "the machine has no device 'cuda:7'",
+        ),
         (
             {"costs": asc.Costs.table({"z": 1})},
             asc.ScheduleError,
             "costs give seconds for 'z', which graph 'fork' does",
         ),
-        ({"costs": asc.Costs.table({}, {"z": 1})}, asc.ScheduleError, "costs give nbytes for 'z', which graph 'fork'"),
-        ({"inputs": {"z": "cpu"}}, asc.GraphError, "inputs= names 'z', which is no input; inputs are 'x'"),
-        ({"inputs": {"x": "cuda:7"}}, asc.MachineError, "the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'"),
+        (
+            {"costs": asc.Costs.table({}, {"z": 1})},
+            asc.ScheduleError,
+            "costs give nbytes for 'z', which graph 'fork'",
+        ),
+        (
+            {"inputs": {"z": "cpu"}},
+            asc.GraphError,
+            "inputs= names 'z', which is no input; inputs are 'x'",
+        ),
+        (
+            {"inputs": {"x": "cuda:7"}},
+            asc.MachineError,
+            "the machine has no device 'cuda:7'; it has 'cpu', 'cuda:0'",
+        ),
         ({"outputs": {"z": "cpu"}}, asc.ScheduleError, "outputs= names 'z', which is no output"),
         ({"outputs": {"both": "cuda:7"}}, asc.MachineError, "the machine has no device 'cuda:7'"),
     ],
@@ -268,14 +311,19 @@ def test_an_unknown_backend_is_refused():
 def test_a_device_that_the_machine_lacks_is_refused(policy):
     graph = asc.Graph()
     graph.add(abs, graph.input("x"), on="cuda:2")
-    with pytest.raises(asc.MachineError, match="the machine has no device 'cuda:2'; it has 'cpu', 'cuda:0', 'cuda:1'"):
+    with pytest.raises(
+        asc.MachineError,
+        match="the machine has no device 'cuda:2'; it has 'cpu', 'cuda:0', 'cuda:1'",
+    ):
         asc.schedule(graph, TWO_GPUS, policy=policy)
 
 
 @pytest.mark.parametrize("policy", ["auto", *POLICIES])
 def test_devices_that_no_link_joins_are_refused(policy):
     graph = asc.Graph()
-    graph.output(y=graph.add(abs, graph.add(abs, graph.input("x"), name="a", on="p"), name="b", on="q"))
+    graph.output(
+        y=graph.add(abs, graph.add(abs, graph.input("x"), name="a", on="p"), name="b", on="q")
+    )
     machine = asc.Machine([asc.Device("p"), asc.Device("q")])
     with pytest.raises(asc.ScheduleError, match="no link joins"):
         asc.schedule(graph, machine, policy=policy)
@@ -291,7 +339,9 @@ def test_a_task_that_can_run_nowhere_is_refused(policy):
 
 def test_a_program_changed_by_hand_is_refused_by_verify():
     schedule = asc.schedule(fork(), TWO_GPUS, policy="round_robin")
-    changed = replace(schedule, program=replace(schedule.program, instructions=schedule.program.instructions[1:]))
+    changed = replace(
+        schedule, program=replace(schedule.program, instructions=schedule.program.instructions[1:])
+    )
     with pytest.raises(asc.ProgramError):
         changed.verify()
 
@@ -308,16 +358,26 @@ def test_a_program_changed_by_hand_is_proved_before_it_runs():
 def test_a_task_that_cannot_be_estimated_is_named_in_a_warning():
     graph = asc.Graph()
     graph.output(y=graph.add(lambda x: x.numpy().sum(), graph.input("x"), name="far"))
-    with pytest.warns(UserWarning, match=r"no estimate for 'far', taken to cost 10 us \(.*\); give seconds="):
+    with pytest.warns(
+        UserWarning, match=r"no estimate for 'far', taken to cost 10 us \(.*\); give seconds="
+    ):
         asc.schedule(graph, asc.Machine.emulated(gpus=1), examples={"x": torch.ones(2)})
 
 
 def test_of_plans_that_end_as_early_the_one_with_the_fewest_copies_is_taken(monkeypatch):
-    machine = asc.Machine([asc.Device("cpu"), asc.Device("cpu:1")], [asc.Link("cpu", "cpu:1", float("inf"), 0)])
+    machine = asc.Machine(
+        [asc.Device("cpu"), asc.Device("cpu:1")], [asc.Link("cpu", "cpu:1", float("inf"), 0)]
+    )
     graph = asc.Graph()
-    graph.output(b=graph.add(abs, graph.add(abs, graph.input("x"), name="a", seconds=1.0), name="b", seconds=1.0))
+    graph.output(
+        b=graph.add(
+            abs, graph.add(abs, graph.input("x"), name="a", seconds=1.0), name="b", seconds=1.0
+        )
+    )
     plans = [asc.Placement({"a": "cpu", "b": last}, ("a", "b")) for last in ("cpu:1", "cpu")]
-    monkeypatch.setattr(planning, "candidates", lambda *_: [lambda *_, plan=plan: plan for plan in plans])
+    monkeypatch.setattr(
+        planning, "candidates", lambda *_: [lambda *_, plan=plan: plan for plan in plans]
+    )
     assert asc.schedule(graph, machine).placement.device == {"a": "cpu", "b": "cpu"}
 
 

@@ -88,7 +88,9 @@ def test_constants_are_held_where_they_live() -> None:
 # ---- over time
 
 
-def over_time(schedule: asc.Schedule, timeline: Timeline | None = None) -> dict[str, tuple[tuple[float, float], ...]]:
+def over_time(
+    schedule: asc.Schedule, timeline: Timeline | None = None
+) -> dict[str, tuple[tuple[float, float], ...]]:
     parts = schedule.program, schedule.graph, schedule.machine, schedule.costs
     return memory_over_time(*parts, timeline or schedule.simulate())
 
@@ -100,7 +102,8 @@ def test_memory_is_taken_as_a_task_starts_and_given_back_as_its_stream_comes_to_
     graph.output(z=graph.add(torch.neg, y, name="z", on="cuda:0"))
     costs = asc.Costs.table({"y": 2.0, "z": 3.0}, nbytes={"x": 100.0, "y": 10.0, "z": 1.0})
     machine = asc.Machine(
-        [asc.Device("cpu"), asc.Device("cuda:0")], [asc.Link("cpu", "cuda:0", bytes_per_second=100.0, latency=0.0)]
+        [asc.Device("cpu"), asc.Device("cuda:0")],
+        [asc.Link("cpu", "cuda:0", bytes_per_second=100.0, latency=0.0)],
     )
     schedule = asc.schedule(graph, machine, costs=costs)
     # The copy of x from 0 to 1, y until 3, z until 6; x goes when y is done, y when z is.
@@ -136,7 +139,10 @@ def test_over_time_devices_end_with_what_they_hold_and_hold_no_more_where_there_
         assert max(held for _, held in points) <= schedule.peak_bytes[name]
     for name, points in over_time(schedule).items():
         changes = zip(courses[name], courses[name][1:], schedule.program, strict=False)
-        if len({instruction.stream for before, after, instruction in changes if before != after}) <= 1:
+        if (
+            len({instruction.stream for before, after, instruction in changes if before != after})
+            <= 1
+        ):
             assert max(held for _, held in points) == schedule.peak_bytes[name]
 
 
@@ -165,20 +171,25 @@ class Looking(Host):
 def held(schedule: asc.Schedule) -> dict[str, int]:
     """The bytes of the tensors that a schedule's memory holds now, by device; those that share memory count once.
 
-    A storage is as large as the largest tensor in it: copies on the host keep gaps between elements, as others do not.
+    A storage is as large as the largest tensor in it: copies on the host keep gaps between
+    elements, as others do not.
     """
     memory = schedule._executor.memory
     homes = dict(memory.program.inputs)
     device = {slot: homes[memory.graph.values[value].name] for value, slot in memory._home.items()}
     for i, instruction in enumerate(memory.program):
         if isinstance(instruction, Run):
-            device |= {slot: instruction.stream.device for slot in memory.made[i] if slot is not None}
+            device |= {
+                slot: instruction.stream.device for slot in memory.made[i] if slot is not None
+            }
         elif isinstance(instruction, Copy):
             device[memory.made[i][0]] = instruction.destination  # type: ignore[index]
     storages: dict[str, dict[int, int]] = defaultdict(dict)
     for slot, name in device.items():
         tensor, base = memory.data[slot], memory.data[memory.sharing[slot][0]]
-        if tensor is None or pointer(tensor) != pointer(base):  # what is declared a view, and torch had to copy
+        if tensor is None or pointer(tensor) != pointer(
+            base
+        ):  # what is declared a view, and torch had to copy
             continue
         known = storages[name].get(pointer(tensor), 0)
         storages[name][pointer(tensor)] = max(known, tensor.nbytes)
@@ -193,13 +204,22 @@ POLICY = st.one_of(st.sampled_from(list(POLICIES)), st.integers(0, 99).map(scatt
 
 
 @given(graphs(), machines(), POLICY)
-def test_what_is_predicted_is_what_a_run_holds(graph: asc.Graph, machine: asc.Machine, policy: str) -> None:
+def test_what_is_predicted_is_what_a_run_holds(
+    graph: asc.Graph, machine: asc.Machine, policy: str
+) -> None:
     backend = Looking()
     inputs = inputs_for(graph)
     with asc.schedule(graph, machine, policy=policy, examples=inputs, backend=backend) as schedule:
         backend.look = lambda: held(schedule)
         schedule(**inputs)
         courses = course(schedule)
-        moments = [i for i, instruction in enumerate(schedule.program) if isinstance(instruction, (Run, Copy))]
-        predicted = [{name: course[i] for name, course in courses.items()} for i in [*moments, len(schedule.program)]]
+        moments = [
+            i
+            for i, instruction in enumerate(schedule.program)
+            if isinstance(instruction, (Run, Copy))
+        ]
+        predicted = [
+            {name: course[i] for name, course in courses.items()}
+            for i in [*moments, len(schedule.program)]
+        ]
         assert backend.seen[: len(predicted)] == predicted

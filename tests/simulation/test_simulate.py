@@ -12,7 +12,11 @@ import autosched as asc
 from autosched.simulation.simulate import durations, simulate
 
 # A link that moves a byte in a second, after half a second.
-LINKS = [asc.Link("cpu", "cuda:0", 1, 0.5), asc.Link("cpu", "cuda:1", 1, 0.5), asc.Link("cuda:0", "cuda:1", 1, 0.5)]
+LINKS = [
+    asc.Link("cpu", "cuda:0", 1, 0.5),
+    asc.Link("cpu", "cuda:1", 1, 0.5),
+    asc.Link("cuda:0", "cuda:1", 1, 0.5),
+]
 DEVICES = [asc.Device("cpu"), asc.Device("cuda:0"), asc.Device("cuda:1")]
 MACHINE = asc.Machine(DEVICES, LINKS)
 
@@ -73,7 +77,10 @@ def test_a_reader_on_another_device_waits_for_the_copy():
     )
     assert spans == [("a", 0, 1), ("a", 1, 3.5), ("b", 3.5, 7.5)]
     assert found.arrows == ((0, 1), (1, 2))
-    assert [str(stream) for stream in found.spans[1].streams] == ["cuda:0/copy-out", "cuda:1/copy-in"]
+    assert [str(stream) for stream in found.spans[1].streams] == [
+        "cuda:0/copy-out",
+        "cuda:1/copy-in",
+    ]
 
 
 def test_streams_go_on_while_nothing_holds_them_back():
@@ -85,7 +92,9 @@ def test_streams_go_on_while_nothing_holds_them_back():
     a = graph.add(int, name="a", seconds=2)
     b, c = graph.add(int, a, name="b", seconds=3), graph.add(int, a, name="c", seconds=1)
     graph.output(graph.add(int, b, c, name="d", seconds=1))
-    program = asc.schedule(graph, asc.Machine([asc.Device("cpu", streams=2)]), policy="single").program
+    program = asc.schedule(
+        graph, asc.Machine([asc.Device("cpu", streams=2)]), policy="single"
+    ).program
     spans, found = timeline(graph, str(program))
     assert spans == [("a", 0, 2), ("b", 2, 5), ("c", 2, 3), ("d", 5, 6)]
     assert found.makespan == 6
@@ -124,14 +133,17 @@ def test_copies_to_different_devices_do_not_disturb_each_other():
     cuda:0/copy-in record e0
     cuda:1/copy-in copy y <- cpu
     cuda:1/copy-in record e1"""
-    text = COPIES.format(home="cpu", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in")
+    text = COPIES.format(
+        home="cpu", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in"
+    )
     spans, _ = timeline(graph, text, costs)
     assert spans == [("x", 0, 2), ("y", 0, 4), ("a", 2, 3), ("b", 4, 5)]
 
 
 def test_copies_that_leave_one_device_follow_each_other_though_they_enter_two():
     machine = asc.Machine(
-        [asc.Device(f"cuda:{i}") for i in range(3)], [asc.Link("cuda:2", f"cuda:{i}", 1, 0.5) for i in range(2)]
+        [asc.Device(f"cuda:{i}") for i in range(3)],
+        [asc.Link("cuda:2", f"cuda:{i}", 1, 0.5) for i in range(2)],
     )
     graph, costs = two_copies()
     copies = """
@@ -139,7 +151,9 @@ def test_copies_that_leave_one_device_follow_each_other_though_they_enter_two():
     cuda:2/copy-out record e0
     cuda:2/copy-out copy y -> cuda:1/copy-in
     cuda:2/copy-out record e1"""
-    text = COPIES.format(home="cuda:2", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in")
+    text = COPIES.format(
+        home="cuda:2", copies=copies, stream0="cuda:0/copy-in", stream1="cuda:1/copy-in"
+    )
     spans, found = timeline(graph, text, costs, machine)
     assert spans == [("x", 0, 2), ("y", 2, 6), ("a", 2, 3), ("b", 6, 7)]
     assert found.overlap().together_seconds == 1
@@ -147,7 +161,8 @@ def test_copies_that_leave_one_device_follow_each_other_though_they_enter_two():
 
 def test_copies_that_enter_one_device_follow_each_other_though_they_leave_two():
     machine = asc.Machine(
-        [asc.Device(f"cuda:{i}") for i in range(3)], [asc.Link(f"cuda:{i}", "cuda:2", 1, 0.5) for i in range(2)]
+        [asc.Device(f"cuda:{i}") for i in range(3)],
+        [asc.Link(f"cuda:{i}", "cuda:2", 1, 0.5) for i in range(2)],
     )
     graph = asc.Graph()
     x, y = graph.inputs("x", "y")
@@ -173,7 +188,9 @@ def test_copies_that_enter_one_device_follow_each_other_though_they_leave_two():
 def test_durations_are_of_runs_and_copies_alone():
     graph = chain(("a", 1), ("b", 4))
     placement = asc.Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b"))
-    program = asc.schedule(graph, MACHINE, policy=lambda *_: placement, inputs={"x": "cuda:0"}).program
+    program = asc.schedule(
+        graph, MACHINE, policy=lambda *_: placement, inputs={"x": "cuda:0"}
+    ).program
     expected = {"run a": 1, "copy a -> cpu": 2.5, "run b": 4}
     found = durations(program, graph, MACHINE, asc.Costs())
     assert found == tuple(expected.get(str(instruction), 0) for instruction in program)
@@ -196,16 +213,24 @@ def test_seconds_may_differ_by_device():
 def test_what_takes_for_ever_is_refused(text, message):
     machine = asc.Machine(DEVICES, LINKS[:2])
     graph = chain(("a", {"cpu": 3, "cuda:0": 1}))
-    with pytest.raises(asc.ScheduleError, match=f"{message}: costs and links make it take for ever"):
+    with pytest.raises(
+        asc.ScheduleError, match=f"{message}: costs and links make it take for ever"
+    ):
         simulate(asc.Program.parse(text), graph, machine, asc.Costs())
 
 
-@given(parts=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(MACHINE.names)), min_size=1, max_size=8))
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(MACHINE.names)), min_size=1, max_size=8
+    )
+)
 def test_a_chain_takes_the_sum_of_its_parts_wherever_it_runs(parts):
     names = [f"t{i}" for i in range(len(parts))]
     seconds, devices = zip(*parts, strict=True)
     placement = asc.Placement(dict(zip(names, devices, strict=True)), tuple(names))
     graph = chain(*zip(names, seconds, strict=True))
-    schedule = asc.schedule(graph, MACHINE, policy=lambda *_: placement, costs=asc.Costs(default_nbytes=2))
+    schedule = asc.schedule(
+        graph, MACHINE, policy=lambda *_: placement, costs=asc.Costs(default_nbytes=2)
+    )
     copies = sum(a != b for a, b in itertools.pairwise(["cpu", *devices]))
     assert schedule.makespan == sum(seconds) + 2.5 * copies

@@ -1,6 +1,7 @@
 """All interleavings of small programs: one of each class is enough, and none is forgotten.
 
-Brute force stands beside: it drives the same backend through every choice there is, and knows no conflicts.
+Brute force stands beside: it drives the same backend through every choice there is, and knows no
+conflicts.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def thrown_together(draw: st.DrawFn) -> tuple[Program, asc.Graph]:
         if draw(st.booleans()):
             instructions.append(Record(stream, len(recorded)))
     inputs = tuple((name, "cpu") for name in graph.input_names)
-    return Program(tuple(instructions), inputs, tuple((label, "cpu") for label in graph.outputs)), graph
+    return Program(
+        tuple(instructions), inputs, tuple((label, "cpu") for label in graph.outputs)
+    ), graph
 
 
 @given(drawn=thrown_together())
@@ -144,7 +147,10 @@ def written_behind_a_view() -> asc.Graph:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("cpu/a run getitem\ncpu/a run sum\ncpu/b run mul", ["getitem mul", "sum mul"]),  # the bytes
+        (
+            "cpu/a run getitem\ncpu/a run sum\ncpu/b run mul",
+            ["getitem mul", "sum mul"],
+        ),  # the bytes
         ("cpu/a run getitem\ncpu/b run sum", ["getitem sum"]),  # whether the view is there yet
         ("cpu/a run getitem\ncpu/a run sum\ncpu/b copy x -> cuda:0", []),  # readers
         (
@@ -160,8 +166,12 @@ def written_behind_a_view() -> asc.Graph:
 )
 def test_conflicts_are_about_bytes_and_about_what_is_there(text: str, expected: list[str]) -> None:
     program = Program.parse("input x on cpu\n" + text)
-    names = [item.task if isinstance(item, Run) else str(item).partition(" ")[0] for item in program]
-    assert [f"{names[a]} {names[b]}" for a, b in races(program, written_behind_a_view())] == expected
+    names = [
+        item.task if isinstance(item, Run) else str(item).partition(" ")[0] for item in program
+    ]
+    assert [
+        f"{names[a]} {names[b]}" for a, b in races(program, written_behind_a_view())
+    ] == expected
 
 
 def test_only_the_order_of_conflicts_makes_a_class() -> None:
@@ -176,15 +186,21 @@ def test_classes_are_as_many_as_conflicts_have_directions() -> None:
     x = graph.input("x")
     for _ in range(4):
         x.mul_(2)
-    text = "input x on cpu\n" + "\n".join(f"cpu/{i} run {task.name}" for i, task in enumerate(graph.tasks))
-    assert len(list(interleavings(Program.parse(text), graph))) == 4 * 3 * 2  # all pairs conflict: every order counts
+    text = "input x on cpu\n" + "\n".join(
+        f"cpu/{i} run {task.name}" for i, task in enumerate(graph.tasks)
+    )
+    assert (
+        len(list(interleavings(Program.parse(text), graph))) == 4 * 3 * 2
+    )  # all pairs conflict: every order counts
 
 
 def test_random_numbers_are_a_thing_that_two_tasks_touch() -> None:
     graph = asc.Graph()
     a, b, c = (graph.add(torch.rand, 2, name=name) for name in "abc")
     graph.output(a, b, c)
-    program = Program.parse("cpu/1 run a\ncpu/2 run b\ncpu/3 run c\noutput a on cpu\noutput b on cpu\noutput c on cpu")
+    program = Program.parse(
+        "cpu/1 run a\ncpu/2 run b\ncpu/3 run c\noutput a on cpu\noutput b on cpu\noutput c on cpu"
+    )
     assert races(program, graph) == [(0, 1), (0, 2), (1, 2)]
     assert len(set(explored(program, graph, CPU))) == 6
 
@@ -194,14 +210,18 @@ def test_an_order_that_was_asked_for_is_a_conflict() -> None:
     x, y = graph.inputs("x", "y")
     a = graph.add(torch.sin, x, name="a")
     graph.output(a, graph.add(torch.cos, y, name="b", after=a))
-    assert races(Program.parse("input x on cpu\ninput y on cpu\ncpu/1 run a\ncpu/2 run b"), graph) == [(0, 1)]
+    assert races(
+        Program.parse("input x on cpu\ninput y on cpu\ncpu/1 run a\ncpu/2 run b"), graph
+    ) == [(0, 1)]
 
 
 def test_tasks_that_share_a_module_are_a_conflict_even_if_others_stand_between_them() -> None:
     graph, norm = asc.Graph(), torch.nn.BatchNorm1d(2)
     for name in ("x", "y", "z"):
         graph.add(norm, graph.input(name), name=f"of_{name}")
-    lines = [f"input {name} on cpu" for name in "xyz"] + [f"cpu/{name} run of_{name}" for name in "xyz"]
+    lines = [f"input {name} on cpu" for name in "xyz"] + [
+        f"cpu/{name} run of_{name}" for name in "xyz"
+    ]
     assert races(Program.parse("\n".join(lines)), graph) == [(0, 1), (0, 2), (1, 2)]
 
 

@@ -27,7 +27,9 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
 @given(count=st.integers(1, 8), data=st.data())
-def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(count: int, data: st.DataObject) -> None:
+def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(
+    count: int, data: st.DataObject
+) -> None:
     graph, machine = data.draw(graphs(NAMES[:count])), data.draw(machines(NAMES[:count]))
     assert machine.names == NAMES[:count]
     for policy in ("auto", *POLICIES):
@@ -35,7 +37,9 @@ def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(count: i
 
 
 @given(graph=graphs())
-def test_drawn_graphs_stay_within_bounds_and_run_on_inputs_that_are_always_the_same(graph: asc.Graph) -> None:
+def test_drawn_graphs_stay_within_bounds_and_run_on_inputs_that_are_always_the_same(
+    graph: asc.Graph,
+) -> None:
     inputs = inputs_for(graph)
     outputs = graph.run_serial(**inputs)
     for tensor in (*outputs.values(), *inputs.values()):
@@ -54,7 +58,9 @@ def leading_to(wanted: Callable[[asc.Graph], bool]) -> asc.Graph:
 
 
 def named(*prefixes: str) -> Callable[[asc.Graph], bool]:
-    return lambda graph: all(any(task.name.startswith(prefix) for task in graph.tasks) for prefix in prefixes)
+    return lambda graph: all(
+        any(task.name.startswith(prefix) for task in graph.tasks) for prefix in prefixes
+    )
 
 
 @pytest.mark.slow
@@ -64,7 +70,9 @@ def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
 
 
 def test_two_slices_of_one_value_that_do_not_meet_are_both_written() -> None:
-    graph = leading_to(lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2)
+    graph = leading_to(
+        lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2
+    )
     assert len(graph) <= 4
 
 
@@ -115,7 +123,9 @@ def test_machines_have_what_constraints_name() -> None:
         x = graph.input("x")
     y = graph.add(torch.neg, x, on="xpu:0")
     graph.output(graph.add(torch.neg, y, seconds={"cpu:3": 1.0}, name="z"))
-    assert all({"cpu", "cuda:6", "xpu:0", "cpu:3"} <= set(machine.names) for machine in machines_for(graph))
+    assert all(
+        {"cpu", "cuda:6", "xpu:0", "cpu:3"} <= set(machine.names) for machine in machines_for(graph)
+    )
     assert check(graph, examples={"x": X}, interleavings=2).schedules > 16
 
 
@@ -134,7 +144,9 @@ def test_numbers_and_arrays_and_trees_of_them_are_compared_too() -> None:
     graph = asc.Graph()
     x, n = graph.inputs("x", "n")
     graph.output(
-        pair=graph.add(lambda x, n: {"array": x.numpy() * n, "number": n / 3, "none": None}, x, n, name="pair")
+        pair=graph.add(
+            lambda x, n: {"array": x.numpy() * n, "number": n / 3, "none": None}, x, n, name="pair"
+        )
     )
     check(graph, examples={"x": torch.full((2,), float("nan")), "n": 4}, interleavings=3)
 
@@ -203,7 +215,11 @@ def test_the_report_says_what_differs_where_it_began_and_how_to_see_it_again() -
     assert "cpu (3), with so many compute streams" in report
     assert "Likely causes: a task draws random numbers without random=True" in report
     assert "run second" in report
-    (again,) = [line.partition("again")[2].strip() for line in report.splitlines() if line.startswith("  again")]
+    (again,) = [
+        line.partition("again")[2].strip()
+        for line in report.splitlines()
+        if line.startswith("  again")
+    ]
     with pytest.raises(InterleavingError) as error:
         eval(again, {"asc": asc, "graph": sharing_a_list(), "examples": {"x": X}})
     assert str(error.value).partition("first task")[0] == report.partition("first task")[0]
@@ -211,12 +227,16 @@ def test_the_report_says_what_differs_where_it_began_and_how_to_see_it_again() -
 
 def test_the_backend_of_a_report_replays_its_run() -> None:
     report = failing(sharing_a_list())
-    (backend,) = [line.partition("backend=")[2] for line in report.splitlines() if "backend=" in line]
+    (backend,) = [
+        line.partition("backend=")[2] for line in report.splitlines() if "backend=" in line
+    ]
     from autosched.runtime.backends.virtual import Virtual
 
     graph = sharing_a_list()  # with a list as it was before the first run
     machine = machines_for(graph)[1]
-    with asc.schedule(graph, machine, backend=eval(backend, {"asc": asc, "Virtual": Virtual})) as schedule:
+    with asc.schedule(
+        graph, machine, backend=eval(backend, {"asc": asc, "Virtual": Virtual})
+    ) as schedule:
         assert not torch.equal(schedule(x=X)["third"], X)
 
 
@@ -231,7 +251,9 @@ def test_random_numbers_that_are_not_declared_are_found() -> None:
 def test_a_result_that_shares_memory_and_does_not_say_so_is_found() -> None:
     graph = asc.Graph()
     graph.output(graph.add(lambda x: x[1:], graph.input("x"), name="rest"))
-    with pytest.raises(asc.HazardError, match=r"result 'rest' of task 'rest' shares memory with 'x'"):
+    with pytest.raises(
+        asc.HazardError, match=r"result 'rest' of task 'rest' shares memory with 'x'"
+    ):
         check(graph, examples={"x": X})
 
 
@@ -246,7 +268,10 @@ def test_a_task_that_only_fails_when_another_is_late_is_reported_with_its_error(
     machine = asc.Machine([asc.Device("cpu", streams=3)], imagined=True)
     report = failing(graph, machine, policies=["heft"])
     assert "raises TaskError: task 'get' on cpu failed: KeyError: 'it'" in report
-    assert "check(graph, machine, examples=examples, policies=['heft'], interleavings=20, seed=0)" in report
+    assert (
+        "check(graph, machine, examples=examples, policies=['heft'], interleavings=20, seed=0)"
+        in report
+    )
 
 
 def test_a_graph_that_is_not_deterministic_is_told_from_one_that_is_scheduled_wrongly() -> None:
@@ -271,16 +296,22 @@ def test_a_graph_that_is_not_deterministic_is_told_from_one_that_is_scheduled_wr
         lambda x: torch.from_numpy(np.add(x.numpy(), 1, out=x.numpy())).sum(),
     ],
 )
-def test_a_write_that_counters_do_not_see_is_named(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_write_that_counters_do_not_see_is_named(
+    write: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     graph = asc.Graph()
     graph.output(graph.add(write, graph.input("x"), name="sneaky"))
-    with pytest.raises(asc.HazardError, match=r"task 'sneaky' wrote its argument 'x' in place without declaring it"):
+    with pytest.raises(
+        asc.HazardError, match=r"task 'sneaky' wrote its argument 'x' in place without declaring it"
+    ):
         check(graph, examples={"x": X})
 
 
 def test_other_seeds_try_other_interleavings() -> None:
     ready = ["a", "b", "c"]
-    assert [contrary(seed)(ready) for seed in range(9)] != [contrary(seed)(ready) for seed in range(9, 18)]
+    assert [contrary(seed)(ready) for seed in range(9)] != [
+        contrary(seed)(ready) for seed in range(9, 18)
+    ]
 
 
 # ---- comparing
@@ -292,9 +323,21 @@ def test_other_seeds_try_other_interleavings() -> None:
         (torch.zeros(2), torch.zeros(2), None),
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), None),
         (torch.zeros(2), torch.zeros(3), "is torch.float32[3] instead of torch.float32[2]"),
-        (torch.zeros(2), torch.zeros(2).double(), "is torch.float64[2] instead of torch.float32[2]"),
-        (torch.zeros(2), torch.tensor([0, float("nan")]), "differs in 1 of 2 numbers; 1 are NaN on one side only"),
-        (torch.zeros(2), torch.tensor([2.0, float("nan")]), "differs in 2 of 2 numbers, by up to 2; 1 are NaN on one"),
+        (
+            torch.zeros(2),
+            torch.zeros(2).double(),
+            "is torch.float64[2] instead of torch.float32[2]",
+        ),
+        (
+            torch.zeros(2),
+            torch.tensor([0, float("nan")]),
+            "differs in 1 of 2 numbers; 1 are NaN on one side only",
+        ),
+        (
+            torch.zeros(2),
+            torch.tensor([2.0, float("nan")]),
+            "differs in 2 of 2 numbers, by up to 2; 1 are NaN on one",
+        ),
         (torch.zeros(2), -torch.zeros(2), "differs in bits that make no difference in numbers"),
         (
             torch.zeros(1, dtype=torch.bfloat16),
@@ -336,13 +379,18 @@ except ImportError as error:
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_checking_needs_no_hypothesis_and_strategies_say_how_to_get_it() -> None:
     summary, error = run(ALONE).splitlines()
     assert summary.endswith("as the serial run, bit for bit")
-    assert error == "autosched.testing.graphs needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+    assert (
+        error
+        == "autosched.testing.graphs needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+    )
 
 
 def test_hypothesis_is_loaded_when_a_strategy_is_asked_for_and_not_before() -> None:
@@ -352,7 +400,9 @@ def test_hypothesis_is_loaded_when_a_strategy_is_asked_for_and_not_before() -> N
 
 
 def test_unknown_names_are_no_attributes() -> None:
-    with pytest.raises(AttributeError, match=r"module 'autosched\.testing' has no attribute 'nothing'"):
+    with pytest.raises(
+        AttributeError, match=r"module 'autosched\.testing' has no attribute 'nothing'"
+    ):
         _ = asc.testing.nothing
     with pytest.raises(AttributeError, match="module 'autosched' has no attribute 'nothing'"):
         _ = asc.nothing
@@ -360,4 +410,6 @@ def test_unknown_names_are_no_attributes() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in asc.testing.__all__ if not hasattr(asc.testing, name)] == []
-    assert asc.testing.__all__ == sorted(asc.testing.__all__, key=lambda n: (not n.isupper(), n.islower(), n))
+    assert asc.testing.__all__ == sorted(
+        asc.testing.__all__, key=lambda n: (not n.isupper(), n.islower(), n)
+    )

@@ -54,7 +54,12 @@ def test_the_end_of_the_last_span_need_not_be_the_last_span_s_end():
 
 def test_streams_come_by_device_compute_first():
     timeline = Timeline(
-        (copy("x", 0, 1, 0, (IN,)), run("b", B, 1, 2, 1), run("a", A, 2, 3, 2), copy("y", 3, 4, 3, (OUT,)))
+        (
+            copy("x", 0, 1, 0, (IN,)),
+            run("b", B, 1, 2, 1),
+            run("a", A, 2, 3, 2),
+            copy("y", 3, 4, 3, (OUT,)),
+        )
     )
     assert timeline.streams == (B, IN, A, OUT)
 
@@ -69,14 +74,18 @@ def test_an_empty_timeline_measures_nothing():
 
 
 def test_a_copy_behind_compute_is_hidden():
-    assert PIPELINE.overlap() == Overlap(compute_seconds=7, copy_seconds=2, together_seconds=2, copies_hidden=1.0)
+    assert PIPELINE.overlap() == Overlap(
+        compute_seconds=7, copy_seconds=2, together_seconds=2, copies_hidden=1.0
+    )
 
 
 def test_a_copy_in_a_gap_of_compute_is_hidden_in_part():
     #   compute  a a . . b b
     #   copy     . x x x x .
     timeline = Timeline((run("a", A, 0, 2, 0), copy("x", 1, 5, 1), run("b", A, 4, 6, 2)))
-    assert timeline.overlap() == Overlap(compute_seconds=4, copy_seconds=4, together_seconds=2, copies_hidden=0.5)
+    assert timeline.overlap() == Overlap(
+        compute_seconds=4, copy_seconds=4, together_seconds=2, copies_hidden=0.5
+    )
 
 
 def test_compute_and_copies_at_once_count_once():
@@ -84,8 +93,12 @@ def test_compute_and_copies_at_once_count_once():
     #   cuda:1  . b b .
     #   copies  . x x .
     #           . . y y
-    timeline = Timeline((run("a", A, 0, 2, 0), run("b", B, 1, 3, 1), copy("x", 1, 3, 2), copy("y", 2, 4, 3, (CPU,))))
-    assert timeline.overlap() == Overlap(compute_seconds=3, copy_seconds=3, together_seconds=2, copies_hidden=0.75)
+    timeline = Timeline(
+        (run("a", A, 0, 2, 0), run("b", B, 1, 3, 1), copy("x", 1, 3, 2), copy("y", 2, 4, 3, (CPU,)))
+    )
+    assert timeline.overlap() == Overlap(
+        compute_seconds=3, copy_seconds=3, together_seconds=2, copies_hidden=0.75
+    )
 
 
 def test_no_copies_are_all_hidden():
@@ -123,7 +136,9 @@ def test_the_critical_path_prefers_what_ended_last():
 
 
 def test_the_critical_path_goes_through_both_streams_of_a_copy():
-    timeline = Timeline((copy("x", 0, 3, 0, (IN,)), copy("y", 0, 1, 1, (OUT,)), copy("z", 3, 4, 2, (OUT, IN))))
+    timeline = Timeline(
+        (copy("x", 0, 3, 0, (IN,)), copy("y", 0, 1, 1, (OUT,)), copy("z", 3, 4, 2, (OUT, IN)))
+    )
     assert names(timeline.critical_path()) == ["copy x", "copy z"]
 
 

@@ -52,7 +52,9 @@ def test_what_is_proved_at_once_is_what_is_proved_step_by_step(
     assert proves(program, graph, machine.host, STEPS)
     source = random.Random(seed)
     for what, mutant in source.sample(found := [*mutants(program, source)], min(len(found), 5)):
-        assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), f"{what}\n{mutant}"
+        assert proves(mutant, graph, None, STEPS) == (refusal(mutant, graph) is None), (
+            f"{what}\n{mutant}"
+        )
 
 
 @settings(max_examples=max(8, settings.default.max_examples // 2))
@@ -74,11 +76,15 @@ def test_compiled_it_proves_the_same(graph: asc.Graph, machine: asc.Machine, see
     program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
     source = random.Random(seed)
     for what, mutant in [("as lowered", program), *source.sample([*mutants(program, source)], 2)]:
-        assert proves(mutant, graph, None, ARRAYS) == proves(mutant, graph, None, STEPS), f"{what}\n{mutant}"
+        assert proves(mutant, graph, None, ARRAYS) == proves(mutant, graph, None, STEPS), (
+            f"{what}\n{mutant}"
+        )
 
 
 @given(graph=graphs(), machine=machines())
-def test_of_graphs_that_are_not_plain_it_proves_nothing(graph: asc.Graph, machine: asc.Machine) -> None:
+def test_of_graphs_that_are_not_plain_it_proves_nothing(
+    graph: asc.Graph, machine: asc.Machine
+) -> None:
     program = asc.schedule(graph, machine, policy="round_robin", costs=COSTS).program
     assert not proves(program, graph, machine.host, STEPS) or graph.is_plain
 
@@ -88,7 +94,10 @@ def large() -> tuple[asc.Graph, asc.Schedule]:
     graph = asc.Graph("large")
     layer = list(graph.inputs(*"abcd"))
     for _ in range(400):
-        layer = [graph.add(fn, *pair, nbytes=8) for pair in zip(layer, layer[1:] + layer[:1], strict=True)]
+        layer = [
+            graph.add(fn, *pair, nbytes=8)
+            for pair in zip(layer, layer[1:] + layer[:1], strict=True)
+        ]
     graph.output(*layer)
     return graph, asc.schedule(graph, asc.Machine.emulated(gpus=4), policy="round_robin")
 

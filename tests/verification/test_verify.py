@@ -69,7 +69,12 @@ REFUSED = {
         "event e2 is recorded twice (law: events)",
     ),
     "waited for before": (
-        [("cuda:0/copy-in record e0\ncuda:0/compute wait e0", "cuda:0/compute wait e0\ncuda:0/copy-in record e0")],
+        [
+            (
+                "cuda:0/copy-in record e0\ncuda:0/compute wait e0",
+                "cuda:0/compute wait e0\ncuda:0/copy-in record e0",
+            )
+        ],
         "event e0 is waited for but not recorded before (law: events)",
     ),
     "never recorded": (
@@ -133,7 +138,10 @@ REFUSED = {
         [("cuda:1/compute run y", "cuda:1/compute run y\ncuda:1/compute run y")],
         "task 'y' runs twice (law: single)",
     ),
-    "task never": ([("cuda:1/compute run y\n", ""), ("output y on cuda:1", "")], "task 'y' never runs"),
+    "task never": (
+        [("cuda:1/compute run y\n", ""), ("output y on cuda:1", "")],
+        "task 'y' never runs",
+    ),
     "unknown task": (
         [("cuda:1/compute run y", "cuda:1/compute run z")],
         "graph 'chain' has no task 'z'; tasks are 'h', 'y' (law: single)",
@@ -188,7 +196,9 @@ def test_a_message_shows_the_place_and_what_is_not_waited_for():
 
 
 def test_a_message_leaves_out_what_is_far_away():
-    message = refused(CHAIN, chain(), ("cuda:0/copy-out wait e1\n", ""), ("cuda:0/copy-in wait e1\n", ""))
+    message = refused(
+        CHAIN, chain(), ("cuda:0/copy-out wait e1\n", ""), ("cuda:0/copy-in wait e1\n", "")
+    )
     assert "..." not in message
     message = refused(CHAIN, chain(), ("cuda:0/copy-in wait e1\n", ""))
     lines = message.splitlines()
@@ -200,8 +210,12 @@ def test_a_copy_on_a_stream_of_a_third_device_is_refused():
     program = changed(CHAIN)
     at, copy = next((i, c) for i, c in enumerate(program) if str(c) == "copy h -> cuda:1/copy-in")
     moved = replace(copy, stream=Stream("cuda:2", "copy-out"), also=None)
-    edited = replace(program, instructions=(*program.instructions[:at], moved, *program.instructions[at + 1 :]))
-    with pytest.raises(asc.ProgramError, match="a copy from cuda:0 to cuda:1 is on a stream of one of the two"):
+    edited = replace(
+        program, instructions=(*program.instructions[:at], moved, *program.instructions[at + 1 :])
+    )
+    with pytest.raises(
+        asc.ProgramError, match="a copy from cuda:0 to cuda:1 is on a stream of one of the two"
+    ):
         asc.verify(edited, chain())
 
 
@@ -245,7 +259,10 @@ REFUSED_WRITES = {
     "not copied back": (
         [
             (BACK, ""),
-            ("cpu/compute run look", "cuda:0/compute run look\ncuda:0/compute record e9\ncuda:0/copy-in wait e9"),
+            (
+                "cpu/compute run look",
+                "cuda:0/compute run look\ncuda:0/compute record e9\ncuda:0/copy-in wait e9",
+            ),
             ("output look on cpu", "output look on cuda:0"),
         ],
         "input 'w', 'w' (version 1) on cpu, is not there at the end",
@@ -259,7 +276,10 @@ REFUSED_WRITES = {
         "'w' on cuda:0 is read but was overwritten by version 1 (law: presence)",
     ),
     "an old version": (
-        [("cpu/compute run read\n", ""), ("cpu/compute run look", "cpu/compute run read\ncpu/compute run look")],
+        [
+            ("cpu/compute run read\n", ""),
+            ("cpu/compute run look", "cpu/compute run read\ncpu/compute run look"),
+        ],
         "'w' on cpu is read but was overwritten by version 1 (law: presence)",
     ),
     "freed as the wrong version": (
@@ -291,8 +311,14 @@ IN_PLACE = """
 @pytest.mark.parametrize(
     ("wait", "message"),
     [
-        ("cpu/compute1 wait e0\n", "task 'write' writes memory that task 'read' reads, which is not waited for"),
-        ("cpu/compute wait e1\n", "'w' (version 1) on cpu is made by task 'write', which is not waited for"),
+        (
+            "cpu/compute1 wait e0\n",
+            "task 'write' writes memory that task 'read' reads, which is not waited for",
+        ),
+        (
+            "cpu/compute wait e1\n",
+            "'w' (version 1) on cpu is made by task 'write', which is not waited for",
+        ),
     ],
 )
 def test_a_task_that_writes_is_ordered_behind_readers_and_before_the_next(wait, message):
@@ -312,7 +338,9 @@ def test_two_writers_are_ordered():
         cpu/compute1  run b
     """
     message = refused(text, graph, ("cpu/compute1 wait e0\n", ""))
-    assert message.startswith("'w' (version 1) on cpu is made by task 'a', which is not waited for (law: order)")
+    assert message.startswith(
+        "'w' (version 1) on cpu is made by task 'a', which is not waited for (law: order)"
+    )
 
 
 def ordered():
@@ -335,9 +363,15 @@ ORDERED = """
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ([("cuda:1/compute wait e0\n", "")], "task 'a', after which 'b' must run, is not waited for (law: order)"),
         (
-            [("cuda:0/compute run a\n", ""), ("cuda:1/compute run b", "cuda:1/compute run b\ncuda:0/compute run a")],
+            [("cuda:1/compute wait e0\n", "")],
+            "task 'a', after which 'b' must run, is not waited for (law: order)",
+        ),
+        (
+            [
+                ("cuda:0/compute run a\n", ""),
+                ("cuda:1/compute run b", "cuda:1/compute run b\ncuda:0/compute run a"),
+            ],
             "task 'a', after which 'b' must run, has not run (law: order)",
         ),
     ],
@@ -370,8 +404,14 @@ VIEWED = """
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (("cpu/compute wait e1\n", ""), "'getitem' on cpu is made by task 'getitem', which is not waited for"),
-        (("cpu/compute1 wait e0\n", ""), "'make' on cpu is made by task 'make', which is not waited for"),
+        (
+            ("cpu/compute wait e1\n", ""),
+            "'getitem' on cpu is made by task 'getitem', which is not waited for",
+        ),
+        (
+            ("cpu/compute1 wait e0\n", ""),
+            "'make' on cpu is made by task 'make', which is not waited for",
+        ),
         (
             ("run read\ncpu/compute free make", "free make\ncpu/compute run read"),
             "'getitem' on cpu is read after it was freed",
@@ -397,15 +437,24 @@ def test_an_owner_need_not_be_known_where_the_copy_has_no_stream_there():
         cuda:0/compute  free h
         output y on cuda:0
     """
-    assert re.match("'x' on cuda:0 is freed while the copy", refused(text, chain(), ("cuda:0/other wait e1\n", "")))
+    assert re.match(
+        "'x' on cuda:0 is freed while the copy",
+        refused(text, chain(), ("cuda:0/other wait e1\n", "")),
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("cpu/compute run far", "task 'far' must run on cuda:0 (law: place)"),
-        ("cuda:7/compute run far", "stream cuda:7/compute is on no device of the machine: cpu, cuda:0 (law: place)"),
-        ("cuda:0/kernel run far\ncuda:0/compute run near", "cuda:0/compute is one compute stream too many"),
+        (
+            "cuda:7/compute run far",
+            "stream cuda:7/compute is on no device of the machine: cpu, cuda:0 (law: place)",
+        ),
+        (
+            "cuda:0/kernel run far\ncuda:0/compute run near",
+            "cuda:0/compute is one compute stream too many",
+        ),
     ],
 )
 def test_a_program_keeps_to_constraints_and_to_the_machine(line, message):
@@ -420,7 +469,9 @@ def test_a_program_keeps_to_constraints_and_to_the_machine(line, message):
 def test_a_copy_needs_a_link():
     graph = asc.Graph()
     graph.output(h=graph.add(fn, graph.input("x"), name="h"))
-    program = asc.schedule(graph, asc.Machine.emulated(gpus=1), outputs="cuda:0", policy="single").program
+    program = asc.schedule(
+        graph, asc.Machine.emulated(gpus=1), outputs="cuda:0", policy="single"
+    ).program
     apart = asc.Machine(asc.Machine.emulated(gpus=1).devices)
     with pytest.raises(asc.ProgramError, match="no link joins cpu and cuda:0"):
         asc.verify(program, graph, apart)

@@ -51,7 +51,9 @@ def boxes(svg):
         size = TITLE if "title" in classes(element) else 12.0
         width = text_width(text, size)
         x, y = float(element.get("x")), float(element.get("y"))
-        left = x - width * (0.5 if "middle" in classes(element) else 1.0 if "end" in classes(element) else 0.0)
+        left = x - width * (
+            0.5 if "middle" in classes(element) else 1.0 if "end" in classes(element) else 0.0
+        )
         yield text, left, left + width, y - 0.75 * size, y
 
 
@@ -65,7 +67,10 @@ def check_picture(svg):
         assert right <= wide + 0.01, text
         assert 0 <= top < bottom <= high, text
         for other, left2, right2, top2, bottom2 in seen[:i]:
-            assert right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top, (text, other)
+            assert right <= left2 or right2 <= left or bottom <= top2 or bottom2 <= top, (
+                text,
+                other,
+            )
     for x, y in markers(svg).values():
         assert 0 <= x <= wide
         assert 0 <= y <= high
@@ -81,7 +86,9 @@ def check_picture(svg):
 
 # ---- lines
 
-MEASURED = Line("measured", [(1, 0.020, 0.018, 0.023), (2, 0.014), (8, 0.010, 0.009, 0.011)], "points")
+MEASURED = Line(
+    "measured", [(1, 0.020, 0.018, 0.023), (2, 0.014), (8, 0.010, 0.009, 0.011)], "points"
+)
 PREDICTED = Line("predicted", [(1, 0.019), (2, 0.012), (4, 0.011), (8, 0.010)], "dashed")
 
 
@@ -105,8 +112,15 @@ def test_points_stand_where_their_numbers_say(chart):
 def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis():
     svg = lines_svg([Line("", [(1, 1), (2, 1), (4, 1), (64, 1)])], log_x=True)
     x = [x for x, _ in markers(svg).values()]
-    assert [(at - x[0]) / (x[-1] - x[0]) for at in x] == pytest.approx([0, 1 / 6, 1 / 3, 1], abs=1e-3)
-    assert [text for text in texts(svg) if text in ("1", "2", "4", "64")][:4] == ["1", "2", "4", "64"]
+    assert [(at - x[0]) / (x[-1] - x[0]) for at in x] == pytest.approx(
+        [0, 1 / 6, 1 / 3, 1], abs=1e-3
+    )
+    assert [text for text in texts(svg) if text in ("1", "2", "4", "64")][:4] == [
+        "1",
+        "2",
+        "4",
+        "64",
+    ]
 
 
 @pytest.mark.parametrize("log_x", [False, True])
@@ -138,7 +152,12 @@ def test_a_point_says_its_numbers(chart):
 def test_styles_are_told_apart_by_lines_and_markers():
     svg = lines_svg([MEASURED, PREDICTED, Line("both", [(1, 0.01), (2, 0.02)])])
     curves = [classes(path) for path in elements(svg, "path") if "curve" in classes(path)]
-    assert [kinds[1] for kinds in curves] == ["dashed", "solid", "dashed", "solid"]  # in the legend, and below it
+    assert [kinds[1] for kinds in curves] == [
+        "dashed",
+        "solid",
+        "dashed",
+        "solid",
+    ]  # in the legend, and below it
     assert [told[0] for told, _ in described(svg, "path", "dot")] == ["measured"] * 3 + ["both"] * 2
     assert len({path.get("d") for path in elements(svg, "path") if "dot" in classes(path)}) == 2
 
@@ -199,7 +218,9 @@ def test_a_tick_stands_at_each_point_where_there_is_room_and_else_at_round_numbe
     assert "0.123456789" not in texts(lines_svg([Line("", [(0.123456789, 1), (2, 1)])]))
 
 
-@pytest.mark.parametrize("x", [(1000, 1040, 2000), (123456.78901, 123456.78905), (1e16, 1e16 + 2), (0, 1e-5, 1)])
+@pytest.mark.parametrize(
+    "x", [(1000, 1040, 2000), (123456.78901, 123456.78905), (1e16, 1e16 + 2), (0, 1e-5, 1)]
+)
 def test_numbers_of_an_axis_keep_their_distance_however_long_they_are(x):
     svg = lines_svg([Line("", [(at, 1.0) for at in x])])
     check_picture(svg)
@@ -223,9 +244,13 @@ def test_what_is_no_finite_number_is_refused(item):
 
 
 def test_malformed_lines_and_bars_are_refused_by_name():
-    with pytest.raises(ChartError, match=r"line 'load' must be \(x, y\) or \(x, y, low, high\), got \(1, 2, 3\)"):
+    with pytest.raises(
+        ChartError, match=r"line 'load' must be \(x, y\) or \(x, y, low, high\), got \(1, 2, 3\)"
+    ):
         lines_svg([Line("load", [(1, 2, 3)])])
-    with pytest.raises(ChartError, match="'load' must be one of 'solid', 'dashed', 'points', got 'dotted'"):
+    with pytest.raises(
+        ChartError, match="'load' must be one of 'solid', 'dashed', 'points', got 'dotted'"
+    ):
         lines_svg([Line("load", [(1, 2)], "dotted")])
     with pytest.raises(ChartError, match="'load' must be more than 0 on a logarithmic axis, got 0"):
         lines_svg([Line("load", [(0, 2)])], log_x=True)
@@ -237,7 +262,9 @@ numbers = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(-1e3, 1e3),
     st.integers(-20, 20),
-    st.sampled_from([0.0, -0.0, 5e-324, 1.7e308, -1.7e308, 1.0, 1.0000000000000002, 1e-9, 1e16, 1e16 + 2]),
+    st.sampled_from(
+        [0.0, -0.0, 5e-324, 1.7e308, -1.7e308, 1.0, 1.0000000000000002, 1e-9, 1e16, 1e16 + 2]
+    ),
 )
 points = st.one_of(st.tuples(numbers, numbers), st.tuples(numbers, numbers, numbers, numbers))
 names = st.text(max_size=12)
@@ -245,12 +272,20 @@ styles = st.sampled_from(["solid", "dashed", "points"])
 units = st.sampled_from(["", "s", "B", "B/s", "FLOP/s", "images"])
 
 
-@given(st.lists(st.builds(Line, names, st.lists(points, max_size=6), styles), max_size=8), names, names, units, units)
+@given(
+    st.lists(st.builds(Line, names, st.lists(points, max_size=6), styles), max_size=8),
+    names,
+    names,
+    units,
+    units,
+)
 def test_any_lines_give_a_picture_in_which_all_can_be_read(lines, title, x, x_unit, y_unit):
     svg = lines_svg(lines, title=title, x=x, y="y", x_unit=x_unit, y_unit=y_unit)
     assert svg == lines_svg(lines, title=title, x=x, y="y", x_unit=x_unit, y_unit=y_unit)
     check_picture(svg)
-    shown = sum(len(line.points) for line in lines if line.style != "dashed" or len(line.points) == 1)
+    shown = sum(
+        len(line.points) for line in lines if line.style != "dashed" or len(line.points) == 1
+    )
     assert len(described(svg, "path", "dot")) == shown
 
 
@@ -324,7 +359,11 @@ def test_any_bars_give_a_picture_in_which_all_can_be_read(drawn, title, x, unit)
         ("0", "10", ["0", "2", "4", "6", "8", "10"]),
         ("0", "1", ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         ("-3", "3.5", ["-2", "0", "2"]),
-        ("1000.1", "1000.2", ["1,000.10", "1,000.12", "1,000.14", "1,000.16", "1,000.18", "1,000.20"]),
+        (
+            "1000.1",
+            "1000.2",
+            ["1,000.10", "1,000.12", "1,000.14", "1,000.16", "1,000.18", "1,000.20"],
+        ),
         ("0", "250000", ["0", "50,000", "100,000", "150,000", "200,000", "250,000"]),
         ("0", "2.5e7", ["0", "5", "10", "15", "20", "25"]),
     ],
@@ -350,7 +389,13 @@ def test_ticks_of_logarithmic_scales_are_powers_or_their_parts(low, high, expect
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("0.00123456", "1.23 ms"), ("0.0999", "99.9 ms"), ("0.9996", "1,000 ms"), ("0", "0 ms"), ("1e-9", "10⁻⁶ ms")],
+    [
+        ("0.00123456", "1.23 ms"),
+        ("0.0999", "99.9 ms"),
+        ("0.9996", "1,000 ms"),
+        ("0", "0 ms"),
+        ("1e-9", "10⁻⁶ ms"),
+    ],
 )
 def test_values_are_written_to_three_digits_in_the_unit_of_their_scale(value, text):
     assert Scale(Decimal(0), Decimal("0.9996"), "s").short(Decimal(value)) == text
@@ -395,7 +440,16 @@ def test_lines_that_lie_on_others_are_dashed_and_those_that_are_the_same_say_so(
         Line("d", [(1, 3.0), (2, 2.0)]),
     ]
     root = ElementTree.fromstring(lines_svg(lines))
-    curves = [e.get("class") for e in root.iter() if "curve" in e.get("class", "") and "L" in e.get("d", "")]
+    curves = [
+        e.get("class")
+        for e in root.iter()
+        if "curve" in e.get("class", "") and "L" in e.get("d", "")
+    ]
     assert curves == ["curve solid", "curve solid apart", "curve solid apart", "curve solid"]
     words = [e.text for e in root.iter() if e.text]
-    assert [word for word in words if word in ("a", "b", "c (as a)", "d")] == ["a", "b", "c (as a)", "d"]
+    assert [word for word in words if word in ("a", "b", "c (as a)", "d")] == [
+        "a",
+        "b",
+        "c (as a)",
+        "d",
+    ]

@@ -24,7 +24,9 @@ from tests.viz.test_viz import classes, elements, first, graphs, texts, titled
 
 def add(graph, name, *args, module="", phase="forward", **facts):
     """Add a task of a module."""
-    return graph.record(first, args, {}, name=name, origin=Origin(("model.py", 1), module, phase), **facts)
+    return graph.record(
+        first, args, {}, name=name, origin=Origin(("model.py", 1), module, phase), **facts
+    )
 
 
 def network(blocks=3, layers=4, device=None):
@@ -41,9 +43,28 @@ def network(blocks=3, layers=4, device=None):
             x = add(graph, f"{module}.relu", x, module=module, on=on)
             seen.append((module, x, on))
     for module, value, on in reversed(seen):
-        x = add(graph, f"{module}.backward", x, value, weights[module], module=module, phase="backward", on=on)
+        x = add(
+            graph,
+            f"{module}.backward",
+            x,
+            value,
+            weights[module],
+            module=module,
+            phase="backward",
+            on=on,
+        )
         w = weights[module]
-        add(graph, f"{module}.update", w, x, module=module, phase="optimizer", writes=[w], outputs=(), on=on)
+        add(
+            graph,
+            f"{module}.update",
+            w,
+            x,
+            module=module,
+            phase="optimizer",
+            writes=[w],
+            outputs=(),
+            on=on,
+        )
     return graph
 
 
@@ -64,7 +85,10 @@ def circle_in(edges):
 @st.composite
 def dags(draw):
     count = draw(st.integers(1, 30))
-    before = [draw(st.lists(st.integers(0, i - 1), unique=True, max_size=4)) if i else [] for i in range(count)]
+    before = [
+        draw(st.lists(st.integers(0, i - 1), unique=True, max_size=4)) if i else []
+        for i in range(count)
+    ]
     return draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), before
 
 
@@ -130,7 +154,11 @@ def test_folded_boxes_say_how_many_tasks_they_are():
     assert block.facts.splitlines()[:3] == ["block1", "8 tasks", "block1.0.mm"]
     assert sum(len(box.names) for box in folded.boxes) == len(graph.tasks) + len(graph.sources)
     assert folded.said == "48 tasks and 13 inputs in 12 boxes"
-    for drawn in (graph_svg(graph, depth=1), graph_dot(graph, depth=1), graph_mermaid(graph, depth=1)):
+    for drawn in (
+        graph_svg(graph, depth=1),
+        graph_dot(graph, depth=1),
+        graph_mermaid(graph, depth=1),
+    ):
         assert "8 tasks" in drawn
 
 
@@ -180,7 +208,11 @@ def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
 def test_data_from_afar_is_faint_only_where_tasks_are_folded():
     graph = network()
     folded = outline(graph, depth=1)
-    faint = {(folded.boxes[a].label, folded.boxes[b].label) for (a, b), x in folded.arrows.items() if x.faint}
+    faint = {
+        (folded.boxes[a].label, folded.boxes[b].label)
+        for (a, b), x in folded.arrows.items()
+        if x.faint
+    }
     assert ("block0", "block0 backward") in faint
     assert ("block0", "block1") not in faint
     assert not any(arrow.faint for arrow in outline(graph).arrows.values())
@@ -214,11 +246,19 @@ def test_the_critical_path_is_marked():
     assert path == ["a", "a", "b", "c"]
     drawn = outline(graph, schedule.placement.device, critical=path)
     assert [box.label for box in drawn.boxes if box.critical] == ["a", "b", "c"]
-    marked = [(drawn.boxes[a].label, drawn.boxes[b].label) for (a, b), arrow in drawn.arrows.items() if arrow.critical]
+    marked = [
+        (drawn.boxes[a].label, drawn.boxes[b].label)
+        for (a, b), arrow in drawn.arrows.items()
+        if arrow.critical
+    ]
     assert marked == [("a", "b"), ("b", "c")]
     svg = graph_svg(graph, critical=path)
     assert len([path for path in elements(svg, "path") if "along" in classes(path)]) == 2
-    assert {name for name, *_, kinds in titled(svg, "task") if "critical" in kinds} == {"a", "b", "c"}
+    assert {name for name, *_, kinds in titled(svg, "task") if "critical" in kinds} == {
+        "a",
+        "b",
+        "c",
+    }
     assert graph_dot(graph, critical=path).count("penwidth=4.5") == 2
     assert "linkStyle" in graph_mermaid(graph, critical=path)
 
@@ -285,7 +325,9 @@ def test_a_frame_holds_the_boxes_of_its_module_and_no_others():
         left, top = float(frame.get("x")), float(frame.get("y"))
         right, bottom = left + float(frame.get("width")), top + float(frame.get("height"))
         inside = [
-            n for n, x, y, w, h, _ in titled(svg, "task") if left <= x <= x + w <= right and top <= y <= y + h <= bottom
+            n
+            for n, x, y, w, h, _ in titled(svg, "task")
+            if left <= x <= x + w <= right and top <= y <= y + h <= bottom
         ]
         module, _, phase = name.partition(" ")
         suffix = {"": ("mm", "relu"), "backward": ("backward",), "optimizer": ("update",)}[phase]
@@ -303,7 +345,10 @@ def test_dot_has_a_cluster_for_each_device_and_a_style_for_each_dependency():
     graph.add(first, x, writes=[x], name="b", on="cpu")
     graph.add(first, name="c", after=a, on="cuda:0")
     text = graph_dot(graph)
-    assert re.findall(r'subgraph (\w+) \{\n    label="([^"]*)"', text) == [("cluster0", "cpu"), ("cluster1", "cuda:0")]
+    assert re.findall(r'subgraph (\w+) \{\n    label="([^"]*)"', text) == [
+        ("cluster0", "cpu"),
+        ("cluster1", "cuda:0"),
+    ]
     arrows = dict(re.findall(r"(n\d -> n\d) \[(.*)\];", text))
     assert "penwidth=2.4" in arrows["n0 -> n1"]
     assert "dotted" in arrows["n1 -> n2"]
@@ -323,7 +368,12 @@ def test_mermaid_has_a_subgraph_for_each_device_and_a_line_for_each_dependency()
         'subgraph g0 ["cpu"]',
         'subgraph g1 ["cuda#58;0"]',
     ]
-    assert lines[-4:] == ["n0 ==> n1", "n0 --> n2", "n1 -.->|write after read| n2", "n1 -.->|order only| n3"]
+    assert lines[-4:] == [
+        "n0 ==> n1",
+        "n0 --> n2",
+        "n1 -.->|write after read| n2",
+        "n1 -.->|order only| n3",
+    ]
 
 
 def test_mermaid_folds_at_forty_boxes():
@@ -343,7 +393,8 @@ def from_dot(quoted):
 def legible(name):
     """A name as pictures can show it."""
     return "".join(
-        c if re.fullmatch("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", c) else "\ufffd" for c in name
+        c if re.fullmatch("[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", c) else "\ufffd"
+        for c in name
     )
 
 
@@ -379,13 +430,17 @@ def test_any_name_can_be_written_for_mermaid(graph, title):
     assert sorted(shown) == sorted(legible(node.name) for node in [*graph.sources, *graph.tasks])
     for line in body.splitlines():
         assert line.count('"') in (0, 2)
-    assert not re.search(r"style.*:\S*#.*;", body)  # Mermaid takes the semicolon off the end of such lines
+    assert not re.search(
+        r"style.*:\S*#.*;", body
+    )  # Mermaid takes the semicolon off the end of such lines
 
 
 @given(graphs(), st.integers(1, 12), st.sampled_from(["device", "module"]))
 def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
     for i, task in enumerate(graph.tasks):
-        object.__setattr__(task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4]))
+        object.__setattr__(
+            task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4])
+        )
     ElementTree.fromstring(graph_svg(graph, most=most, group=group))
     folded = outline(graph, most=most)
     assert not circle_in(folded.arrows)

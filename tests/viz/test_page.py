@@ -75,14 +75,21 @@ def layered(tasks):
     graph = asc.Graph(f"{tasks} tasks")
     values = list(graph.inputs("x", "y", "z"))
     for _ in range(tasks):
-        values.append(graph.add(add, *rng.sample(values[-100:], 3), seconds=rng.uniform(1e-5, 1e-3), nbytes=10**5))
+        values.append(
+            graph.add(
+                add, *rng.sample(values[-100:], 3), seconds=rng.uniform(1e-5, 1e-3), nbytes=10**5
+            )
+        )
     graph.output(*values[-100:])
     return graph
 
 
 def late(timeline, seconds):
     """The same timeline, measured as it were: all begins later."""
-    spans = (Span(s.kind, s.name, s.streams, s.start + seconds, s.end + seconds, s.instruction) for s in timeline.spans)
+    spans = (
+        Span(s.kind, s.name, s.streams, s.start + seconds, s.end + seconds, s.instruction)
+        for s in timeline.spans
+    )
     return Timeline(tuple(spans), timeline.arrows)
 
 
@@ -98,19 +105,28 @@ def test_a_page_holds_every_span_with_its_times(make):
     timeline, data = schedule.simulate(), held(drawn(schedule))
     times = data["timelines"]["predicted"]
     ended, found = {}, []
-    for name, on, idle, seconds in zip(data["name"], data["on"], times["idle"], times["seconds"], strict=True):
+    for name, on, idle, seconds in zip(
+        data["name"], data["on"], times["idle"], times["seconds"], strict=True
+    ):
         start = ended.get(on[0], 0) + idle
         ended |= dict.fromkeys(on, start + seconds)
-        found.append((name, tuple("/".join(data["streams"][row]) for row in on), start, start + seconds))
+        found.append(
+            (name, tuple("/".join(data["streams"][row]) for row in on), start, start + seconds)
+        )
     exact = sorted(timeline.spans, key=lambda span: span.instruction)
     whole = [[round(time / data["click"]) for time in (span.start, span.end)] for span in exact]
-    assert found == [(s.name, tuple(map(str, s.streams)), *w) for s, w in zip(exact, whole, strict=True)]
+    assert found == [
+        (s.name, tuple(map(str, s.streams)), *w) for s, w in zip(exact, whole, strict=True)
+    ]
 
 
 def test_what_was_copied_comes_from_the_copy():
     data = held(drawn(planned(mlp_step())))
     needs = {
-        name: {data["name"][i - back] + ("*" if data["way"][i - back] else "") for back in data["needs"][i]}
+        name: {
+            data["name"][i - back] + ("*" if data["way"][i - back] else "")
+            for back in data["needs"][i]
+        }
         for i, name in enumerate(data["name"])
         if not data["way"][i]
     }
@@ -177,7 +193,10 @@ def test_colours_are_those_of_the_other_drawings():
 
 
 TEXTS = st.one_of(
-    st.text(), st.lists(st.sampled_from(["</script>", "<b>", "<!--", "$data", "&lt;", '"', "\n"])).map("".join)
+    st.text(),
+    st.lists(st.sampled_from(["</script>", "<b>", "<!--", "$data", "&lt;", '"', "\n"])).map(
+        "".join
+    ),
 )
 
 
@@ -299,7 +318,13 @@ def trained(blocks):
                 made.append(name)
     for block in range(blocks):
         origin = Origin(("model.py", 1), f"block{block}", "optimizer")
-        graph.output(**{f"u{block}": graph.record(add, (value,), {}, name=f"block{block}.update", origin=origin)})
+        graph.output(
+            **{
+                f"u{block}": graph.record(
+                    add, (value,), {}, name=f"block{block}.update", origin=origin
+                )
+            }
+        )
     return planned(graph, policy="single", costs=asc.Costs(default_seconds=1e-3))
 
 
@@ -354,7 +379,12 @@ def test_a_drag_with_shift_measures(tmp_path):
         await press("Escape");
         return [measured.map(Math.round), spoken, panned, a.view.measured];"""
     (start, end), spoken, panned, left = opened(tmp_path, drawn(trained(1)), script)
-    assert (abs(start - 1000000) < 5, abs(end - 3000000) < 5, panned, left) == (True, True, False, None)
+    assert (abs(start - 1000000) < 5, abs(end - 3000000) < 5, panned, left) == (
+        True,
+        True,
+        False,
+        None,
+    )
     assert spoken.endswith("ms")
 
 
@@ -370,7 +400,9 @@ def test_an_explanation_leads_to_its_tasks(tmp_path):
     text = str(schedule.explain())
     whole, links = opened(tmp_path, schedule.page(), script)
     assert whole == text
-    steps = [f"{'copy ' * (step.kind == 'copy')}{step.name}" for step in schedule.explain().critical_path]
+    steps = [
+        f"{'copy ' * (step.kind == 'copy')}{step.name}" for step in schedule.explain().critical_path
+    ]
     shown = {step for step in steps if f"  {step}, " in text}
     assert len(shown) > 3
     assert shown <= {words for words, _ in links}

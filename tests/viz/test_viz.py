@@ -20,7 +20,8 @@ CPU_OUT = Stream("cpu", "copy-out")
 IN, COMPUTE, OUT = (Stream("cuda:0", name) for name in ("copy-in", "compute", "copy-out"))
 HOST = Stream("cpu", "compute")
 
-# x is cut on the host and copied; h, y run on the GPU while the second copy goes on; the result goes back.
+# x is cut on the host and copied; h, y run on the GPU while the second copy goes on; the result
+# goes back.
 SMALL = Timeline.of(
     [
         Span("run", "cut", (HOST,), 0.0, 0.001, 0),
@@ -46,7 +47,11 @@ makespan 10 ms, 40% of copy time hidden behind compute
 
 
 def elements(svg, tag):
-    return [e for e in ElementTree.fromstring(svg).iter() if e.tag == f"{{http://www.w3.org/2000/svg}}{tag}"]
+    return [
+        e
+        for e in ElementTree.fromstring(svg).iter()
+        if e.tag == f"{{http://www.w3.org/2000/svg}}{tag}"
+    ]
 
 
 def classes(element):
@@ -71,8 +76,12 @@ def texts(svg):
 
 
 def test_tasks_of_phases_have_colours_of_their_own_in_a_chart():
-    svg = gantt_svg(SMALL, phases={"cut": "forward", "h": "backward", "y": "optimizer", "x": "backward"})
-    looks = {name: [c for c in cls if c != "critical"] for name, *_, cls in titled(svg, "task", "copy")}
+    svg = gantt_svg(
+        SMALL, phases={"cut": "forward", "h": "backward", "y": "optimizer", "x": "backward"}
+    )
+    looks = {
+        name: [c for c in cls if c != "critical"] for name, *_, cls in titled(svg, "task", "copy")
+    }
     assert looks["task h"] == ["task", "backward"]
     assert looks["task cut"] == ["task"]
     assert looks["copy x"] == ["copy"]
@@ -92,20 +101,30 @@ def test_a_text_chart_shows_what_is_shorter_than_a_column_where_a_column_is_free
 
 def test_a_text_chart_counts_wide_characters_twice():
     spans = Span("run", "矩阵", (HOST,), 0.0, 0.5, 0), Span("run", "b", (HOST,), 0.5, 1.0, 1)
-    assert gantt_text(Timeline(spans), width=40).splitlines()[0] == "cpu  compute  矩阵█████▌b████████▌    0%"
+    assert (
+        gantt_text(Timeline(spans), width=40).splitlines()[0]
+        == "cpu  compute  矩阵█████▌b████████▌    0%"
+    )
 
 
 def test_a_text_chart_in_colour_is_the_same_text_with_the_critical_path_bold():
     coloured = gantt_text(SMALL, colour=True)
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == gantt_text(SMALL)
     boxes = re.findall(r"\x1b\[([\d;]+)m(\w*)", coloured)
-    assert boxes.count(("1;34", "h")) == boxes.count(("1;33", "x")) / 2 == boxes.count(("33", "w")) / 2 == 1
+    assert (
+        boxes.count(("1;34", "h"))
+        == boxes.count(("1;33", "x")) / 2
+        == boxes.count(("33", "w")) / 2
+        == 1
+    )
     assert "\x1b" not in gantt_text(SMALL)
 
 
 def test_each_row_says_how_long_it_is_idle():
     shown = {
-        float(t.get("y")): "".join(t.itertext()) for t in elements(gantt_svg(SMALL), "text") if "end" in classes(t)
+        float(t.get("y")): "".join(t.itertext())
+        for t in elements(gantt_svg(SMALL), "text")
+        if "end" in classes(t)
     }
     assert [shown[y] for y in sorted(shown)] == ["idle", "90%", "60%", "40%", "60%", "90%"]
 
@@ -119,16 +138,25 @@ def test_pauses_are_bands_over_all_rows_at_their_times():
     assert bands[0][1] == pytest.approx(left + 0.2 * (right - left), abs=0.02)
     assert bands[0][3] == pytest.approx(0.2 * (right - left), abs=0.02)
     assert bands[1][1] + bands[1][3] == pytest.approx(right, abs=0.02)
-    assert all(y < min(b[2] for b in boxes) and y + h > max(b[2] + b[4] for b in boxes) for _, _, y, _, h, _ in bands)
+    assert all(
+        y < min(b[2] for b in boxes) and y + h > max(b[2] + b[4] for b in boxes)
+        for _, _, y, _, h, _ in bands
+    )
     assert "garbage collection" in texts(svg)
     assert "garbage collection" not in texts(gantt_svg(SMALL))
     assert "garbage collected for 43 ms" in gantt_text(paused)
 
 
 def test_rows_stand_by_the_names_of_devices_whatever_began_first():
-    timeline = Timeline.of((Span("run", "a", (Stream(f"cuda:{i}", "compute"),), 10 - i, 20, i) for i in (2, 9, 10)), [])
+    timeline = Timeline.of(
+        (Span("run", "a", (Stream(f"cuda:{i}", "compute"),), 10 - i, 20, i) for i in (2, 9, 10)), []
+    )
     assert re.findall(r"cuda:\d+", gantt_text(timeline)) == ["cuda:2", "cuda:9", "cuda:10"]
-    assert [text for text in texts(gantt_svg(timeline)) if "cuda" in text] == ["cuda:2", "cuda:9", "cuda:10"]
+    assert [text for text in texts(gantt_svg(timeline)) if "cuda" in text] == [
+        "cuda:2",
+        "cuda:9",
+        "cuda:10",
+    ]
 
 
 def test_boxes_stand_where_and_as_long_as_their_spans_ran():
@@ -137,7 +165,9 @@ def test_boxes_stand_where_and_as_long_as_their_spans_ran():
     assert len(boxes) == len(spans)
     left = min(x for _, x, *_ in boxes)
     scale = max(x + width for _, x, _, width, *_ in boxes) - left
-    by_span = {(name, round((x - left) / scale * 0.010, 4)): width for name, x, _, width, *_ in boxes}
+    by_span = {
+        (name, round((x - left) / scale * 0.010, 4)): width for name, x, _, width, *_ in boxes
+    }
     for span, _ in spans:
         kind = "task" if span.kind == "run" else "copy"
         width = by_span[f"{kind} {span.name}", round(span.start, 4)]
@@ -149,7 +179,11 @@ def test_the_chart_is_as_wide_as_the_makespan_and_its_ticks_stand_at_their_times
     boxes = titled(svg, "task", "copy")
     left, right = min(x for _, x, *_ in boxes), max(x + width for _, x, _, width, *_ in boxes)
     assert right == 930
-    at = {"".join(t.itertext()): float(t.get("x", 0)) for t in elements(svg, "text") if t.get("x") != "50%"}
+    at = {
+        "".join(t.itertext()): float(t.get("x", 0))
+        for t in elements(svg, "text")
+        if t.get("x") != "50%"
+    }
     assert at["0"] == left
     assert at["4 ms"] == pytest.approx(left + 0.4 * (right - left), abs=0.01)
 
@@ -179,9 +213,14 @@ def test_copies_are_hatched_and_tasks_are_not():
 def test_each_wait_is_one_arrow_from_the_end_of_a_span_to_the_start_of_another():
     svg = gantt_svg(SMALL)
     boxes = titled(svg, "task", "copy")
-    arrows = [path.get("d") for path in elements(svg, "path") if "wait" in classes(path)][: len(SMALL.arrows)]
+    arrows = [path.get("d") for path in elements(svg, "path") if "wait" in classes(path)][
+        : len(SMALL.arrows)
+    ]
     # The legend has one more, which stands last.
-    assert len([path for path in elements(svg, "path") if "wait" in classes(path)]) == len(SMALL.arrows) + 1
+    assert (
+        len([path for path in elements(svg, "path") if "wait" in classes(path)])
+        == len(SMALL.arrows) + 1
+    )
     for (a, b), d in zip(SMALL.arrows, arrows, strict=True):
         numbers = [float(n) for n in re.findall(r"-?[\d.]+", d)]
         first, second = SMALL.spans[a], SMALL.spans[b]
@@ -192,13 +231,21 @@ def test_each_wait_is_one_arrow_from_the_end_of_a_span_to_the_start_of_another()
 
 
 def test_the_critical_path_is_outlined():
-    outlined = [name for name, *_, kinds in titled(gantt_svg(SMALL), "task", "copy") if "critical" in kinds]
-    assert set(outlined) == {f"{'task' if s.kind == 'run' else 'copy'} {s.name}" for s in SMALL.critical_path()}
+    outlined = [
+        name for name, *_, kinds in titled(gantt_svg(SMALL), "task", "copy") if "critical" in kinds
+    ]
+    assert set(outlined) == {
+        f"{'task' if s.kind == 'run' else 'copy'} {s.name}" for s in SMALL.critical_path()
+    }
     assert "copy w" not in outlined
 
 
 def test_the_tooltip_names_stream_start_and_duration():
-    (tip,) = (rect[0].text for rect in elements(gantt_svg(SMALL), "rect") if len(rect) and "task h" in rect[0].text)
+    (tip,) = (
+        rect[0].text
+        for rect in elements(gantt_svg(SMALL), "rect")
+        if len(rect) and "task h" in rect[0].text
+    )
     assert tip == "task h\ncuda:0/compute\nstart 3 ms, takes 3 ms"
 
 
@@ -209,7 +256,9 @@ def test_each_device_is_named_once_and_the_caption_has_the_measures():
 
 
 def test_measured_rows_stand_below_predicted_ones_on_the_same_axis():
-    slow = [Span(s.kind, s.name, s.streams, 2 * s.start, 2 * s.end, s.instruction) for s in SMALL.spans]
+    slow = [
+        Span(s.kind, s.name, s.streams, 2 * s.start, 2 * s.end, s.instruction) for s in SMALL.spans
+    ]
     boxes = titled(gantt_svg(SMALL, measured=Timeline(tuple(slow), SMALL.arrows)), "task", "copy")
     upper, lower = sorted((y, width) for name, _, y, width, *_ in boxes if name == "task h")
     assert lower[0] > upper[0]
@@ -218,13 +267,22 @@ def test_measured_rows_stand_below_predicted_ones_on_the_same_axis():
 
 
 def test_names_stand_in_boxes_only_where_they_fit():
-    spans = (Span("run", "a_long_name", (COMPUTE,), 0.0, 0.01, 0), Span("run", "wide", (COMPUTE,), 0.01, 1.0, 1))
-    labels = ["".join(t.itertext()) for t in elements(gantt_svg(Timeline(spans)), "text") if "label" in classes(t)]
+    spans = (
+        Span("run", "a_long_name", (COMPUTE,), 0.0, 0.01, 0),
+        Span("run", "wide", (COMPUTE,), 0.01, 1.0, 1),
+    )
+    labels = [
+        "".join(t.itertext())
+        for t in elements(gantt_svg(Timeline(spans)), "text")
+        if "label" in classes(t)
+    ]
     assert labels == ["wide"]
 
 
 def test_boxes_closer_than_the_eye_can_tell_are_left_out():
-    spans = tuple(Span("run", f"t{i}", (COMPUTE,), i * 1e-6, (i + 1) * 1e-6, i) for i in range(20_000))
+    spans = tuple(
+        Span("run", f"t{i}", (COMPUTE,), i * 1e-6, (i + 1) * 1e-6, i) for i in range(20_000)
+    )
     assert 1_000 < len(titled(gantt_svg(Timeline(spans)), "task")) < 2_500
 
 
@@ -238,7 +296,9 @@ anything = st.text(max_size=12)
 
 @st.composite
 def timelines(draw):
-    streams = draw(st.lists(st.builds(Stream, anything, anything), min_size=1, max_size=4, unique=True))
+    streams = draw(
+        st.lists(st.builds(Stream, anything, anything), min_size=1, max_size=4, unique=True)
+    )
     moments = st.floats(0, 1e3)
     spans = []
     for i in range(draw(st.integers(0, 6))):
@@ -302,7 +362,14 @@ def check_nodes(svg, places):
 
 
 def test_nodes_stand_in_the_columns_of_their_devices_without_overlap():
-    places = {"x": "cpu", "w": "cpu", "getitem": "cpu", "getitem_1": "cpu", "total": "cpu", "update": "cpu"}
+    places = {
+        "x": "cpu",
+        "w": "cpu",
+        "getitem": "cpu",
+        "getitem_1": "cpu",
+        "total": "cpu",
+        "update": "cpu",
+    }
     places |= {f"{name}{i}": f"cuda:{i}" for name in "hg" for i in range(2)}
     check_nodes(graph_svg(training_step()), places)
 
@@ -348,8 +415,9 @@ def edges(svg):
 
 
 def test_arrows_tell_data_copies_and_order_apart():
-    # data: x to its two parts, h to g twice, total and w to update; moved: each part, w (4), each gradient.
-    # Both h and both g read w before it is written; what update waits for anyway is not drawn.
+    # data: x to its two parts, h to g twice, total and w to update; moved: each part, w (4), each
+    # gradient. Both h and both g read w before it is written; what update waits for anyway is not
+    # drawn.
     assert edges(graph_svg(training_step())) == {"data": 6, "move": 8}
     graph = Graph()
     x = graph.input("x")
@@ -368,7 +436,9 @@ def test_after_a_write_in_place_data_comes_from_the_writer():
 
 
 def test_time_flows_downwards():
-    rows = {name: y for name, _, y, *_ in titled(graph_svg(training_step()), "task", "view", "input")}
+    rows = {
+        name: y for name, _, y, *_ in titled(graph_svg(training_step()), "task", "view", "input")
+    }
     graph = training_step()
     for task in graph.tasks:
         for dependency in task.dependencies:
@@ -386,7 +456,9 @@ def test_inputs_and_views_stand_just_above_their_first_user():
     assert rows["x"] < rows["a"] == rows["w"] < rows["b"] == rows["getitem"] < rows["c"]
 
 
-legal = st.text(min_size=1, max_size=12).filter(lambda s: not any(c.isspace() or c == "@" for c in s))
+legal = st.text(min_size=1, max_size=12).filter(
+    lambda s: not any(c.isspace() or c == "@" for c in s)
+)
 places = st.sampled_from([None, "cpu", "cuda:0", "cuda:1", "cuda:2"])
 
 
@@ -399,7 +471,9 @@ def graphs(draw):
         used = draw(st.lists(st.sampled_from(values), max_size=3))
         after = draw(st.lists(st.sampled_from(values[1:]), max_size=2)) if len(values) > 1 else []
         writes = draw(st.lists(st.sampled_from(used), max_size=1)) if used else []
-        values.append(graph.add(first, *used, name=name, after=after, writes=writes, on=draw(places)))
+        values.append(
+            graph.add(first, *used, name=name, after=after, writes=writes, on=draw(places))
+        )
     return graph
 
 
@@ -419,7 +493,9 @@ def test_any_graph_gives_a_well_formed_drawing_without_overlap(graph, title):
 def dags(draw):
     count = draw(st.integers(1, 25))
     column = [draw(st.integers(0, 3)) for _ in range(count)]
-    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda p: p[0] < p[1])
+    pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(
+        lambda p: p[0] < p[1]
+    )
     return column, draw(st.lists(pairs, unique=True, max_size=40)) if count > 1 else []
 
 
@@ -449,7 +525,8 @@ def test_edges_of_two_nodes_do_not_run_on_each_other_between_columns(dag):
     passing = [
         (route.passes, found.rank[a], found.rank[b], a)
         for (a, b), route in zip(arrows, found.routes, strict=True)
-        if route.passes is not None and not any(left <= route.passes <= right for left, right in found.columns)
+        if route.passes is not None
+        and not any(left <= route.passes <= right for left, right in found.columns)
     ]
     for i, (x, start, end, source) in enumerate(passing):
         for x2, start2, end2, source2 in passing[:i]:
@@ -500,7 +577,14 @@ def test_hash_seeds_do_not_change_a_drawing():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(9.999e-4, "1 ms"), (1e-3, "1 ms"), (0.1, "100 ms"), (59.96, "60 s"), (3600, "3,600 s"), (3e-9, "0.003 us")],
+    [
+        (9.999e-4, "1 ms"),
+        (1e-3, "1 ms"),
+        (0.1, "100 ms"),
+        (59.96, "60 s"),
+        (3600, "3,600 s"),
+        (3e-9, "0.003 us"),
+    ],
 )
 def test_durations_are_written_in_the_unit_that_suits_them(seconds, text):
     assert duration(seconds) == text

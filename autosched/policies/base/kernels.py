@@ -1,6 +1,7 @@
 """Kernels of list scheduling: ranks, where tasks finish first, and when a list of placed tasks ends.
 
-All read ``Tables``; tasks, devices and data are numbers. They decide nothing but what their arguments say.
+All read ``Tables``; tasks, devices and data are numbers. They decide nothing but what their
+arguments say.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Planning(NamedTuple):
 
 
 @kernel
-def upward(t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rank: Any) -> None:
+def upward(
+    t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rank: Any
+) -> None:
     """Fill ``rank`` with the seconds from a task's start to the end of the graph, along the longest path.
 
     ``weight`` is what each task takes; a datum that one of ``kind`` a sends to one of ``kind`` b takes
@@ -60,8 +63,9 @@ def upward(t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte
 def optimistic(t: Tables, latency: float, per_byte: float, table: Any, column: Any) -> None:
     """Fill ``table`` with the optimistic cost of tasks on devices: the seconds from its end on, at the best.
 
-    A datum that changes device takes ``latency + nbytes * per_byte``. ``table`` must be zero everywhere, ``column`` has
-    one place for each device. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
+    A datum that changes device takes ``latency + nbytes * per_byte``. ``table`` must be zero
+    everywhere, ``column`` has one place for each device. Source: Arabnejad, Barbosa, IEEE TPDS
+    25(3), 2014.
     """
     devices = len(t.streams)
     for task in range(len(t.group) - 1, -1, -1):
@@ -101,10 +105,12 @@ def list_schedule(
 ) -> float:
     """Place tasks in this order, each on the device of least key; return the makespan, infinity where it overflows.
 
-    The key is the earliest finish time + ``excess`` * (seconds here - least seconds) + ``ahead`` * optimistic cost.
+    The key is the earliest finish time + ``excess`` * (seconds here - least seconds) + ``ahead`` *
+    optimistic cost.
     ``fixed[group]`` is the device of a group, -1 if it is open. Fills ``device``, ``start`` and ``finish``.
     """
-    devices, end = len(t.streams), 0.0
+    devices = len(t.streams)
+    end = 0.0
     clear(s, keep)
     for i in range(len(order)):
         task = order[i]
@@ -112,8 +118,13 @@ def list_schedule(
         for j in range(t.before_at[task], t.before_at[task + 1]):
             after = max(after, finish[t.before[j]])
         count = sources(t, task, device, finish, s)
-        base, bound = task * devices, fixed[t.group[task]]
-        best, least, where, gap, at = -1, math.inf, -1, -1, 0.0
+        base = task * devices
+        bound = fixed[t.group[task]]
+        best = -1
+        least = math.inf
+        where = -1
+        gap = -1
+        at = 0.0
         first, last = (0, devices) if bound < 0 else (bound, bound + 1)
         for p in range(first, last):
             whole = t.together[base + p]
@@ -129,7 +140,11 @@ def list_schedule(
                 if g >= 0:
                     begin = max(ready, s.begins[stream * keep + g])
                     if begin < limit:
-                        best, where, gap, at, limit = p, stream, g, begin, begin
+                        best = p
+                        where = stream
+                        gap = g
+                        at = begin
+                        limit = begin
             if best == p:
                 least = at + bias
         if best < 0 or at + t.seconds[base + best] == math.inf:
@@ -137,25 +152,38 @@ def list_schedule(
         fixed[t.group[task]] = best
         arrive(t, best, count, after, math.inf, s, True)
         take(s, where, gap, at, at + t.seconds[base + best], keep)
-        device[task], start[task], finish[task] = best, at, at + t.seconds[base + best]
+        device[task] = best
+        start[task] = at
+        finish[task] = at + t.seconds[base + best]
         end = max(end, finish[task])
     return max(end, go_home(t, device, finish, s))
 
 
 @kernel
 def decode(
-    t: Tables, order: Any, device: Any, tail: Any, start: Any, finish: Any, cap: float, s: Planning, keep: int
+    t: Tables,
+    order: Any,
+    device: Any,
+    tail: Any,
+    start: Any,
+    finish: Any,
+    cap: float,
+    s: Planning,
+    keep: int,
 ) -> float:
     """Place tasks in this order, each in the first gap of its device that is long enough; return the makespan.
 
-    Fills ``start`` and ``finish``. ``tail[task, device]`` is what passes at least from a task's end to the end of all.
-    Infinity if that is not below ``cap``.
+    Fills ``start`` and ``finish``. ``tail[task, device]`` is what passes at least from a task's end
+    to the end of all. Infinity if that is not below ``cap``.
     """
-    devices, end, contended = len(t.streams), 0.0, len(s.arrival) > 0
+    devices = len(t.streams)
+    end = 0.0
+    contended = len(s.arrival) > 0
     clear(s, keep)
     for i in range(len(order)):
         task = order[i]
-        p, ready = device[task], 0.0
+        p = device[task]
+        ready = 0.0
         seconds = t.seconds[task * devices + p]
         limit = cap - seconds - tail[task * devices + p]
         for j in range(t.before_at[task], t.before_at[task + 1]):
@@ -166,20 +194,26 @@ def decode(
             for j in range(t.reads_at[task], t.reads_at[task + 1]):
                 datum = t.reads[j]
                 maker = t.maker[datum]
-                since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
+                since, where = (
+                    (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
+                )
                 if where != p:
                     path = (where if maker >= 0 else t.row[datum]) * devices + p
                     since += t.latency[path] + t.nbytes[datum] / t.rate[path]
                 ready = max(ready, since)
-        slot, gap = -1, -1
+        slot = -1
+        gap = -1
         if ready < limit:
             for stream in range(s.first[p], s.first[p + 1]):
                 g = fit(s, stream, ready, seconds, limit, keep)
                 if g >= 0 and max(ready, s.begins[stream * keep + g]) < limit:
-                    slot, gap, limit = stream, g, max(ready, s.begins[stream * keep + g])
+                    slot = stream
+                    gap = g
+                    limit = max(ready, s.begins[stream * keep + g])
         if slot < 0:
             return math.inf
-        start[task], finish[task] = limit, limit + seconds
+        start[task] = limit
+        finish[task] = limit + seconds
         take(s, slot, gap, limit, limit + seconds, keep)
         end = max(end, finish[task])
     end = max(end, go_home(t, device, finish, s))
@@ -190,9 +224,12 @@ def decode(
 def clear(s: Planning, keep: int) -> None:
     """Forget what was planned."""
     for stream in range(len(s.gaps)):
-        s.gaps[stream], s.begins[stream * keep], s.ends[stream * keep] = 1, 0.0, math.inf
+        s.gaps[stream] = 1
+        s.begins[stream * keep] = 0.0
+        s.ends[stream * keep] = math.inf
     for p in range(len(s.out_free)):
-        s.out_free[p] = s.in_free[p] = 0.0
+        s.out_free[p] = 0.0
+        s.in_free[p] = 0.0
     for k in range(s.sent[0]):
         s.arrival[s.copy[k]] = math.nan
     s.sent[0] = 0
@@ -203,9 +240,12 @@ def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
     """Copy inputs that tasks wrote back to where they live; return when that has ended."""
     end = 0.0
     for j in range(len(t.returns)):
-        datum, p = t.returns[j], t.returns_to[j]
+        datum = t.returns[j]
+        p = t.returns_to[j]
         maker = t.maker[datum]
-        s.since[0], s.datum[0], s.where[0] = finish[maker], datum, device[maker]
+        s.since[0] = finish[maker]
+        s.datum[0] = datum
+        s.where[0] = device[maker]
         end = max(end, arrive(t, p, 1, 0.0, math.inf, s, True))
     return end
 
@@ -219,16 +259,22 @@ def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
         maker = t.maker[datum]
         since, where = (finish[maker], device[maker]) if maker >= 0 else (0.0, t.home[datum])
         k = count
-        while k > 0 and (s.since[k - 1] > since or (s.since[k - 1] == since and s.datum[k - 1] > datum)):
+        while k > 0 and (
+            s.since[k - 1] > since or (s.since[k - 1] == since and s.datum[k - 1] > datum)
+        ):
             s.since[k], s.datum[k], s.where[k] = s.since[k - 1], s.datum[k - 1], s.where[k - 1]
             k -= 1
-        s.since[k], s.datum[k], s.where[k] = since, datum, where
+        s.since[k] = since
+        s.datum[k] = datum
+        s.where[k] = where
         count += 1
     return count
 
 
 @kernel
-def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Planning, commit: bool) -> float:
+def arrive(
+    t: Tables, p: int, count: int, ready: float, limit: float, s: Planning, commit: bool
+) -> float:
     """Return when all that was written down is on device ``p``; infinity if that is not below ``limit``.
 
     ``commit``: let the copies for that take place.
@@ -238,7 +284,8 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Plannin
     for k in range(count):
         s.out_next[s.where[k]] = s.out_free[s.where[k]]
     for k in range(count):
-        where, datum = s.where[k], s.datum[k]
+        where = s.where[k]
+        datum = s.datum[k]
         end = s.since[k]
         if where != p:
             row = where if t.maker[datum] >= 0 else t.row[datum]
@@ -253,7 +300,8 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Plannin
                 if t.holds_in[path]:
                     end = max(end, in_free)
                 if commit and busy:
-                    s.copy[s.sent[0]], s.begin[s.sent[0]] = datum * devices + p, end
+                    s.copy[s.sent[0]] = datum * devices + p
+                    s.begin[s.sent[0]] = end
                     s.sent[0] += 1
                 end += t.latency[path] + t.nbytes[datum] / t.rate[path]
                 if t.holds_out[path]:
@@ -277,7 +325,8 @@ def arrive(t: Tables, p: int, count: int, ready: float, limit: float, s: Plannin
 def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, keep: int) -> int:
     """Return the first gap of a stream in which a task can start before ``limit``, or -1."""
     base = stream * keep
-    low, high = 0, s.gaps[stream]
+    low = 0
+    high = s.gaps[stream]
     while low < high:
         middle = (low + high) // 2
         if s.ends[base + middle] > ready:
@@ -285,7 +334,8 @@ def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, ke
         else:
             low = middle + 1
     last = s.gaps[stream] - 1
-    gap, begin = low, max(ready, s.begins[base + low])
+    gap = low
+    begin = max(ready, s.begins[base + low])
     while begin < limit and begin + seconds > s.ends[base + gap]:
         gap = gap + 1 if gap < low + MOST_GAPS else last
         begin = s.begins[base + gap]
@@ -295,14 +345,17 @@ def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, ke
 @kernel
 def take(s: Planning, stream: int, gap: int, start: float, finish: float, keep: int) -> None:
     """Cut [start, finish] out of a gap. Of more than ``keep`` gaps the earliest is forgotten."""
-    base, count = stream * keep, s.gaps[stream]
-    begin, end = s.begins[base + gap], s.ends[base + gap]
+    base = stream * keep
+    count = s.gaps[stream]
+    begin = s.begins[base + gap]
+    end = s.ends[base + gap]
     if begin < start and finish < end:
         if count == keep and gap == 0:
             s.begins[base] = finish
             return
         if count == keep:
-            count, gap = count - 1, gap - 1
+            count = count - 1
+            gap = gap - 1
             for i in range(base, base + count):
                 s.begins[i], s.ends[i] = s.begins[i + 1], s.ends[i + 1]
         for i in range(base + count, base + gap, -1):

@@ -1,6 +1,7 @@
 """List scheduling over tables: orders by rank, plans in such an order, and when a placement ends.
 
-Joins ``Tables`` and the kernels, and holds the memory they work in. Decides nothing: see ``heft`` and ``portfolio``.
+Joins ``Tables`` and the kernels, and holds the memory they work in. Decides nothing: see ``heft``
+and ``portfolio``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from autosched.policies.base.tables import Tables
 
 __all__ = ["Listed", "Listing", "timed"]
 
-_MOST_KEPT = 4096  # gaps of a stream; the earliest are forgotten, where tasks of low rank hardly ever fit
+_MOST_KEPT = (
+    4096  # gaps of a stream; the earliest are forgotten, where tasks of low rank hardly ever fit
+)
 
 
 class Listed(NamedTuple):
@@ -75,18 +78,29 @@ class Listing:
     def _upward(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         rank = self.mode.numbers(len(weight))
         kind, kinds, latency, per_byte = self._links
-        made = (weight, latency, per_byte) if self.mode.fast else map(np.ndarray.tolist, (weight, latency, per_byte))
+        made = (
+            (weight, latency, per_byte)
+            if self.mode.fast
+            else map(np.ndarray.tolist, (weight, latency, per_byte))
+        )
         weight, latency, per_byte = made
-        self.mode(kernels.upward)(self.tables, weight, self.mode.whole(kind), kinds, latency, per_byte, rank)
+        self.mode(kernels.upward)(
+            self.tables, weight, self.mode.whole(kind), kinds, latency, per_byte, rank
+        )
         return np.asarray(rank, float)
 
     @cached_property
     def optimistic(self) -> Any:
         """The optimistic cost table, at the mean link."""
-        _, _, latency, per_byte = _links(np.zeros(1, np.int64), np.ones((1, self.devices), bool), self.shape)
+        _, _, latency, per_byte = _links(
+            np.zeros(1, np.int64), np.ones((1, self.devices), bool), self.shape
+        )
         size = len(self.shape.group) * self.devices
-        table, column = self.mode.numbers(size), self.mode.numbers(self.devices)
-        self.mode(kernels.optimistic)(self.tables, float(latency[0]), float(per_byte[0]), table, column)
+        table = self.mode.numbers(size)
+        column = self.mode.numbers(self.devices)
+        self.mode(kernels.optimistic)(
+            self.tables, float(latency[0]), float(per_byte[0]), table, column
+        )
         return table
 
     @cached_property
@@ -94,10 +108,14 @@ class Listing:
         """The optimistic cost table at the best link: no schedule passes from a task's end to the end of all faster."""
         p = self.devices
         apart = ~np.eye(p, dtype=bool).ravel()
-        latency, rate = self.shape.latency[: p * p][apart], self.shape.rate[: p * p][apart]
-        table, column = self.mode.numbers(len(self.shape.seconds)), self.mode.numbers(p)
+        latency = self.shape.latency[: p * p][apart]
+        rate = self.shape.rate[: p * p][apart]
+        table = self.mode.numbers(len(self.shape.seconds))
+        column = self.mode.numbers(p)
         best = float(latency.min(initial=math.inf)), 1 / float(rate.max(initial=1.0))
-        self.mode(kernels.optimistic)(self.tables, best[0] if p > 1 else 0.0, best[1], table, column)
+        self.mode(kernels.optimistic)(
+            self.tables, best[0] if p > 1 else 0.0, best[1], table, column
+        )
         return table
 
     @cached_property
@@ -123,24 +141,35 @@ class Listing:
 
     def plan(self, order: Any, excess: float = 0.0, ahead: float = 0.0) -> Listed:
         """Place tasks in this order, each where ``kernels.list_schedule`` says."""
-        n, mode, s = len(self.shape.group), self.mode, self.planning
-        device, start, finish = mode.counts(n, -1), mode.numbers(n, math.nan), mode.numbers(n, math.nan)
+        n = len(self.shape.group)
+        mode = self.mode
+        s = self.planning
+        device = mode.counts(n, -1)
+        start = mode.numbers(n, math.nan)
+        finish = mode.numbers(n, math.nan)
         optimism = self.optimistic if ahead else self._none
-        run, fixed = mode(kernels.list_schedule), mode.counts(n, -1)
-        end = run(self.tables, order, excess, ahead, optimism, fixed, device, start, finish, s, self.keep)
+        run = mode(kernels.list_schedule)
+        fixed = mode.counts(n, -1)
+        end = run(
+            self.tables, order, excess, ahead, optimism, fixed, device, start, finish, s, self.keep
+        )
         return self._listed(end, order, device, start, finish)
 
     def placed(self, device: Any, order: Any, cap: float = math.inf) -> Listed:
         """Place tasks in this order, each on its device. The makespan is infinite if it is not below ``cap``."""
-        n, mode = len(self.shape.group), self.mode
-        start, finish = mode.numbers(n), mode.numbers(n)
-        run, tail = mode(kernels.decode), self.tail if cap < math.inf else self._none
+        n = len(self.shape.group)
+        mode = self.mode
+        start = mode.numbers(n)
+        finish = mode.numbers(n)
+        run = mode(kernels.decode)
+        tail = self.tail if cap < math.inf else self._none
         end = run(self.tables, order, device, tail, start, finish, cap, self.planning, self.keep)
         return self._listed(end, order, device, start, finish)
 
     def _listed(self, end: float, order: Any, device: Any, start: Any, finish: Any) -> Listed:
         s = self.planning
-        copies, begins = np.array(s.copy[: s.sent[0]], np.int64), np.array(s.begin[: s.sent[0]], float)
+        copies = np.array(s.copy[: s.sent[0]], np.int64)
+        begins = np.array(s.begin[: s.sent[0]], float)
         by_begin = np.argsort(begins, kind="stable")
         return Listed(end, order, device, start, finish, copies[by_begin], begins[by_begin])
 
@@ -164,7 +193,8 @@ class Listing:
         """
         if found.makespan == math.inf:
             raise ScheduleError("tasks would end later than a float can say, wherever they run")
-        start, finish = np.asarray(found.start), np.asarray(found.finish)
+        start = np.asarray(found.start)
+        finish = np.asarray(found.finish)
         return timed(problem, found, np.lexsort((finish > start, start)))
 
     @cached_property
@@ -175,7 +205,9 @@ class Listing:
     @cached_property
     def planning(self) -> kernels.Planning:
         """Memory for ``kernels.list_schedule`` and ``kernels.decode``."""
-        mode, devices, streams = self.mode, self.devices, int(self.shape.streams.sum())
+        mode = self.mode
+        devices = self.devices
+        streams = int(self.shape.streams.sum())
         reads = int(np.diff(self.shape.reads_at).max(initial=1))
         contended = bool(self.shape.holds_out.any() or self.shape.holds_in.any())
         copies = len(self.shape.reads) + len(self.shape.returns) if contended else 0
@@ -215,7 +247,9 @@ def timed(problem: Problem, found: Listed, order: NDArray[np.int64]) -> Placemen
         map(ahead.__getitem__, before),
         strict=True,
     )
-    copies = tuple(map(Send._make, takewhile(itemgetter(3), sends)))  # what goes home in the end goes when it can
+    copies = tuple(
+        map(Send._make, takewhile(itemgetter(3), sends))
+    )  # what goes home in the end goes when it can
     return problem.placement(found.device, order, copies)
 
 
@@ -232,11 +266,18 @@ def _links(
     kind: NDArray[np.int64], masks: NDArray[np.bool_], t: Tables
 ) -> tuple[NDArray[np.int64], int, NDArray[np.float64], NDArray[np.float64]]:
     """Return the kinds of tasks, and between devices of two kinds the mean latency and mean seconds per byte."""
-    devices, kinds = masks.shape[1], len(masks)
-    latency, per_byte = np.zeros(kinds * kinds), np.zeros(kinds * kinds)
+    devices = masks.shape[1]
+    kinds = len(masks)
+    latency = np.zeros(kinds * kinds)
+    per_byte = np.zeros(kinds * kinds)
     for a in range(kinds):
         for b in range(kinds):
-            pairs = [q * devices + p for q in masks[a].nonzero()[0] for p in masks[b].nonzero()[0] if q != p]
+            pairs = [
+                q * devices + p
+                for q in masks[a].nonzero()[0]
+                for p in masks[b].nonzero()[0]
+                if q != p
+            ]
             if pairs:
                 latency[a * kinds + b] = sum(t.latency[pairs].tolist()) / len(pairs)
                 per_byte[a * kinds + b] = sum((1 / t.rate[pairs]).tolist()) / len(pairs)

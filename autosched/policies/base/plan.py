@@ -1,7 +1,8 @@
 """Plan: what is planned so far, task by task: who runs when on which stream, and which copies that takes.
 
-What list scheduling asks: where would this task finish first, given all that was placed before? Tasks go into gaps that
-are long enough; copies onto the copy streams that they hold, one after another. Chooses no order of tasks.
+What list scheduling asks: where would this task finish first, given all that was placed before?
+Tasks go into gaps that are long enough; copies onto the copy streams that they hold, one after
+another. Chooses no order of tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ __all__ = ["Plan", "Slot"]
 
 _MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
 
-# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its arrival elsewhere.
+# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its
+# arrival elsewhere.
 _Source = tuple[float, int, int, Sequence[Path], float, dict[int, float]]
 _Copy = tuple[int, int, float]  # datum, source, when it ends
 
@@ -38,11 +40,13 @@ class Plan:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        devices, tasks = range(len(problem.devices)), len(problem.tasks)
+        devices = range(len(problem.devices))
+        tasks = len(problem.tasks)
         self.device = [-1] * tasks
         self.start = [math.nan] * tasks
         self.finish = [0.0] * tasks
-        # Of each device, of each stream: when its gaps begin, and when they end; the last one never does.
+        # Of each device, of each stream: when its gaps begin, and when they end; the last one never
+        # does.
         self.gaps = [[([0.0], [math.inf]) for _ in range(streams)] for streams in problem.streams]
         self.out_free = [0.0 for _ in devices]
         self.in_free = [0.0 for _ in devices]
@@ -50,7 +54,9 @@ class Plan:
         self.arrival: list[dict[int, float]] = [{} for _ in problem.data.names]
         self.together = _group_seconds(problem)
 
-    def earliest_finish(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot:
+    def earliest_finish(
+        self, task: int, devices: Iterable[int], bias: Sequence[float] = ()
+    ) -> Slot:
         """Return the slot where a task would finish first, or where its finish plus ``bias[device]`` is least.
 
         Ties go to the device named earlier. Raises ScheduleError if it fits nowhere.
@@ -62,18 +68,23 @@ class Plan:
 
     def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
         """Return what ``earliest_finish`` returns, or None."""
-        after, sources, total = self._after(task), self._sources(task), self._total(task)
-        best, least = None, math.inf
+        after = self._after(task)
+        sources = self._sources(task)
+        total = self._total(task)
+        best = None
+        least = math.inf
         for device in devices:
             more = total[device] + bias[device] if bias else total[device]
             slot = self._slot(task, device, after, sources, least - more)
             if slot is not None and slot.start + more < least:
-                best, least = slot, slot.start + more
+                best = slot
+                least = slot.start + more
         return best
 
     def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
         """Return the slot on each device where a task would finish first there, but where it fits nowhere."""
-        after, sources = self._after(task), self._sources(task)
+        after = self._after(task)
+        sources = self._sources(task)
         found = (self._slot(task, device, after, sources, math.inf) for device in devices)
         return [slot for slot in found if slot is not None and self.end(task, slot) < math.inf]
 
@@ -90,19 +101,27 @@ class Plan:
         parts = [(a, b) for a, b in ((whole[0], start), (finish, whole[1])) if a < b]
         begins[gap : gap + 1] = [a for a, _ in parts]
         ends[gap : gap + 1] = [b for _, b in parts]
-        self.device[task], self.start[task], self.finish[task] = device, start, finish
+        self.device[task] = device
+        self.start[task] = start
+        self.finish[task] = finish
         held = []
         for datum, source, end in copies:
             self.arrival[datum][device] = end
             path = self.problem.paths[source][device]
-            for holds, free, where in ((path.holds_out, self.out_free, source), (path.holds_in, self.in_free, device)):
+            for holds, free, where in (
+                (path.holds_out, self.out_free, source),
+                (path.holds_in, self.in_free, device),
+            ):
                 if holds:
                     held.append((free, where, free[where]))
                     free[where] = end
 
         def undo() -> None:
-            begins[gap : gap + len(parts)], ends[gap : gap + len(parts)] = [whole[0]], [whole[1]]
-            self.device[task], self.start[task], self.finish[task] = -1, math.nan, 0.0
+            begins[gap : gap + len(parts)] = [whole[0]]
+            ends[gap : gap + len(parts)] = [whole[1]]
+            self.device[task] = -1
+            self.start[task] = math.nan
+            self.finish[task] = 0.0
             for free, where, since in reversed(held):
                 free[where] = since
             for datum, _, _ in copies:
@@ -113,7 +132,9 @@ class Plan:
     def nowhere(self, task: int) -> ScheduleError:
         """Return what to raise where a task has no slot."""
         name = self.problem.tasks[task]
-        return ScheduleError(f"task {name!r} would end later than a float can say, wherever it runs")
+        return ScheduleError(
+            f"task {name!r} would end later than a float can say, wherever it runs"
+        )
 
     def _after(self, task: int) -> float:
         """Return when all that must end before a task has ended, of what is planned."""
@@ -123,7 +144,9 @@ class Plan:
         """Return by device the seconds of all tasks that go where this one goes."""
         return self.together.get(self.problem.group[task], self.problem.seconds[task])
 
-    def _slot(self, task: int, device: int, after: float, sources: list[_Source], limit: float) -> Slot | None:
+    def _slot(
+        self, task: int, device: int, after: float, sources: list[_Source], limit: float
+    ) -> Slot | None:
         """Return where a task would start first on a device; None if that is not below ``limit``."""
         copies: list[_Copy] = []
         ready = self._ready(device, sources, after, limit, copies)
@@ -134,18 +157,24 @@ class Plan:
 
     def _sources(self, task: int) -> list[_Source]:
         """Return what a task reads, of what is there or planned, the earliest first."""
-        data, paths, sources = self.problem.data, self.problem.paths, []
+        data = self.problem.data
+        paths = self.problem.paths
+        sources = []
         for datum in self.problem.reads[task]:
             maker = data.maker[datum]
             if maker >= 0 and self.device[maker] < 0:
                 continue
-            since, device = (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            since, device = (
+                (self.finish[maker], self.device[maker]) if maker >= 0 else (0.0, data.home[datum])
+            )
             row = paths[device if maker >= 0 else data.row[datum]]
             sources.append((since, datum, device, row, data.nbytes[datum], self.arrival[datum]))
         sources.sort()
         return sources
 
-    def _ready(self, device: int, sources: list[_Source], ready: float, limit: float, copies: list[_Copy]) -> float:
+    def _ready(
+        self, device: int, sources: list[_Source], ready: float, limit: float, copies: list[_Copy]
+    ) -> float:
         """Return when all of ``sources`` are on a device, and append the copies for that.
 
         Infinity if that is not below ``limit``, which spares looking further.
@@ -171,7 +200,9 @@ class Plan:
                     return math.inf
         return ready
 
-    def _gap(self, device: int, ready: float, seconds: float, limit: float) -> tuple[int, int, float]:
+    def _gap(
+        self, device: int, ready: float, seconds: float, limit: float
+    ) -> tuple[int, int, float]:
         """Return the earliest gap that is long enough as (stream, gap, start); infinity if not below ``limit``."""
         found = (0, 0, math.inf)
         for stream, (begins, ends) in enumerate(self.gaps[device]):
@@ -181,7 +212,8 @@ class Plan:
                 gap = gap + 1 if gap < first + _MOST_GAPS else len(ends) - 1
                 start = begins[gap]
             if start < limit:
-                found, limit = (stream, gap, start), start
+                found = (stream, gap, start)
+                limit = start
         return found
 
 
@@ -191,7 +223,9 @@ def _group_seconds(problem: Problem) -> dict[int, list[float]]:
     for task, group in enumerate(problem.group):
         members.setdefault(group, []).append(task)
     return {
-        group: [sum(column) for column in zip(*(problem.seconds[task] for task in tasks), strict=True)]
+        group: [
+            sum(column) for column in zip(*(problem.seconds[task] for task in tasks), strict=True)
+        ]
         for group, tasks in members.items()
         if len(tasks) > 1
     }

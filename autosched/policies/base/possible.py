@@ -1,10 +1,11 @@
 """Possible: where each task may still go, given what is decided already.
 
-A task may go where its constraints allow, its seconds are finite, and what it exchanges with others can travel: two
-devices without a link exchange nothing, so each decision takes devices away from the neighbours, theirs from their
-neighbours, and so on. That is arc consistency (Mackworth, Artificial Intelligence 8, 1977). It runs into no dead end
-where links form an interval graph (Feder, Hell, JCTB 72, 1998): all devices linked, separate islands, a hub. On other
-machines, such as a ring of four without a hub, it may miss a placement, and says so.
+A task may go where its constraints allow, its seconds are finite, and what it exchanges with others
+can travel: two devices without a link exchange nothing, so each decision takes devices away from
+the neighbours, theirs from their neighbours, and so on. That is arc consistency (Mackworth,
+Artificial Intelligence 8, 1977). It runs into no dead end where links form an interval graph
+(Feder, Hell, JCTB 72, 1998): all devices linked, separate islands, a hub. On other machines, such
+as a ring of four without a hub, it may miss a placement, and says so.
 
 Knows no order, and of costs only whether they are finite.
 """
@@ -31,9 +32,10 @@ _Trail = list[tuple[int, int]]  # (group, its set before)
 class Possible:
     """Where each task may still go: constraints, what must share a device, and links. For policies of your own.
 
-    Tasks are numbers, as in ``graph.tasks``, and devices too, as in ``machine.devices``. To place a task takes devices
-    away from others, and is refused where one would be left without any: so settle each task, and each has a device.
-    Raises ScheduleError if a task has none from the beginning.
+    Tasks are numbers, as in ``graph.tasks``, and devices too, as in ``machine.devices``. To place a
+    task takes devices away from others, and is refused where one would be left without any: so
+    settle each task, and each has a device. Raises ScheduleError if a task has none from the
+    beginning.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -61,7 +63,9 @@ class Possible:
         self._neighbours: list[list[tuple[int, int, int]]] = [
             [] for _ in problem.tasks
         ]  # (task, other task, its group)
-        self._sets = [everywhere] * len(problem.tasks)  # by group, a bit for each device; they only ever shrink
+        self._sets = [everywhere] * len(
+            problem.tasks
+        )  # by group, a bit for each device; they only ever shrink
         self._constrain()
         if self._partial:
             self._link()
@@ -85,10 +89,11 @@ class Possible:
     def choose(self, task: int, device: int) -> bool:
         """Put a task and its group on one of its devices.
 
-        Where that would leave another task without a device it is undone, the device is taken away from the task,
-        and the answer is False. Raises ScheduleError if it was the last.
+        Where that would leave another task without a device it is undone, the device is taken away
+        from the task, and the answer is False. Raises ScheduleError if it was the last.
         """
-        group, bit = self.problem.group[task], 1 << device
+        group = self.problem.group[task]
+        bit = 1 << device
         before = self._sets[group]
         if before == bit:
             return True
@@ -129,35 +134,59 @@ class Possible:
         tasks = range(len(self.problem.tasks))
         for task in tasks:
             if len(self.devices(task)) > 1:
-                raise ScheduleError(f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task")
-        return self.problem.placement([self.devices(task)[0] for task in tasks], tasks if order is None else [*order])
+                raise ScheduleError(
+                    f"no device is chosen yet for task {self.problem.tasks[task]!r}; settle each task"
+                )
+        return self.problem.placement(
+            [self.devices(task)[0] for task in tasks], tasks if order is None else [*order]
+        )
 
     def _constrain(self) -> None:
         """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""
-        problem, data = self.problem, self.problem.data
+        problem = self.problem
+        data = self.problem.data
         bit = {name: 1 << p for p, name in enumerate(problem.devices)}
         finite_rows = np.isfinite(problem.table).min(axis=1, initial=True).tolist()
-        for task, (allowed, everywhere) in enumerate(zip(problem.allowed, finite_rows, strict=True)):
+        for task, (allowed, everywhere) in enumerate(
+            zip(problem.allowed, finite_rows, strict=True)
+        ):
             if len(allowed) < len(bit):
                 self._narrow(task, sum(bit[name] for name in allowed), "it must run on {}")
             if not everywhere:
-                finite = sum(1 << p for p, number in enumerate(problem.table[task].tolist()) if number < math.inf)
-                self._narrow(task, finite, "its seconds, or those of what shares its memory, are finite on {}")
+                finite = sum(
+                    1 << p
+                    for p, number in enumerate(problem.table[task].tolist())
+                    if number < math.inf
+                )
+                self._narrow(
+                    task,
+                    finite,
+                    "its seconds, or those of what shares its memory, are finite on {}",
+                )
         if not self._partial:
             return
         for task, reads in enumerate(problem.reads):
             for datum in reads:
                 if data.maker[datum] < 0:
-                    self._travel(task, data.home[datum], f"it reads {data.names[datum]!r}, which lives on")
+                    self._travel(
+                        task, data.home[datum], f"it reads {data.names[datum]!r}, which lives on"
+                    )
         for datum, device in problem.returns:
-            self._travel(data.maker[datum], device, f"it writes {data.names[datum]!r}, which must go back to")
+            self._travel(
+                data.maker[datum], device, f"it writes {data.names[datum]!r}, which must go back to"
+            )
 
     def _travel(self, task: int, device: int, why: str) -> None:
-        self._narrow(task, self._linked[device], f"{why} {self.problem.devices[device]!r}, linked only to {{}}")
+        self._narrow(
+            task,
+            self._linked[device],
+            f"{why} {self.problem.devices[device]!r}, linked only to {{}}",
+        )
 
     def _narrow(self, task: int, devices: int, why: str) -> None:
         group = self.problem.group[task]
-        before, self._sets[group] = self._sets[group], self._sets[group] & devices
+        before = self._sets[group]
+        self._sets[group] = self._sets[group] & devices
         if not self._sets[group]:
             raise ScheduleError(
                 f"task {self.problem.tasks[task]!r} can run nowhere: of {self._names(before)} no device is left, for "
@@ -169,7 +198,8 @@ class Possible:
         problem = self.problem
         for task, reads in enumerate(problem.reads):
             for maker in dict.fromkeys(problem.data.maker[datum] for datum in reads):
-                here, there = problem.group[task], problem.group[maker]
+                here = problem.group[task]
+                there = problem.group[maker]
                 if maker >= 0 and here != there:
                     self._neighbours[here].append((task, maker, there))
                     self._neighbours[there].append((maker, task, here))
@@ -214,7 +244,9 @@ class Possible:
         return ", ".join(repr(self.problem.devices[p]) for p in self._members(devices)) or "none"
 
     def _where(self, task: int) -> str:
-        return f"{self.problem.tasks[task]!r} (on {self._names(self._sets[self.problem.group[task]])})"
+        return (
+            f"{self.problem.tasks[task]!r} (on {self._names(self._sets[self.problem.group[task]])})"
+        )
 
     def _apart(self, task: str, other: str) -> ScheduleError:
         return ScheduleError(

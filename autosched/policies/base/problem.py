@@ -31,8 +31,9 @@ Policy = Callable[[Graph, Machine, Costs], Placement]
 class Data:
     """What tasks read. A datum is a value in one version: ``maker`` is the task that leaves it, on its own device.
 
-    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning, and travels by the
-    paths of row ``row``, which is its device's, or that of pageable memory there.
+    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning,
+    and travels by the paths of row ``row``, which is its device's, or that of pageable memory
+    there.
     """
 
     names: Sequence[str]
@@ -55,19 +56,31 @@ class Path(NamedTuple):
     holds_in: bool
 
     @classmethod
-    def between(cls, machine: Machine, source: Device, destination: Device, pageable: bool = False) -> Path:
+    def between(
+        cls, machine: Machine, source: Device, destination: Device, pageable: bool = False
+    ) -> Path:
         """Return the path from one device, or its pageable memory, to another, or to itself, which takes nothing."""
         if source.name == destination.name:
             return cls(0.0, math.inf, False, False)
         link = machine.link(source.name, destination.name)
-        latency, rate = (link.latency, link.bytes_per_second) if link is not None else (math.inf, math.inf)
+        latency, rate = (
+            (link.latency, link.bytes_per_second) if link is not None else (math.inf, math.inf)
+        )
         # A copy between a CPU and an accelerator is the work of the accelerator alone.
-        out, into = (source.kind != "cpu", destination.kind != "cpu")
+        out = source.kind != "cpu"
+        into = destination.kind != "cpu"
         if link is not None and pageable and into and not out:
             rate = link.pageable_bytes_per_second or rate
-        # Floats, whatever the user gave: NumPy makes objects of whole numbers above 2**63, which no kernel takes.
-        latency, rate = float(latency), float(rate)
-        return cls(latency, rate, machine.contention and (out or not into), machine.contention and (into or not out))
+        # Floats, whatever the user gave: NumPy makes objects of whole numbers above 2**63, which no
+        # kernel takes.
+        latency = float(latency)
+        rate = float(rate)
+        return cls(
+            latency,
+            rate,
+            machine.contention and (out or not into),
+            machine.contention and (into or not out),
+        )
 
     def seconds(self, nbytes: float) -> float:
         """Return how long a copy takes."""
@@ -88,15 +101,21 @@ class Problem:
     tasks: Sequence[str]
     devices: Sequence[str]
     streams: Sequence[int]  # compute streams, by device
-    paths: Sequence[Sequence[Path]]  # [source][destination]; below them those from pageable memory of each source
+    paths: Sequence[
+        Sequence[Path]
+    ]  # [source][destination]; below them those from pageable memory of each source
     data: Data
     table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
     dependencies: Sequence[Sequence[Dependency]]  # by task
-    others: Sequence[Sequence[int]]  # by task, those that it depends on and that made nothing that it reads
+    others: Sequence[
+        Sequence[int]
+    ]  # by task, those that it depends on and that made nothing that it reads
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
-    returns: Sequence[tuple[int, int]]  # (datum, device): an input that tasks write goes back to its home
+    returns: Sequence[
+        tuple[int, int]
+    ]  # (datum, device): an input that tasks write goes back to its home
 
     @classmethod
     @without_collecting()
@@ -164,7 +183,9 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64
     return table
 
 
-def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
+def _data(
+    graph: Graph, machine: Machine, costs: Costs
+) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
     """Number the data that tasks read, and those that go back to their home in the end."""
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
@@ -183,7 +204,10 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
         for use, value in zip(back, returned, strict=True)
     ]
     values = [graph.values[index] for index, _ in known]
-    makers = [value.producer if not use[1] else graph.maker(use) for use, value in zip(known, values, strict=True)]
+    makers = [
+        value.producer if not use[1] else graph.maker(use)
+        for use, value in zip(known, values, strict=True)
+    ]
     homes = [
         number[home(graph, machine, value)] if maker is None else -1
         for maker, value in zip(makers, values, strict=True)
@@ -203,7 +227,9 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list
     return data, reads, returns
 
 
-def _plain_data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
+def _plain_data(
+    graph: Graph, machine: Machine, costs: Costs
+) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
     """Do as ``_data`` where nothing is written: the data are the values that are read, and none goes back."""
     number = {name: p for p, name in enumerate(machine.names)}
     flown = flow(graph)
@@ -211,10 +237,15 @@ def _plain_data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, lis
     by_first = np.argsort(first)
     rank = np.argsort(by_first)
     values = [graph.values[index] for index in known[by_first].tolist()]
-    homes = [number[home(graph, machine, value)] if value.producer is None else -1 for value in values]
+    homes = [
+        number[home(graph, machine, value)] if value.producer is None else -1 for value in values
+    ]
     rows = homes
     if costs.pageable:
-        slow = [len(number) if value.producer is None and value.name in costs.pageable else 0 for value in values]
+        slow = [
+            len(number) if value.producer is None and value.name in costs.pageable else 0
+            for value in values
+        ]
         rows = [place + more for place, more in zip(homes, slow, strict=True)]
     data = Data(
         names=[value.name for value in values],
@@ -224,5 +255,6 @@ def _plain_data(graph: Graph, machine: Machine, costs: Costs) -> tuple[Data, lis
         home=homes,
         row=rows,
     )
-    reads, at = rank[datum.reshape(-1)].tolist(), flown.reads_at.tolist()
+    reads = rank[datum.reshape(-1)].tolist()
+    at = flown.reads_at.tolist()
     return data, [reads[a:b] for a, b in pairwise(at)], []

@@ -1,6 +1,7 @@
 """Measures of tasks that list scheduling goes by: what lies behind them, and before them. One place for each.
 
-Seconds are means, medians or minima over the devices that a task may go to. Knows no times and no order.
+Seconds are means, medians or minima over the devices that a task may go to. Knows no times and no
+order.
 """
 
 from __future__ import annotations
@@ -13,18 +14,29 @@ import numpy as np
 from autosched.policies.base.possible import Possible
 from autosched.policies.base.problem import Problem
 
-__all__ = ["critical_path", "downward_ranks", "followers", "mean", "optimistic_costs", "static_levels", "upward_ranks"]
+__all__ = [
+    "critical_path",
+    "downward_ranks",
+    "followers",
+    "mean",
+    "optimistic_costs",
+    "static_levels",
+    "upward_ranks",
+]
 
 
 def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
     """Return for each task the seconds from its start to the end of the graph, along the longest path, at mean costs.
 
-    The rank of a task is its mean seconds, plus the largest of mean copy + rank over its successors. Means are over
-    the devices that tasks may go to, and over the linked pairs of different ones. No task ranks below a successor.
-    Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
+    The rank of a task is its mean seconds, plus the largest of mean copy + rank over its
+    successors. Means are over the devices that tasks may go to, and over the linked pairs of
+    different ones. No task ranks below a successor. Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3),
+    2002.
     """
     means = _Means(problem, possible)
-    rank = [0.0] * len(problem.tasks)  # until its turn comes, the largest over the successors seen so far
+    rank = [0.0] * len(
+        problem.tasks
+    )  # until its turn comes, the largest over the successors seen so far
     for task in reversed(range(len(rank))):
         rank[task] = below = rank[task] + means.seconds(task)
         for before in problem.before[task]:
@@ -41,8 +53,10 @@ def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
 
     Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
     """
-    means, maker = _Means(problem, possible), problem.data.maker
-    rank, end = list[float](), list[float]()
+    means = _Means(problem, possible)
+    maker = problem.data.maker
+    rank = list[float]()
+    end = list[float]()
     for task, before in enumerate(problem.before):
         made = [datum for datum in problem.reads[task] if maker[datum] >= 0]
         arrivals = [end[maker[datum]] + means.copy(datum, task) for datum in made]
@@ -76,9 +90,9 @@ def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
 def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
     """Return the optimistic cost table: ``[task][device]``, the least seconds between a task's end there and the end.
 
-    For each successor the device where it, the copy to it and what follows it take the least; of these the largest.
-    O(e p^2) for e readings and p devices, as links may differ. Where a task may not go it costs infinitely much.
-    Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
+    For each successor the device where it, the copy to it and what follows it take the least; of
+    these the largest. O(e p^2) for e readings and p devices, as links may differ. Where a task may
+    not go it costs infinitely much. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
     """
     rows = problem.paths[: len(problem.devices)]
     latency = np.array([[path.latency for path in row] for row in rows])
@@ -91,11 +105,14 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
         for before in problem.before[task]:
             table[before] = np.maximum(table[before], here.min())
         for datum in problem.reads[task]:
-            maker, nbytes = problem.data.maker[datum], problem.data.nbytes[datum]
+            maker = problem.data.maker[datum]
+            nbytes = problem.data.nbytes[datum]
             if maker >= 0 and problem.group[maker] == problem.group[task]:
                 table[maker] = np.maximum(table[maker], here)
             elif maker >= 0:
-                table[maker] = np.maximum(table[maker], (here + latency + nbytes * per_byte).min(axis=1))
+                table[maker] = np.maximum(
+                    table[maker], (here + latency + nbytes * per_byte).min(axis=1)
+                )
     return table.tolist()
 
 
@@ -136,10 +153,14 @@ class _Means:
         return latency + self.problem.data.nbytes[datum] * per_byte
 
 
-def _mean_link(problem: Problem, sources: tuple[int, ...], destinations: tuple[int, ...]) -> tuple[float, float]:
+def _mean_link(
+    problem: Problem, sources: tuple[int, ...], destinations: tuple[int, ...]
+) -> tuple[float, float]:
     """Return the mean latency, and the mean seconds per byte, of the links between different devices."""
     pairs = [problem.paths[q][p] for q in sources for p in destinations if q != p]
     linked = [path for path in pairs if path.latency < math.inf]
     if not linked:
         return 0.0, 0.0
-    return sum(path.latency for path in linked) / len(linked), sum(1 / path.rate for path in linked) / len(linked)
+    return sum(path.latency for path in linked) / len(linked), sum(
+        1 / path.rate for path in linked
+    ) / len(linked)

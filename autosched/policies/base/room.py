@@ -1,7 +1,7 @@
 """Room: the bytes that each device holds while tasks are placed one by one, from the lifetimes of what they make.
 
-A value is held where it is made, and where it was copied to, until the last of its readers is placed; what is put out
-stays. Values that share memory count as one. Knows no times.
+A value is held where it is made, and where it was copied to, until the last of its readers is
+placed; what is put out stays. Values that share memory count as one. Knows no times.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ class Room:
         return dict.fromkeys(self.graph.values[use.value].root for use in task.reads)
 
     def _new(self, task: Task, device: int) -> list[int]:
-        made = [self.graph.values[use.value].root for use in task.outputs if self.graph.is_used(use.value)]
+        made = [
+            self.graph.values[use.value].root
+            for use in task.outputs
+            if self.graph.is_used(use.value)
+        ]
         roots = dict.fromkeys([*self._read(task), *made])
         return [root for root in roots if device not in self.where.get(root, ())]
 

@@ -1,7 +1,8 @@
 """Tables: a problem as flat arrays, which kernels read; forward, or with all edges reversed.
 
-Row ``i`` of a table that has several numbers for each task stands at ``i * width``; a ragged table is a pair: where
-each row begins, and the numbers. Of machines on which all devices are linked; others need ``Possible``.
+Row ``i`` of a table that has several numbers for each task stands at ``i * width``; a ragged table
+is a pair: where each row begins, and the numbers. Of machines on which all devices are linked;
+others need ``Possible``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Tables(NamedTuple):
                 seconds[task, [p for name, p in devices.items() if name not in allowed]] = np.inf
         group = np.array(problem.group, np.int64)
         together = _together(seconds, group)
-        data, paths = problem.data, [path for row in problem.paths for path in row]
+        data = problem.data
+        paths = [path for row in problem.paths for path in row]
         return cls(
             seconds.ravel(),
             together.ravel(),
@@ -80,10 +82,12 @@ class Tables(NamedTuple):
 
         Each reading of what a task made becomes a datum of its own, which travels the other way.
         """
-        n, devices = len(self.group), len(self.streams)
+        n = len(self.group)
+        devices = len(self.streams)
         reader = np.repeat(np.arange(n), np.diff(self.reads_at))
         made = self.maker[self.reads] >= 0
-        reader, datum = reader[made], self.reads[made]
+        reader = reader[made]
+        datum = self.reads[made]
         later = np.repeat(np.arange(n), np.diff(self.before_at))
         flip = [table.reshape(n, devices)[::-1].ravel() for table in (self.seconds, self.together)]
         before_at, before = grouped(n - 1 - self.before, n - 1 - later, n)

@@ -1,7 +1,8 @@
 """Turns: which task is placed next. What list scheduling has in common, whatever it prefers.
 
-Either tasks have a priority from the beginning, and the first of those that are ready is placed; or all that are ready
-are weighed anew at every turn. Knows no measure and no device: policies bring what they prefer.
+Either tasks have a priority from the beginning, and the first of those that are ready is placed; or
+all that are ready are weighed anew at every turn. Knows no measure and no device: policies bring
+what they prefer.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ Weigh = Callable[[int, float, float], float]
 _Known = dict[int, tuple[float, Slot]]  # by device, when a task would end there, and where that is
 
 
-def by_priority(problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick) -> Placement:
+def by_priority(
+    problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
+) -> Placement:
     """Place the ready task of the highest priority in the slot that ``pick(plan, task, devices)`` returns; go on.
 
     Ties go to the task added earlier. O(m + n log n) for m dependencies, and a pick for each task.
     """
-    plan, placed = Plan(problem), list[int]()
-    after, waits = followers(problem), [len(before) for before in problem.before]
+    plan = Plan(problem)
+    placed = list[int]()
+    after = followers(problem)
+    waits = [len(before) for before in problem.before]
     ready = [(-priority[task], task) for task, count in enumerate(waits) if not count]
     heapq.heapify(ready)
     while ready:
@@ -48,11 +53,13 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
     """Place the ready task of the greatest weight where it finishes first; go on.
 
     ``weigh(task, finish, loss)`` is told when it would finish, and how much later on the next best device; infinitely
-    where there is none. Ties go to the task added earlier. O(n w p) slots on p devices for at most w tasks that are
-    ready at once; what the turn before did not change is not looked for again.
+    where there is none. Ties go to the task added earlier. O(n w p) slots on p devices for at most
+    w tasks that are ready at once; what the turn before did not change is not looked for again.
     """
-    plan, placed = Plan(problem), list[int]()
-    after, waits = followers(problem), [len(before) for before in problem.before]
+    plan = Plan(problem)
+    placed = list[int]()
+    after = followers(problem)
+    waits = [len(before) for before in problem.before]
     ready: dict[int, _Known] = {task: {} for task, count in enumerate(waits) if not count}
     while ready:
         offers = [_offer(plan, possible, weigh, task, known) for task, known in ready.items()]
@@ -68,11 +75,15 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
     return _placement(plan, placed)
 
 
-def _offer(plan: Plan, possible: Possible, weigh: Weigh, task: int, known: _Known) -> tuple[float, int, Slot]:
+def _offer(
+    plan: Plan, possible: Possible, weigh: Weigh, task: int, known: _Known
+) -> tuple[float, int, Slot]:
     """Return the weight of a ready task, its number, and its best slot; note the slots that were not ``known``."""
     devices = possible.devices(task)
     if missing := [device for device in devices if device not in known]:
-        known.update((slot.device, (plan.end(task, slot), slot)) for slot in plan.slots(task, missing))
+        known.update(
+            (slot.device, (plan.end(task, slot), slot)) for slot in plan.slots(task, missing)
+        )
     ends = sorted([(known[device][0], device) for device in devices if device in known])
     if not ends:
         raise plan.nowhere(task)
@@ -83,7 +94,9 @@ def _offer(plan: Plan, possible: Possible, weigh: Weigh, task: int, known: _Know
 
 def _forget(ready: Iterable[_Known], problem: Problem, taken: Slot) -> None:
     """Drop the slots that may be others now: on the device just taken, and with copies out of where it copied from."""
-    held = {source for _, source, _ in taken.copies if problem.paths[source][taken.device].holds_out}
+    held = {
+        source for _, source, _ in taken.copies if problem.paths[source][taken.device].holds_out
+    }
     for known in ready:
         known.pop(taken.device, None)
         for _, slot in [*known.values()] if held else ():

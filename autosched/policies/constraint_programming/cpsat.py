@@ -1,8 +1,9 @@
 """Model: a problem as constraints for CP-SAT, the solver of OR-Tools. Says what a program can do, and decides nothing.
 
-Each task has a start, an end and a device. Where copies occupy nothing, a task starts behind what it reads by as much
-as the copy takes. Else each copy that some choice of devices needs has a start and an end too, and stands on the
-streams that it holds. Tasks on one compute stream do not overlap; of several a device works on as many at a time.
+Each task has a start, an end and a device. Where copies occupy nothing, a task starts behind what
+it reads by as much as the copy takes. Else each copy that some choice of devices needs has a start
+and an end too, and stands on the streams that it holds. Tasks on one compute stream do not overlap;
+of several a device works on as many at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Model:
     """The constraints, and the variables that say who runs where and when."""
 
     def __init__(self, whole: Whole, least: int, most: int):
-        self.whole, self.problem = whole, whole.problem
+        self.whole = whole
+        self.problem = whole.problem
         self.most = most
         self.cp = cp_model.CpModel()
         self.false, self.true = self.cp.new_constant(0), self.cp.new_constant(1)
@@ -45,7 +47,9 @@ class Model:
         self.start: dict[int, Any] = {}  # by task
         self.end: dict[int, Any] = {}
         self.copies: dict[tuple[int, int], Copy] = {}  # by datum and device
-        self.streams: dict[tuple[str, int], list[Any]] = {}  # of copies: the intervals that hold them
+        self.streams: dict[
+            tuple[str, int], list[Any]
+        ] = {}  # of copies: the intervals that hold them
         self._tasks()
         self._compute()
         self._dependencies()
@@ -60,7 +64,10 @@ class Model:
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
         """Read where tasks run."""
         group = self.problem.group
-        return {task: next(p for p, on in self.chosen[group[task]].items() if value(on)) for task in tasks}
+        return {
+            task: next(p for p, on in self.chosen[group[task]].items() if value(on))
+            for task in tasks
+        }
 
     def hint(self, device: Sequence[int], times: Times) -> None:
         """Tell the solver where to begin."""
@@ -86,17 +93,22 @@ class Model:
             if group not in self.chosen:
                 self.chosen[group] = {p: model.new_bool_var("") for p in devices}
                 model.add_exactly_one(self.chosen[group].values())
-            head, tail = self.whole.heads[task], self.whole.tails[task]
-            first, last = min(head[p] for p in devices), min(tail[p] for p in devices)
-            start, end = model.new_int_var(first, self.most, ""), model.new_int_var(first, self.most - last, "")
+            head = self.whole.heads[task]
+            tail = self.whole.tails[task]
+            first = min(head[p] for p in devices)
+            last = min(tail[p] for p in devices)
+            start = model.new_int_var(first, self.most, "")
+            end = model.new_int_var(first, self.most - last, "")
             for p in devices:
                 model.add(start >= head[p]).only_enforce_if(self.on(task, p))
                 model.add(end + tail[p] <= self.makespan).only_enforce_if(self.on(task, p))
-            self.start[task], self.end[task] = start, end
+            self.start[task] = start
+            self.end[task] = end
 
     def _compute(self) -> None:
         """Add what compute streams can do: so many tasks at a time, and no more than all the time."""
-        model, whole = self.cp, self.whole
+        model = self.cp
+        whole = self.whole
         for p, count in enumerate(self.problem.streams):
             tasks = [task for task, devices in enumerate(whole.devices) if p in devices]
             running = [
@@ -109,7 +121,10 @@ class Model:
                 model.add_no_overlap(running)
             else:
                 model.add_cumulative(running, [1] * len(running), count)
-            model.add(sum(whole.seconds[task][p] * self.on(task, p) for task in tasks) <= count * self.makespan)
+            model.add(
+                sum(whole.seconds[task][p] * self.on(task, p) for task in tasks)
+                <= count * self.makespan
+            )
 
     def _dependencies(self) -> None:
         """Add what is behind what, and how far behind where data travels between."""
@@ -125,10 +140,13 @@ class Model:
 
     def _far(self, maker: int, task: int, seconds: int) -> None:
         """Add that a task starts so long after a maker, unless they are on devices that are nearer."""
-        far, between = self.cp.new_bool_var(""), self.whole.apart[maker, task]
+        far = self.cp.new_bool_var("")
+        between = self.whole.apart[maker, task]
         self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
         for p in self.whole.devices[task]:
-            nearer = [q for q in self.whole.devices[maker] if (between.get((q, p), 0) or 0) < seconds]
+            nearer = [
+                q for q in self.whole.devices[maker] if (between.get((q, p), 0) or 0) < seconds
+            ]
             self.cp.add_bool_or(~self.on(task, p), far, *(self.on(maker, q) for q in nearer))
             for q in nearer:
                 self.cp.add_bool_or(~self.on(task, p), ~far, ~self.on(maker, q))
@@ -148,9 +166,12 @@ class Model:
 
     def _copy(self, datum: int, p: int, readers: Sequence[int]) -> None:
         """Add the copy of a datum to a device."""
-        model, maker, back = self.cp, self.problem.data.maker[datum], (datum, p) in self.problem.returns
+        model = self.cp
+        maker = self.problem.data.maker[datum]
+        back = (datum, p) in self.problem.returns
         here = self.on(maker, p) if maker >= 0 else self.false
-        sent, start = model.new_bool_var(""), model.new_int_var(0, self.most, "")
+        sent = model.new_bool_var("")
+        start = model.new_int_var(0, self.most, "")
         end = model.new_int_var(0, self.most, "")
         self.copies[datum, p] = Copy(datum, p, sent, start, end)
         model.add_implication(sent, ~here)
@@ -168,7 +189,8 @@ class Model:
 
     def _travel(self, datum: int, p: int, sent: _Literal, start: Any, end: Any) -> None:
         """Add how long a copy takes from wherever it comes, and put it on its streams."""
-        model, maker = self.cp, self.problem.data.maker[datum]
+        model = self.cp
+        maker = self.problem.data.maker[datum]
         sources = [(q, row) for q, row in self.whole.sources[datum] if q != p]
         ways: list[_Literal] = []
         for q, row in sources:
@@ -192,7 +214,8 @@ class Model:
 class Alike:
     """The constraints where it makes no difference on which device a task runs: so many tasks at a time.
 
-    Devices are given in the end, which is always possible: to each task one that is free when it starts.
+    Devices are given in the end, which is always possible: to each task one that is free when it
+    starts.
     """
 
     def __init__(self, whole: Whole, least: int, most: int):
@@ -203,11 +226,15 @@ class Alike:
         self.end: dict[int, Any] = {}
         for task, row in enumerate(whole.seconds):
             start = self._start(task, most)
-            self.start[task], self.end[task] = start, start + row[0]
+            self.start[task] = start
+            self.end[task] = start + row[0]
             self.cp.add(start + row[0] + whole.tails[task][0] <= self.makespan)
             for maker in whole.problem.before[task]:
                 self.cp.add(start >= self.end[maker])
-        running = [self.cp.new_fixed_size_interval_var(self.start[t], r[0], "") for t, r in enumerate(whole.seconds)]
+        running = [
+            self.cp.new_fixed_size_interval_var(self.start[t], r[0], "")
+            for t, r in enumerate(whole.seconds)
+        ]
         self.cp.add_cumulative(running, [1] * len(running), sum(whole.problem.streams))
         self.cp.minimize(self.makespan)
 
@@ -222,7 +249,9 @@ class Alike:
         """Return when a task starts. One that takes no time is first or last of all, where some device is free."""
         whole = self.whole
         if whole.seconds[task][0]:
-            return self.cp.new_int_var(whole.heads[task][0], most - whole.tails[task][0] - whole.seconds[task][0], "")
+            return self.cp.new_int_var(
+                whole.heads[task][0], most - whole.tails[task][0] - whole.seconds[task][0], ""
+            )
         return self.makespan if whole.problem.before[task] else self.cp.new_constant(0)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
@@ -231,7 +260,9 @@ class Alike:
         found = {}
         for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
             start, end = tasks[task]
-            stream = max((s for s in range(len(free)) if free[s][0] <= start), key=lambda s: free[s][0])
+            stream = max(
+                (s for s in range(len(free)) if free[s][0] <= start), key=lambda s: free[s][0]
+            )
             found[task] = free[stream][1]
             free[stream] = end, free[stream][1]
         return found
@@ -256,7 +287,9 @@ class Limits(NamedTuple):
     seed: int = 0
 
 
-def solve(model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None) -> Answer:
+def solve(
+    model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None
+) -> Answer:
     """Solve in a thread of its own, so that ctrl-C ends it with the best so far; ``improved`` gets each makespan."""
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = limits.seed
@@ -268,7 +301,9 @@ def solve(model: Model | Alike, limits: Limits, improved: Callable[[float], None
     else:
         solver.parameters.max_time_in_seconds = limits.seconds
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
-        if isinstance(model, Alike):  # four strategies together find what no two of them do, on two cores too
+        if isinstance(
+            model, Alike
+        ):  # four strategies together find what no two of them do, on two cores too
             solver.parameters.num_workers = max(4, solver.parameters.num_workers)
         else:
             solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
@@ -304,13 +339,21 @@ class _Told(cp_model.CpSolverSolutionCallback):
         self.improved(self.objective_value)
 
 
-def _answer(model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool) -> Answer:
+def _answer(
+    model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool
+) -> Answer:
     """Read what was found."""
     if status not in ("OPTIMAL", "FEASIBLE"):
         bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
         return Answer(None, {}, {}, math.inf, bound, interrupted)
     value = solver.value
     tasks = {task: (value(model.start[task]), value(model.end[task])) for task in model.start}
-    copies = {key: (value(copy.start), value(copy.end)) for key, copy in model.copies.items() if value(copy.sent)}
+    copies = {
+        key: (value(copy.start), value(copy.end))
+        for key, copy in model.copies.items()
+        if value(copy.sent)
+    }
     device = model.devices(value, tasks)
-    return Answer(device, tasks, copies, solver.objective_value, solver.best_objective_bound, interrupted)
+    return Answer(
+        device, tasks, copies, solver.objective_value, solver.best_objective_bound, interrupted
+    )

@@ -1,7 +1,8 @@
 """Whole: a problem in whole units of time, for solvers that count; and when everything happens if tasks are so placed.
 
-Where all seconds are multiples of a power of ten nothing is lost. Else they are rounded down, to one part in ten
-million of the horizon: what is proved of the whole units holds of the seconds, since no time got longer.
+Where all seconds are multiples of a power of ten nothing is lost. Else they are rounded down, to
+one part in ten million of the horizon: what is proved of the whole units holds of the seconds,
+since no time got longer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ class Whole:
 
     @classmethod
     def fitting(
-        cls, problem: Problem, device: Sequence[int], order: Sequence[int], copies: Sequence[tuple[int, int]] = ()
+        cls,
+        problem: Problem,
+        device: Sequence[int],
+        order: Sequence[int],
+        copies: Sequence[tuple[int, int]] = (),
     ) -> Whole:
         """Count a problem whose makespan is at most that of a placement."""
         rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
@@ -66,7 +71,9 @@ class Whole:
         """Return for each datum the devices where it may come from, each with its row of paths."""
         data = self.problem.data
         return [
-            tuple((q, q) for q in self.devices[maker]) if maker >= 0 else ((data.home[datum], data.row[datum]),)
+            tuple((q, q) for q in self.devices[maker])
+            if maker >= 0
+            else ((data.home[datum], data.row[datum]),)
             for datum, maker in enumerate(data.maker)
         ]
 
@@ -134,7 +141,11 @@ class Whole:
         return self._longest(reversed(range(len(after))), after, self.returned, forward=False)
 
     def _longest(
-        self, tasks: Iterable[int], beside: Sequence[Iterable[int]], given: Sequence[Sequence[int]], forward: bool
+        self,
+        tasks: Iterable[int],
+        beside: Sequence[Iterable[int]],
+        given: Sequence[Sequence[int]],
+        forward: bool,
     ) -> list[list[int]]:
         """Return the longest way to each task and device that no choice of devices of the others makes shorter."""
         passed = [list(row) for row in given]
@@ -156,20 +167,28 @@ class Whole:
         """Return whether it makes no difference to any task where it or any other runs."""
         problem = self.problem
         inner = set(chain.from_iterable(problem.before))
-        if any(not row[0] and problem.before[task] and task in inner for task, row in enumerate(self.seconds)):
+        if any(
+            not row[0] and problem.before[task] and task in inner
+            for task, row in enumerate(self.seconds)
+        ):
             return False  # it has to be somewhere, though it takes no time
         one_each = len(set(problem.group)) == len(problem.group)
         everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
         even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
         return (
-            one_each and everywhere and even and not any(any(t != 0 for t in b.values()) for b in self.apart.values())
+            one_each
+            and everywhere
+            and even
+            and not any(any(t != 0 for t in b.values()) for b in self.apart.values())
         )
 
-    def times(self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()) -> Times:
+    def times(
+        self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()
+    ) -> Times:
         """Return when everything happens if tasks start in this order, and so do copies, (datum, device).
 
-        Copies that are not named start when they are first needed. Of several compute streams of a device a task gets
-        the one that is free first.
+        Copies that are not named start when they are first needed. Of several compute streams of a
+        device a task gets the one that is free first.
         """
         clock = _Clock(self, device, copies)
         for task in order:
@@ -185,7 +204,9 @@ class _Clock:
     """When tasks and copies start and end, while they are taken in the order of their starts."""
 
     def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
-        self.whole, self.problem, self.device = whole, whole.problem, device
+        self.whole = whole
+        self.problem = whole.problem
+        self.device = device
         self.streams = [[0] * count for count in self.problem.streams]
         self.out_free, self.in_free = [0] * len(self.streams), [0] * len(self.streams)
         self.tasks: dict[int, Moment] = {}
@@ -197,7 +218,13 @@ class _Clock:
         p = self.device[task]
         stream = min(range(len(self.streams[p])), key=self.streams[p].__getitem__)
         arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
-        start = max([self.streams[p][stream], *arrivals, *(self.tasks[u][1] for u in self.problem.before[task])])
+        start = max(
+            [
+                self.streams[p][stream],
+                *arrivals,
+                *(self.tasks[u][1] for u in self.problem.before[task]),
+            ]
+        )
         self.streams[p][stream] = end = start + self.whole.seconds[task][p]
         self.tasks[task] = start, end
 
@@ -217,13 +244,20 @@ class _Clock:
 
     def _source(self, datum: int) -> tuple[int, int]:
         maker = self.problem.data.maker[datum]
-        return (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+        return (
+            (self.device[maker], self.device[maker]) if maker >= 0 else self.whole.sources[datum][0]
+        )
 
     def _send(self, datum: int, p: int) -> None:
         del self.waiting[datum, p]
         maker, (q, row) = self.problem.data.maker[datum], self._source(datum)
-        path, start = self.problem.paths[row][p], self.tasks[maker][1] if maker >= 0 else 0
-        start = max(start, self.out_free[q] if path.holds_out else 0, self.in_free[p] if path.holds_in else 0)
+        path = self.problem.paths[row][p]
+        start = self.tasks[maker][1] if maker >= 0 else 0
+        start = max(
+            start,
+            self.out_free[q] if path.holds_out else 0,
+            self.in_free[p] if path.holds_in else 0,
+        )
         end = start + (self.whole.copy(datum, row, p) or 0)
         self.out_free[q] = end if path.holds_out else self.out_free[q]
         self.in_free[p] = end if path.holds_in else self.in_free[p]

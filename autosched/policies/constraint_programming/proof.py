@@ -1,6 +1,7 @@
 """Proof: a placement made better by CP-SAT, and what that proves no placement can beat.
 
-Knows no lists and no annealing: what it begins with is given. OR-Tools is imported when it is needed.
+Knows no lists and no annealing: what it begins with is given. OR-Tools is imported when it is
+needed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["can_solve", "is_soon_solved", "solved"]
 
 _WORK = 3.0  # of a solver that is given no time, in units of its own, each some seconds
-_ALIKE, _UNLIKE = 150, 80  # tasks of a small problem, whose devices are alike or not
+_ALIKE = 150  # tasks of a small problem, whose devices are alike or not
+_UNLIKE = 80
 _SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
 
 
@@ -68,8 +70,8 @@ def solved(
 ) -> Placement:
     """Return the best placement found until a moment of ``perf_counter``, or by so much work, and what is proved.
 
-    It is ``start`` if none is better, whose bound is believed. ``told`` gets each makespan. Ctrl-C ends it with the
-    best so far, once the solver works.
+    It is ``start`` if none is better, whose bound is believed. ``told`` gets each makespan. Ctrl-C
+    ends it with the best so far, once the solver works.
     """
     problem = Problem.of(graph, machine, costs)
     plan = _plan(problem, start)
@@ -106,7 +108,9 @@ def _answer(
 def _plan(problem: Problem, placement: Placement) -> _Plan:
     number = {name: p for p, name in enumerate(problem.devices)}
     index = {name: task for task, name in enumerate(problem.tasks)}
-    datum = {key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))}
+    datum = {
+        key: d for d, key in enumerate(zip(problem.data.names, problem.data.versions, strict=True))
+    }
     return _Plan(
         [number[placement.device[name]] for name in problem.tasks],
         [index[name] for name in placement.order],
@@ -116,17 +120,24 @@ def _plan(problem: Problem, placement: Placement) -> _Plan:
 
 def _placement(whole: Whole, answer: Answer) -> Placement:
     """Return what a solver found: tasks and copies by their start, of equal ones first what takes no time."""
-    starts, ends = (np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1))
+    starts, ends = (
+        np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1)
+    )
     copies = sorted(answer.copies, key=answer.copies.__getitem__)
     begins = np.array([answer.copies[copy][0] for copy in copies], float)
     codes = np.array([datum * len(whole.problem.devices) + p for datum, p in copies], np.int64)
     order: Any = np.lexsort((ends, starts))
     device = [(answer.device or {})[task] for task in sorted(answer.tasks)]
-    return timed(whole.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order)
+    return timed(
+        whole.problem, Listed(answer.makespan, order, device, starts, ends, codes, begins), order
+    )
 
 
 def _is_sure(graph: Graph, machine: Machine) -> bool:
     """Return whether nothing that the model forbids can be: in-place writes that overtake, and data sent on."""
-    linked = {q: {p for p in machine.names if q == p or machine.link(q, p) is not None} for q in machine.names}
+    linked = {
+        q: {p for p in machine.names if q == p or machine.link(q, p) is not None}
+        for q in machine.names
+    }
     direct = all(linked[p] <= linked[q] for q in linked for p in linked[q])
     return direct and all(d.kind in _SURE for task in graph.tasks for d in task.dependencies)

@@ -1,12 +1,14 @@
 """CPOP: the critical path on a processor.
 
-Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
-TPDS 13(3), 2002: of the tasks that are ready the one on the longest path, by upward plus downward rank; those of the
-critical path all go to the device where they take the least together, others where they finish first.
-O(e p + n log n) for e readings and p devices, since few gaps are looked at.
+Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
+computing", IEEE TPDS 13(3), 2002: of the tasks that are ready the one on the longest path, by
+upward plus downward rank; those of the critical path all go to the device where they take the least
+together, others where they finish first. O(e p + n log n) for e readings and p devices, since few
+gaps are looked at.
 
-For comparison: the other policies end earlier nearly everywhere. Beyond the paper: all that ``heft`` has; a task of the
-critical path that may not go to its device goes where it finishes first, and counts there for its least seconds.
+For comparison: the other policies end earlier nearly everywhere. Beyond the paper: all that
+``heft`` has; a task of the critical path that may not go to its device goes where it finishes
+first, and counts there for its least seconds.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ __all__ = ["cpop"]
 def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place the critical path on one device, other tasks where they finish first (Topcuoglu, Hariri, Wu 2002).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    The order is that of planned starts; ties go to the task added earlier and to the earlier
+    device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2})
@@ -55,7 +57,8 @@ def _quickest(problem: Problem, possible: Possible, path: Iterable[int]) -> int:
     """Return the device where tasks take the least together; each that may not go there counts for its least."""
     total = [0.0] * len(problem.devices)
     for task in path:
-        devices, seconds = possible.devices(task), problem.seconds[task]
+        devices = possible.devices(task)
+        seconds = problem.seconds[task]
         least = min(seconds[p] for p in devices)
         total = [before + (seconds[p] if p in devices else least) for p, before in enumerate(total)]
     return min(range(len(total)), key=total.__getitem__)

@@ -1,9 +1,10 @@
 """DLS: dynamic level scheduling.
 
-Sih, Lee, "A compile-time scheduling heuristic for interconnection-constrained heterogeneous processor architectures",
-IEEE TPDS 4(2), 1993: of the pairs of a task that is ready and a device that of the highest dynamic level: the task's
-static level (seconds to the end of the graph, at medians, without copies), less when it could start there, plus how
-much less than its median it takes there. O(n w p) slots on p devices for at most w tasks that are ready at once.
+Sih, Lee, "A compile-time scheduling heuristic for interconnection-constrained heterogeneous
+processor architectures", IEEE TPDS 4(2), 1993: of the pairs of a task that is ready and a device
+that of the highest dynamic level: the task's static level (seconds to the end of the graph, at
+medians, without copies), less when it could start there, plus how much less than its median it
+takes there. O(n w p) slots on p devices for at most w tasks that are ready at once.
 
 Beyond the paper: all that ``heft`` has, gaps included.
 """
@@ -27,8 +28,8 @@ __all__ = ["dls"]
 def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place at every turn the ready task, on the device, of the highest dynamic level (Sih, Lee, IEEE TPDS 1993).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    The order is that of planned starts; ties go to the task added earlier and to the earlier
+    device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
@@ -37,7 +38,12 @@ def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
-    medians = [statistics.median([row[p] for p in possible.devices(task)]) for task, row in enumerate(problem.seconds)]
+    medians = [
+        statistics.median([row[p] for p in possible.devices(task)])
+        for task, row in enumerate(problem.seconds)
+    ]
     level = static_levels(problem, medians)
     # When it could start, less what it gains over its median there, is its finish less that median.
-    return by_weight(problem, possible, lambda task, finish, _: level[task] + medians[task] - finish)
+    return by_weight(
+        problem, possible, lambda task, finish, _: level[task] + medians[task] - finish
+    )

@@ -1,11 +1,13 @@
 """HEFT: heterogeneous earliest finish time.
 
-Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE
-TPDS 13(3), 2002: tasks by descending upward rank, each on the device where it would finish first, in a gap between
-tasks placed before if one is large enough. O(e p + n log n) for e readings and p devices, since few gaps are looked at.
+Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
+computing", IEEE TPDS 13(3), 2002: tasks by descending upward rank, each on the device where it
+would finish first, in a gap between tasks placed before if one is large enough. O(e p + n log n)
+for e readings and p devices, since few gaps are looked at.
 
-Beyond the paper: a device has several compute streams; a datum goes to a device once; links differ; and where the
-machine has contention, copies are planned on the copy streams they hold, one after another.
+Beyond the paper: a device has several compute streams; a datum goes to a device once; links differ;
+and where the machine has contention, copies are planned on the copy streams they hold, one after
+another.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ __all__ = ["heft"]
 def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks by descending upward rank, each where it finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    The order is that of planned starts; ties go to the task added earlier and to the earlier
+    device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
@@ -43,5 +45,7 @@ def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     possible = Possible(problem)
     if possible.partial:
         return by_priority(problem, possible, upward_ranks(problem, possible), Plan.earliest_finish)
-    listing = Listing(Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks)
+    listing = Listing(
+        Tables.of(problem), mode(len(problem.reads) * len(problem.devices) * 4), problem.tasks
+    )
     return listing.placement(problem, listing.plan(listing.order(listing.mean)))

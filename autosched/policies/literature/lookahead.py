@@ -1,9 +1,9 @@
 """Lookahead HEFT: where the tasks behind this one would finish first.
 
-Bittencourt, Sakellariou, Madeira, "DAG scheduling using a lookahead variant of the heterogeneous earliest finish time
-algorithm", Euromicro PDP 2010: tasks by descending upward rank, each on the device from which the last of its
-successors finishes first, when these are placed next, as HEFT would. That takes HEFT's time as often as there are
-devices, and for each successor once more.
+Bittencourt, Sakellariou, Madeira, "DAG scheduling using a lookahead variant of the heterogeneous
+earliest finish time algorithm", Euromicro PDP 2010: tasks by descending upward rank, each on the
+device from which the last of its successors finishes first, when these are placed next, as HEFT
+would. That takes HEFT's time as often as there are devices, and for each successor once more.
 
 Beyond the paper: all that ``heft`` has.
 """
@@ -29,9 +29,9 @@ __all__ = ["lookahead"]
 def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks by upward rank, each where its successors can finish first (Bittencourt, Sakellariou, Madeira 2010).
 
-    What successors need of tasks that are not placed yet does not count. The order is that of planned starts; ties go
-    to the task added earlier, to its own earlier finish and to the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    What successors need of tasks that are not placed yet does not count. The order is that of
+    planned starts; ties go to the task added earlier, to its own earlier finish and to the earlier
+    device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)
@@ -42,13 +42,18 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     problem = Problem.of(graph, machine, costs)
     possible = Possible(problem)
     rank = upward_ranks(problem, possible)
-    after = [sorted(dict.fromkeys(tasks), key=lambda task: -rank[task]) for tasks in followers(problem)]
+    after = [
+        sorted(dict.fromkeys(tasks), key=lambda task: -rank[task]) for tasks in followers(problem)
+    ]
 
     def pick(plan: Plan, task: int, devices: Sequence[int]) -> Slot:
         slots = plan.slots(task, devices)
         if not slots:
             raise plan.nowhere(task)
-        return min(slots, key=lambda slot: (_last(plan, possible, task, slot, after[task]), plan.end(task, slot)))
+        return min(
+            slots,
+            key=lambda slot: (_last(plan, possible, task, slot, after[task]), plan.end(task, slot)),
+        )
 
     return by_priority(problem, possible, rank, pick)
 
@@ -56,7 +61,8 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 def _last(plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable[int]) -> float:
     """Return when the last of a task and those ``after`` it would finish, and leave the plan as it was."""
     group = plan.problem.group
-    undo, last = [plan.commit(task, slot)], plan.end(task, slot)
+    undo = [plan.commit(task, slot)]
+    last = plan.end(task, slot)
     for other in after:
         devices = [slot.device] if group[other] == group[task] else possible.devices(other)
         found = plan.find(other, devices)

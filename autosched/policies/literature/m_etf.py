@@ -1,13 +1,14 @@
 """m-ETF: earliest task first, on devices with room.
 
-Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine learning graphs", SoCC
-2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems with interprocessor communication times",
-SIAM J. Comput. 18(2), 1989: of all tasks whose predecessors are placed, and all devices with room for them, the pair
-that can start first.
+Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine
+learning graphs", SoCC 2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems
+with interprocessor communication times", SIAM J. Comput. 18(2), 1989: of all tasks whose
+predecessors are placed, and all devices with room for them, the pair that can start first.
 
-Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the one that lacks the
-least takes the task, for lowering can send what is there to the host and fetch it back. Starts are looked up again when
-a task's turn comes, of a few in each turn, so that it takes O(tasks x devices) of them.
+Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the
+one that lacks the least takes the task, for lowering can send what is there to the host and fetch
+it back. Starts are looked up again when a task's turn comes, of a few in each turn, so that it
+takes O(tasks x devices) of them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _LOOKED = 8  # tasks at most whose starts are looked up again in one turn
 def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place the task that can start first on a device with room, again and again (Jeon et al., SoCC 2020).
 
-    The order is that of planned starts; ties go to the higher upward rank, the task added earlier, the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    The order is that of planned starts; ties go to the higher upward rank, the task added earlier,
+    the earlier device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> from dataclasses import replace
     >>> machine = Machine.emulated(gpus=2)
@@ -57,7 +58,9 @@ class _Offer(NamedTuple):
     slot: Slot
 
 
-def earliest_start(graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]) -> Placement:
+def earliest_start(
+    graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]
+) -> Placement:
     """Place tasks by earliest start where there is room.
 
     ``favourite`` has for some tasks one of their readers: for as long as copies to it would take elsewhere, others
@@ -65,7 +68,9 @@ def earliest_start(graph: Graph, machine: Machine, costs: Costs, favourite: Mapp
     """
     listing = _Listing(graph, machine, costs, favourite)
     listing.run()
-    order = sorted(range(len(graph.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task]))
+    order = sorted(
+        range(len(graph.tasks)), key=lambda task: (listing.plan.start[task], listing.turn[task])
+    )
     return listing.problem.placement(listing.plan.device, order)
 
 
@@ -77,7 +82,9 @@ class _Listing:
         self.room = Room(graph, machine, costs)
         self.rank = upward_ranks(self.problem, self.possible)
         self.favourite = favourite
-        self.kept: dict[int, tuple[int, float]] = {}  # of each device, for which task it is kept, and until when
+        self.kept: dict[
+            int, tuple[int, float]
+        ] = {}  # of each device, for which task it is kept, and until when
         self.turn = [0] * len(self.rank)
         self.users: list[list[int]] = [[] for _ in self.rank]
         self.missing = [len(set(before)) for before in self.problem.before]
@@ -107,7 +114,11 @@ class _Listing:
     def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
         """Take the task that can start first, as far as the first few in line tell."""
         looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
-        while ready and len(looked) < _LOOKED and not (looked and min(key for key, _ in looked) <= ready[0]):
+        while (
+            ready
+            and len(looked) < _LOOKED
+            and not (looked and min(key for key, _ in looked) <= ready[0])
+        ):
             task = heapq.heappop(ready)[-1]
             offer = self._offer(task)
             looked.append((self._key(task, offer), offer))
@@ -139,11 +150,17 @@ class _Listing:
         if child is None:
             self.kept.pop(slot.device, None)
         else:
-            self.kept[slot.device] = child, self.plan.finish[task] + self._away(task, child, slot.device)
+            self.kept[slot.device] = (
+                child,
+                self.plan.finish[task] + self._away(task, child, slot.device),
+            )
 
     def _away(self, task: int, child: int, device: int) -> float:
         """Return the seconds that a reader of a task would wait for copies on the nearest other device."""
-        data, paths = self.problem.data, self.problem.paths[device]
-        nbytes = [data.nbytes[datum] for datum in self.problem.reads[child] if data.maker[datum] == task]
+        data = self.problem.data
+        paths = self.problem.paths[device]
+        nbytes = [
+            data.nbytes[datum] for datum in self.problem.reads[child] if data.maker[datum] == task
+        ]
         others = [paths[p] for p in self.possible.devices(child) if p != device]
         return min((sum(path.seconds(n) for n in nbytes) for path in others), default=0.0)

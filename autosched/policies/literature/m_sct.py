@@ -1,13 +1,15 @@
 """m-SCT: small communication times, on devices with room.
 
-Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hanen, Munier, "An
-approximation algorithm for scheduling dependent tasks on m processors with small communication delays", Discrete
-Applied Mathematics 108, 2001: each task has at most one favourite child, and is the favourite child of one task at
-most. A device that has run a task is kept for its favourite child, unless what could start there can start nowhere as
-early. Else as ``m_etf``, and as fast.
+Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hanen,
+Munier, "An approximation algorithm for scheduling dependent tasks on m processors with small
+communication delays", Discrete Applied Mathematics 108, 2001: each task has at most one favourite
+child, and is the favourite child of one task at most. A device that has run a task is kept for its
+favourite child, unless what could start there can start nowhere as early. Else as ``m_etf``, and as
+fast.
 
-The paper takes favourites from a linear program. Here each task, the highest upward rank first, takes of the readers
-that are left that with the longest way to the end, its copy included: that needs no solver.
+The paper takes favourites from a linear program. Here each task, the highest upward rank first,
+takes of the readers that are left that with the longest way to the end, its copy included: that
+needs no solver.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
     for task in sorted(nbytes, key=lambda task: -rank[task]):
         left = [reader for reader in nbytes[task] if reader not in taken_already]
         if left:
-            favourite[task] = max(left, key=lambda reader: (rank[reader] + nbytes[task][reader] / rate, -reader))
+            favourite[task] = max(
+                left, key=lambda reader: (rank[reader] + nbytes[task][reader] / rate, -reader)
+            )
             taken_already.add(favourite[task])
     return favourite

@@ -1,8 +1,9 @@
 """Min-min, max-min and sufferage: the ready task that finishes first, last, or would lose most elsewhere.
 
-Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto heterogeneous computing
-systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the device where it finishes first.
-O(n w p) slots on p devices for at most w tasks that are ready at once. They look at no path: for comparison.
+Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto
+heterogeneous computing systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the
+device where it finishes first. O(n w p) slots on p devices for at most w tasks that are ready at
+once. They look at no path: for comparison.
 
 Beyond the paper: dependencies, and all that ``heft`` has.
 """
@@ -23,8 +24,8 @@ __all__ = ["max_min", "min_min", "sufferage"]
 def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place at every turn the ready task that can finish first, where it does (Maheswaran et al., JPDC 1999).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier device.
-    Raises ScheduleError where tasks cannot all be placed.
+    The order is that of planned starts; ties go to the task added earlier and to the earlier
+    device. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("long", 3), ("short", 1), ("middle", 2))]

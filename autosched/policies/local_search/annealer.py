@@ -1,7 +1,7 @@
 """Annealer: a placement that gets better, for so many moves or so many seconds.
 
-Joins the kernels of ``annealing``, the memory they work in, and the clock. What it holds is never worse than what it
-was given.
+Joins the kernels of ``annealing``, the memory they work in, and the clock. What it holds is never
+worse than what it was given.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ __all__ = ["Annealer", "cool", "cool_until"]
 Report = Callable[[float, float], None]  # is told the part that is done, and the best makespan
 
 _STEPS = 50  # of temperature in a round
-# Of each round the first temperature, in mean seconds of a task, and what more work weighs. No one pair is best: plans
-# that copies hold up want heat and no weight, those that fill their devices little heat and much weight.
+# Of each round the first temperature, in mean seconds of a task, and what more work weighs. No one
+# pair is best: plans that copies hold up want heat and no weight, those that fill their devices
+# little heat and much weight.
 _ROUNDS = ((0.1, 0.3), (0.5, 0.0), (0.2, 0.0), (0.1, 0.0), (0.05, 0.3), (0.02, 1.0))
 _COLD = 0.005  # the last temperature, in mean seconds of a task
 
@@ -31,7 +32,8 @@ class Annealer:
     """A plan being improved; ``makespan`` is that of the best found. Nothing is better than ``bound``."""
 
     def __init__(self, listing: Listing, found: Listed, seed: int = 0, bound: float = 0.0):
-        self.listing, self.bound = listing, bound
+        self.listing = listing
+        self.bound = bound
         self.makespan = self._current = found.makespan
         self._state = _state(listing, found, seed)
         self.mean = _scale(listing)
@@ -44,13 +46,19 @@ class Annealer:
 
     def again(self) -> None:
         """Go back to the best state, its tasks in the order of their starts if that is not worse."""
-        w, best = self._state, self.best
+        w = self._state
+        best = self.best
         order = self.listing.by_start(best.start)
         sorted_by_start = self.listing.placed(w.best_device, order)
         if sorted_by_start.makespan <= best.makespan:
             best = sorted_by_start
             w.best_order[:] = order
-        w.order[:], w.device[:], w.start[:], w.finish[:] = w.best_order, w.best_device, best.start, best.finish
+        w.order[:], w.device[:], w.start[:], w.finish[:] = (
+            w.best_order,
+            w.best_device,
+            best.start,
+            best.finish,
+        )
         self.makespan = self._current = best.makespan
 
     def move(self, moves: int, heat: float, weight: float = 0.0) -> None:
@@ -93,7 +101,8 @@ def cool(annealer: Annealer, moves: int, report: Report) -> None:
 
 def cool_until(annealer: Annealer, end: float, report: Report) -> None:
     """Anneal as ``cool`` does until a moment of ``time.perf_counter``."""
-    began, each = perf_counter(), 200
+    began = perf_counter()
+    each = 200
     span = max(end - began, 0.0) / len(_ROUNDS)
     for turn, (hot, weight) in enumerate(_ROUNDS):
         if turn:
@@ -102,7 +111,9 @@ def cool_until(annealer: Annealer, end: float, report: Report) -> None:
         while not annealer.done and (passed := perf_counter() - since) < span:
             before = perf_counter()
             annealer.move(each, _heat(hot, passed / span), weight)
-            each = max(20, min(int(each * min(4.0, 0.01 / max(perf_counter() - before, 1e-6))), 100_000))
+            each = max(
+                20, min(int(each * min(4.0, 0.01 / max(perf_counter() - before, 1e-6))), 100_000)
+            )
             report((turn + passed / span) / len(_ROUNDS), annealer.makespan)
 
 
@@ -119,10 +130,15 @@ def _scale(listing: Listing) -> float:
 
 
 def _state(listing: Listing, found: Listed, seed: int) -> State:
-    mode, t, n = listing.mode, listing.shape, len(listing.shape.group)
+    mode = listing.mode
+    t = listing.shape
+    n = len(listing.shape.group)
     pairs = _pairs(t)
-    above, under = grouped(pairs[:, 1], pairs[:, 0], n), grouped(pairs[:, 0], pairs[:, 1], n)
-    near = grouped(np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n)
+    above = grouped(pairs[:, 1], pairs[:, 0], n)
+    under = grouped(pairs[:, 0], pairs[:, 1], n)
+    near = grouped(
+        np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), n
+    )
     members = grouped(t.group, np.arange(n), n)
     return State(
         order=mode.whole(found.order),
@@ -142,7 +158,16 @@ def _state(listing: Listing, found: Listed, seed: int) -> State:
         **{
             name: mode.whole(table)
             for name, table in zip(
-                ("near_at", "near", "above_at", "above", "under_at", "under", "members_at", "members"),
+                (
+                    "near_at",
+                    "near",
+                    "above_at",
+                    "above",
+                    "under_at",
+                    "under",
+                    "members_at",
+                    "members",
+                ),
                 (*near, *above, *under, *members),
                 strict=True,
             )
@@ -156,5 +181,7 @@ def _pairs(t: Tables) -> NDArray[np.int64]:
     reader = np.repeat(np.arange(n), np.diff(t.reads_at))
     maker = t.maker[t.reads]
     later = np.repeat(np.arange(n), np.diff(t.before_at))
-    pairs = np.concatenate([np.stack([maker, reader], 1)[maker >= 0], np.stack([t.before, later], 1)])
+    pairs = np.concatenate(
+        [np.stack([maker, reader], 1)[maker >= 0], np.stack([t.before, later], 1)]
+    )
     return np.unique(pairs, axis=0)

@@ -1,9 +1,10 @@
 """Kernels of simulated annealing over the order and the devices of tasks.
 
-A state is a list of tasks and a device for each. It stands for the schedule in which each task in turn goes into the
-first gap of its device that is long enough, and its copies onto their streams. Moves: another device for one task, or
-for it and its neighbours there; another place in the list between the last task it needs and the first that needs it.
-Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are ours.
+A state is a list of tasks and a device for each. It stands for the schedule in which each task in
+turn goes into the first gap of its device that is long enough, and its copies onto their streams.
+Moves: another device for one task, or for it and its neighbours there; another place in the list
+between the last task it needs and the first that needs it. Source: Kirkpatrick, Gelatt, Vecchi,
+Science 220, 1983; the moves are ours.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ def anneal(
 ) -> tuple[float, float]:
     """Make so many moves at one temperature, ``heat`` seconds; return the current and the best makespan.
 
-    A move that adds a second of work counts as one that adds ``weight`` seconds to the makespan, too. ``w`` has the
-    state and the best one found, in ``best_*``. Stops at ``bound``.
+    A move that adds a second of work counts as one that adds ``weight`` seconds to the makespan,
+    too. ``w`` has the state and the best one found, in ``best_*``. Stops at ``bound``.
     """
-    n, chain = len(w.order), 0
+    n = len(w.order)
+    chain = 0
     for i in range(n):
         w.position[w.order[i]] = i
     for move in range(moves):
@@ -72,7 +74,10 @@ def anneal(
         if move % 50 == 0:
             chain = critical(t, w)
         task = w.chain[below(w.seeds, chain)] if uniform(w.seeds) < 0.6 else below(w.seeds, n)
-        kind, changed, old, new = uniform(w.seeds), 0, w.position[task], w.position[task]
+        kind = uniform(w.seeds)
+        changed = 0
+        old = w.position[task]
+        new = w.position[task]
         if kind < 0.65:
             changed = propose_device(t, w, task)
         if kind >= 0.45:
@@ -80,7 +85,9 @@ def anneal(
             shift(w, old, new)
         if changed == 0 and new == old:
             continue
-        cap = current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
+        cap = (
+            current - heat * math.log(max(uniform(w.seeds), 1e-12)) - weight * added(t, w, changed)
+        )
         end = decode(t, w.order, w.device, w.tail, w.other_start, w.other_finish, cap, s, keep)
         if end < math.inf:
             for i in range(n):
@@ -102,7 +109,8 @@ def anneal(
 @kernel
 def added(t: Tables, w: State, changed: int) -> float:
     """Return how many seconds of work the last ``changed`` tasks to move have added."""
-    more, devices = 0.0, len(t.streams)
+    more = 0.0
+    devices = len(t.streams)
     for i in range(changed):
         base = w.moved[i] * devices
         more += t.seconds[base + w.device[w.moved[i]]] - t.seconds[base + w.moved_from[i]]
@@ -126,7 +134,8 @@ def below(seeds: Any, count: int) -> int:
 @kernel
 def propose_device(t: Tables, w: State, task: int) -> int:
     """Move a task, what must be with it, and perhaps its neighbours, to another device; return how many moved."""
-    devices, before = len(t.streams), w.device[task]
+    devices = len(t.streams)
+    before = w.device[task]
     where = w.device[neighbour(t, w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
     if where == before:
         where = below(w.seeds, devices)
@@ -154,8 +163,12 @@ def neighbour(t: Tables, w: State, task: int) -> int:
 @kernel
 def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
     """Move a task and its group, if they may go there, and note from where; return how many are noted."""
-    devices, group = len(t.streams), t.group[task]
-    if t.together[task * devices + where] == math.inf or t.seconds[task * devices + where] == math.inf:
+    devices = len(t.streams)
+    group = t.group[task]
+    if (
+        t.together[task * devices + where] == math.inf
+        or t.seconds[task * devices + where] == math.inf
+    ):
         return count
     for i in range(w.members_at[group], w.members_at[group + 1]):
         member = w.members[i]
@@ -169,7 +182,8 @@ def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
 @kernel
 def propose_place(t: Tables, w: State, task: int) -> int:
     """Return a random place in the list between what a task needs and what needs it."""
-    low, high = 0, len(w.order) - 1
+    low = 0
+    high = len(w.order) - 1
     for i in range(w.above_at[task], w.above_at[task + 1]):
         low = max(low, w.position[w.above[i]] + 1)
     for i in range(w.under_at[task], w.under_at[task + 1]):
@@ -192,7 +206,9 @@ def shift(w: State, old: int, new: int) -> None:
 @kernel
 def critical(t: Tables, w: State) -> int:
     """Write down the tasks of a critical chain, the last first; return how many that are."""
-    devices, n, task = len(t.streams), len(w.order), 0
+    devices = len(t.streams)
+    n = len(w.order)
+    task = 0
     for i in range(n):
         if w.finish[i] > w.finish[task]:
             task = i
@@ -200,10 +216,14 @@ def critical(t: Tables, w: State) -> int:
     while task >= 0 and count < n:
         w.chain[count] = task
         count += 1
-        p, begin, latest, found = w.device[task], w.start[task], 0.0, -1
+        p = w.device[task]
+        begin = w.start[task]
+        latest = 0.0
+        found = -1
         for j in range(t.before_at[task], t.before_at[task + 1]):
             if w.finish[t.before[j]] >= latest:
-                latest, found = w.finish[t.before[j]], t.before[j]
+                latest = w.finish[t.before[j]]
+                found = t.before[j]
         for j in range(t.reads_at[task], t.reads_at[task + 1]):
             datum = t.reads[j]
             maker = t.maker[datum]
@@ -213,10 +233,16 @@ def critical(t: Tables, w: State) -> int:
                     path = w.device[maker] * devices + p
                     since += t.latency[path] + t.nbytes[datum] / t.rate[path]
                 if since >= latest:
-                    latest, found = since, maker
+                    latest = since
+                    found = maker
         if latest < begin:
             for other in range(n):
-                if other != task and w.device[other] == p and w.finish[other] == begin and w.start[other] < begin:
+                if (
+                    other != task
+                    and w.device[other] == p
+                    and w.finish[other] == begin
+                    and w.start[other] < begin
+                ):
                     found = other
                     break
         task = found if begin > 0 else -1

@@ -16,20 +16,25 @@ from autosched.policies.local_search.search import Progress, handed_over, quick
 __all__ = ["exact"]
 
 _ABOUT = 24.0  # seconds that it takes at most if it is given no time
-_FIRST, _LONGEST = 0.1, 2.0  # of the time, for where to begin: so large a part of it, and at most so many seconds
+_FIRST = 0.1  # of the time, for where to begin: so large a part of it, and at most so many seconds
+_LONGEST = 2.0
 
 
-def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | None = None) -> Policy:
+def exact(
+    seconds: float | None = None, seed: int = 0, *, progress: Progress | None = None
+) -> Policy:
     """Return the policy that finds the best placement and proves it, by CP-SAT, as far as there is time for that.
 
-    It works for ``seconds`` at most, or else for so much work, about 20 s, that it gives the same placement each time,
-    and ends with the best so far at ctrl-C. As it reckons, that is never worse than what ``search`` begins with.
+    It works for ``seconds`` at most, or else for so much work, about 20 s, that it gives the same
+    placement each time, and ends with the best so far at ctrl-C. As it reckons, that is never worse
+    than what ``search`` begins with.
     ``Placement.bound`` is what it proved: the makespan, up to rounding, of a placement that is optimal; 0 where tasks
-    write in place or data would have to travel by way of another device, for then there may be placements that it does
-    not look at. Of a device with several compute streams it takes that a task gets the one that is free first, which is
-    not always so: a plan may then take longer than it reckons, but never less than the bound. ``progress`` is called
-    with the part of the time that is gone, 0 to 1, and the best makespan. The policy raises ScheduleError where
-    OR-Tools is not installed, or tasks cannot all be placed.
+    write in place or data would have to travel by way of another device, for then there may be
+    placements that it does not look at. Of a device with several compute streams it takes that a
+    task gets the one that is free first, which is not always so: a plan may then take longer than
+    it reckons, but never less than the bound. ``progress`` is called with the part of the time that
+    is gone, 0 to 1, and the best makespan. The policy raises ScheduleError where OR-Tools is not
+    installed, or tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("a", 3), ("b", 3), ("c", 2), ("d", 2), ("e", 2))]
@@ -40,11 +45,16 @@ def exact(seconds: float | None = None, seed: int = 0, *, progress: Progress | N
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         if not can_solve():
-            raise ScheduleError('policy "exact" needs OR-Tools, which is not installed: pip install autosched[exact]')
+            raise ScheduleError(
+                'policy "exact" needs OR-Tools, which is not installed: pip install autosched[exact]'
+            )
         if seconds is not None:
             first = min(_FIRST * seconds, _LONGEST)
-            return handed_over(graph, machine, costs, seconds, first, seed, progress or (lambda *_: None))
-        began, start = perf_counter(), quick(graph, machine, costs)
+            return handed_over(
+                graph, machine, costs, seconds, first, seed, progress or (lambda *_: None)
+            )
+        began = perf_counter()
+        start = quick(graph, machine, costs)
         told = None if progress is None else (lambda end: progress(_part(began), end))
         return solved(graph, machine, costs, start, None, seed, told)
 

@@ -1,10 +1,11 @@
 """The portfolio: many biased list schedules, and every device alone, of which the best is taken.
 
-Each list goes forward or backward through the graph, by upward ranks at mean or at least seconds, and puts each task
-on the device of least earliest finish time + ``excess`` * (seconds there - least seconds) + ``ahead`` * optimistic
-cost. Finishing first alone, which is HEFT, spends a device's time on tasks that it is bad at; the second term prices
-that, and the third looks ahead, as lookahead HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no
-cost. No list is best everywhere: each of 15 known heuristics is at least twice as bad as another somewhere (Coleman,
+Each list goes forward or backward through the graph, by upward ranks at mean or at least seconds,
+and puts each task on the device of least earliest finish time + ``excess`` * (seconds there - least
+seconds) + ``ahead`` * optimistic cost. Finishing first alone, which is HEFT, spends a device's time
+on tasks that it is bad at; the second term prices that, and the third looks ahead, as lookahead
+HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no cost. No list is best
+everywhere: each of 15 known heuristics is at least twice as bad as another somewhere (Coleman,
 Krishnamachari, arXiv 2403.07120). O(e p) for each of up to 72 lists, e readings and p devices.
 """
 
@@ -31,7 +32,9 @@ __all__ = ["best_listed", "members", "portfolio"]
 
 _EXCESS = (4.0, 0.0, 1.0, 2.0, 0.5, 8.0)
 _AHEAD = (0.0, 1.0, 0.3)
-_BIASES = sorted(itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1]))
+_BIASES = sorted(
+    itertools.product(_EXCESS, _AHEAD), key=lambda b: _EXCESS.index(b[0]) + 2 * _AHEAD.index(b[1])
+)
 _WORK = 2e7  # steps for all lists of a large graph, about a second
 
 
@@ -39,8 +42,8 @@ _WORK = 2e7  # steps for all lists of a large graph, about a second
 def portfolio(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks as the best of many biased list schedules does, or on one device alone.
 
-    Ties go to one device, then to the list tried first. On machines where not all devices are linked it is ``heft``.
-    Raises ScheduleError where tasks cannot all be placed.
+    Ties go to one device, then to the list tried first. On machines where not all devices are
+    linked it is ``heft``. Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name, seconds=s) for name, s in (("short", 1), ("long", 3), ("middle", 2))]
@@ -77,9 +80,11 @@ def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
 
 def _alone(listing: Listing) -> Iterator[Listed]:
     """Yield for each device, of those alike the first, the placement that puts there all that can be there."""
-    n, devices = len(listing.names), listing.devices
+    n = len(listing.names)
+    devices = listing.devices
     together = listing.shape.together.reshape(n, devices)
-    quickest, seen = together.argmin(axis=1), set()
+    quickest = together.argmin(axis=1)
+    seen = set()
     for p in range(devices):
         device = np.where(np.isfinite(together[:, p]), p, quickest)
         alike = together[:, p].tobytes()

@@ -1,8 +1,9 @@
 """Search: the portfolio's best, improved by annealing for as long as one likes.
 
-Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 220, 1983, over the order and the device of
-tasks; see ``annealing`` for the moves. A move costs O(e) for e readings, often much less, since what turns out too late
-is given up. Where OR-Tools is installed, the best plan of a small graph is then where CP-SAT begins: see ``proof``.
+Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 220, 1983, over the
+order and the device of tasks; see ``annealing`` for the moves. A move costs O(e) for e readings,
+often much less, since what turns out too late is given up. Where OR-Tools is installed, the best
+plan of a small graph is then where CP-SAT begins: see ``proof``.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from autosched.policies.local_search.portfolio import best_listed, members, step
 __all__ = ["handed_over", "quick", "search"]
 
 _MOVES = 300_000  # of a search that is given no time
-_QUICK, _EACH = 40_000, 2_000  # of a search that shall not be felt: at most, and for each task
+_QUICK = 40_000  # of a search that shall not be felt: at most, and for each task
+_EACH = 2_000
 _DECODED = 8_000_000  # tasks that it places, at most; half as many where copies queue, which takes twice as long,
 _STARTS = 4  # in so many goes at most, if their tasks are less than half of these
 _TOO_MANY = 2_000  # tasks, from which so few moves gain nothing
-_FIRST, _LONGEST = 0.3, 3.0  # of the time, for annealing before CP-SAT: so large a part, and at most so many seconds
+# of the time, for annealing before CP-SAT: so large a part, and at most so many seconds
+_FIRST = 0.3
+_LONGEST = 3.0
 _BOUNDED = 2_000  # tasks, up to which it is worth while to know when to stop
 
 
@@ -54,17 +58,20 @@ def search(
 ) -> Policy:
     """Return the policy that improves the portfolio's best placement for so many seconds, or else by so many moves.
 
-    Counted in moves it gives the same placement each time, the best of so many ``starts`` of as many moves each;
+    Counted in moves it gives the same placement each time, the best of so many ``starts`` of as
+    many moves each;
     ``seed`` makes it another one. With time, and OR-Tools installed, small graphs are handed over to CP-SAT after a
-    while, which may prove ``Placement.bound``. It is never worse than its start, and ends early where that meets a
-    lower bound. Ctrl-C ends it with the best so far.
+    while, which may prove ``Placement.bound``. It is never worse than its start, and ends early
+    where that meets a lower bound. Ctrl-C ends it with the best so far.
     ``progress`` is called with the part that is done, 0 to 1, and the best makespan.
     """
     report = progress or (lambda *_: None)
 
     def policy(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         if seconds is not None and can_solve() and is_soon_solved(graph, machine, costs):
-            return handed_over(graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report)
+            return handed_over(
+                graph, machine, costs, seconds, min(_FIRST * seconds, _LONGEST), seed, report
+            )
         return _annealed(graph, machine, costs, seconds, moves, seed, report, starts)[0]
 
     policy.__name__ = "search"
@@ -72,10 +79,17 @@ def search(
 
 
 def handed_over(
-    graph: Graph, machine: Machine, costs: Costs, seconds: float, first: float, seed: int, report: Progress
+    graph: Graph,
+    machine: Machine,
+    costs: Costs,
+    seconds: float,
+    first: float,
+    seed: int,
+    report: Progress,
 ) -> Placement:
     """Return what annealing finds in the first seconds, and then CP-SAT in those that are left, and what it proves."""
-    end, part = perf_counter() + seconds, min(first / max(seconds, 1e-9), 1.0)
+    end = perf_counter() + seconds
+    part = min(first / max(seconds, 1e-9), 1.0)
     best = math.inf
 
     def told(makespan: float) -> None:
@@ -113,11 +127,15 @@ def _annealed(
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
         return heft(graph, machine, costs), False
-    tables, work = Tables.of(problem), members(problem) * steps(problem)
+    tables = Tables.of(problem)
+    work = members(problem) * steps(problem)
     listing = Listing(tables, mode(work if seconds is None else math.inf), problem.tasks)
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
-    found, stopped = best_listed(listing, members(problem), least), False
-    if seconds is None and least < found.makespan:  # only now numba may be worth what it takes to import it
+    found = best_listed(listing, members(problem), least)
+    stopped = False
+    if (
+        seconds is None and least < found.makespan
+    ):  # only now numba may be worth what it takes to import it
         listing = Listing(tables, mode(4.0 * starts * moves * len(problem.tasks)), problem.tasks)
     best = found
     try:
@@ -126,7 +144,9 @@ def _annealed(
             annealer = Annealer(listing, found, seed + number, least)
             told = partial(_told, report, number, starts, best.makespan)
             try:
-                cool(annealer, moves, told) if seconds is None else cool_until(annealer, began + seconds, told)
+                cool(annealer, moves, told) if seconds is None else cool_until(
+                    annealer, began + seconds, told
+                )
             finally:
                 best = min(best, annealer.best, key=attrgetter("makespan"))
             if annealer.done:
@@ -137,13 +157,16 @@ def _annealed(
     return replace(listing.placement(problem, best), bound=min(least, best.makespan)), stopped
 
 
-def _told(report: Progress, number: int, starts: int, best: float, part: float, makespan: float) -> None:
+def _told(
+    report: Progress, number: int, starts: int, best: float, part: float, makespan: float
+) -> None:
     report((number + part) / starts, min(best, makespan))
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
     """Place tasks as the portfolio does, and improve that by so few moves that nobody waits for it."""
-    n, placed = max(len(graph), 1), _DECODED // (2 if machine.contention else 1)
+    n = max(len(graph), 1)
+    placed = _DECODED // (2 if machine.contention else 1)
     moves = min(_QUICK, _EACH * n, placed // n) if n <= _TOO_MANY else 0
     starts = min(_STARTS, placed // max(2 * moves * n, 1))
     return search(moves=moves, starts=max(starts, 1))(graph, machine, costs)

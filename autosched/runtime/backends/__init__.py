@@ -7,11 +7,13 @@
     accelerator   torch streams and events: CUDA, XPU and their kin
     replay        the same, and what has run once is recorded and replayed: CUDA graphs
 
-A backend is told about streams, events and memory, never about tasks, graphs or policies. Its methods are called once,
-when a program is compiled, and return *steps*: functions of no arguments that the executor calls on every run, in
-the thread that issues the stream. ``None`` instead of a step means that there is nothing to do.
+A backend is told about streams, events and memory, never about tasks, graphs or policies. Its
+methods are called once, when a program is compiled, and return *steps*: functions of no arguments
+that the executor calls on every run, in the thread that issues the stream. ``None`` instead of a
+step means that there is nothing to do.
 
-To add one, write an object with these methods and pass it as ``backend=``; a line in ``BACKENDS`` gives it a name.
+To add one, write an object with these methods and pass it as ``backend=``; a line in ``BACKENDS``
+gives it a name.
 """
 
 from __future__ import annotations

@@ -2,25 +2,33 @@
 
 The rules of CUDA that this keeps:
 
-1. torch hands out a pool of 32 streams per device and then the first again: streams are made once, by name, counted,
-   and kept for the life of the process; one that has been handed out to us before is passed over.
-2. The current stream is per thread and device: it is set before what is put on it, in the thread that issues it.
-3. A copy between two GPUs runs on the source's current stream and makes the current streams of both wait for each
-   other: so both copy streams are made current. Two logical devices on one GPU do the same by events.
-4. A wait for an event that was never recorded does nothing: records are issued before their waits (the executor). A
-   wait that was issued keeps to the record before it, so a run may record events anew while waits of the last go on.
-5. A block goes back to the stream that allocated it: results are made, and freed, with that stream current.
-6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such (``transfers``).
-   What comes to the host may be read after its event has been waited for there, and has landed.
-7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it for them. Host
-   memory is the caller's again when the call returns: what copies from or to it is waited for. So an input may be
-   dropped at once: its block goes back in the order of a stream that is behind all of ours.
-8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do with it, and which
-   other schedules, and other streams of the caller, allocate from too. So the block is recorded for the caller's
-   stream as it is handed out, and goes back only behind that. Nothing else is: in a schedule, frees wait.
+1. torch hands out a pool of 32 streams per device and then the first again: streams are made once,
+   by name, counted, and kept for the life of the process; one that has been handed out to us before
+   is passed over.
+2. The current stream is per thread and device: it is set before what is put on it, in the thread
+   that issues it.
+3. A copy between two GPUs runs on the source's current stream and makes the current streams of both
+   wait for each other: so both copy streams are made current. Two logical devices on one GPU do the
+   same by events.
+4. A wait for an event that was never recorded does nothing: records are issued before their waits
+   (the executor). A wait that was issued keeps to the record before it, so a run may record events
+   anew while waits of the last go on.
+5. A block goes back to the stream that allocated it: results are made, and freed, with that stream
+   current.
+6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such
+   (``transfers``). What comes to the host may be read after its event has been waited for there,
+   and has landed.
+7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it
+   for them. Host memory is the caller's again when the call returns: what copies from or to it is
+   waited for. So an input may be dropped at once: its block goes back in the order of a stream that
+   is behind all of ours.
+8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do
+   with it, and which other schedules, and other streams of the caller, allocate from too. So the
+   block is recorded for the caller's stream as it is handed out, and goes back only behind that.
+   Nothing else is: in a schedule, frees wait.
 
-Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they hold up no other; all
-others by the calling thread.
+Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they
+hold up no other; all others by the calling thread.
 """
 
 from __future__ import annotations
@@ -62,7 +70,9 @@ class Accelerator(Host):
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
         self.own_thread: set[Stream] = set()
         self.with_host: list[torch.Stream] = []  # that copy from or to the host's memory
-        self.returned: set[tuple[str, int]] = set()  # versions that copies leave in the caller's host memory
+        self.returned: set[tuple[str, int]] = (
+            set()
+        )  # versions that copies leave in the caller's host memory
         self.pinned = Pinned()
         self.starts: dict[torch.device, torch.Event] = {}
         self.ends: list[tuple[torch.Stream, torch.Event]] = []
@@ -75,9 +85,14 @@ class Accelerator(Host):
     def open(self, program: Program, machine: Machine) -> None:
         """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
         if machine.accelerators and not machine.contention:
-            raise MachineError("a machine without contention is for planning: copies of real devices need copy streams")
-        self.streams, self.events = {}, {}
-        self.devices = {device.name: _real(device.name, device.physical) for device in machine.devices}
+            raise MachineError(
+                "a machine without contention is for planning: copies of real devices need copy streams"
+            )
+        self.streams = {}
+        self.events = {}
+        self.devices = {
+            device.name: _real(device.name, device.physical) for device in machine.devices
+        }
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
                 self.streams[stream] = _pooled(self.devices[stream.device], stream)
@@ -85,14 +100,23 @@ class Accelerator(Host):
             if isinstance(instruction, Record):
                 stream = instruction.stream
                 gpu = stream in self.streams
-                self.events[instruction.event] = torch.Event(self.devices[stream.device]) if gpu else None
+                self.events[instruction.event] = (
+                    torch.Event(self.devices[stream.device]) if gpu else None
+                )
         self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
         copies = [i for i in program if isinstance(i, Copy)]
-        host = {i.stream for i in copies if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)}
+        host = {
+            i.stream
+            for i in copies
+            if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)
+        }
         self.with_host = [stream for name, stream in self.streams.items() if name in host]
         back = [i for i in copies if i.overwrite and self.devices[i.destination].type == "cpu"]
         self.returned = {(i.value, i.version) for i in back if i.stream in host}
-        self.starts = {device: torch.Event(device) for device in (stream.device for stream in self.streams.values())}
+        self.starts = {
+            device: torch.Event(device)
+            for device in (stream.device for stream in self.streams.values())
+        }
         self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
 
     def place(self, device: str) -> Any:
@@ -126,7 +150,8 @@ class Accelerator(Host):
         if len(real) < 2 or real[0].device != real[1].device:
             return call
         other, own = real
-        before, after = torch.Event(own.device), torch.Event(own.device)
+        before = torch.Event(own.device)
+        after = torch.Event(own.device)
 
         def step() -> None:
             before.record(other)
@@ -139,11 +164,18 @@ class Accelerator(Host):
 
     def transfer(self, copy: Copy) -> Transfer:
         """Copy without blocking; between CPU devices, in host memory."""
-        source, target = self.devices[copy.source], self.devices[copy.destination]
+        source = self.devices[copy.source]
+        target = self.devices[copy.destination]
         if source.type == target.type == "cpu":
             return copy_in_host_memory
         streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
-        return Way(source, target, streams, self.pinned, relayed=(copy.value, copy.version) in self.returned)
+        return Way(
+            source,
+            target,
+            streams,
+            self.pinned,
+            relayed=(copy.value, copy.version) in self.returned,
+        )
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record on the stream; what a CPU stream has done is done."""
@@ -202,7 +234,8 @@ class Accelerator(Host):
 
     def join(self) -> None:
         """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
-        timing, self.timing = self.timing, False  # only runs with stamps have to begin with all devices at rest
+        timing = self.timing  # only runs with stamps have to begin with all devices at rest
+        self.timing = False
         for stream, end in self.ends:
             end.record(stream)
             self.callers[stream.device].wait_event(end)
@@ -224,7 +257,11 @@ class Accelerator(Host):
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Let no output's block go back before the caller's stream has done what it will do with it."""
         for leaf in flatten(outputs):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device in self.callers:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.layout == torch.strided
+                and leaf.device in self.callers
+            ):
                 leaf.record_stream(self.callers[leaf.device])
 
     @property
@@ -277,14 +314,22 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
         if len(made) < _POOL and (stream := torch.Stream(device)) not in made.values():
             made[name] = stream
             return stream
-    raise MachineError(f"{device} has no stream left for {name}: torch repeats itself after {_POOL}")
+    raise MachineError(
+        f"{device} has no stream left for {name}: torch repeats itself after {_POOL}"
+    )
 
 
 def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
     """Return the CPU streams, and all streams that wait, directly or not, for what one of them records."""
     recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
     pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
-    pairs += [(a, b) for i in program if isinstance(i, (Run, Copy)) for a in occupied(i) for b in occupied(i)]
+    pairs += [
+        (a, b)
+        for i in program
+        if isinstance(i, (Run, Copy))
+        for a in occupied(i)
+        for b in occupied(i)
+    ]
     waiting = {stream for stream in program.streams if stream not in gpu}
     while found := {stream for stream, behind in pairs if behind in waiting} - waiting:
         waiting |= found

@@ -1,6 +1,7 @@
 """The clock of a device, told by the host's: a tick before a run, one behind it, and the line through both.
 
-Knows streams and events of torch, no program. A clock that cannot be right is told of, and not followed.
+Knows streams and events of torch, no program. A clock that cannot be right is told of, and not
+followed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 __all__ = ["DeviceClock", "drift"]
 
 _TRIES = 3
-_FASTEST = 1e-3  # of drift: crystals are off by 1e-4 at most, and a host's clock is slewed by 5e-4 at most
+_FASTEST = (
+    1e-3  # of drift: crystals are off by 1e-4 at most, and a host's clock is slewed by 5e-4 at most
+)
 
 
 class Tick(NamedTuple):
@@ -32,7 +35,8 @@ class DeviceClock:
     """
 
     def __init__(self, stream: torch.Stream) -> None:
-        self.stream, self.rate = stream, 1.0
+        self.stream = stream
+        self.rate = 1.0
         self.zero = _best(stream)
         self.doubt = self.zero.doubt
 
@@ -40,7 +44,8 @@ class DeviceClock:
         """Tick again, behind the run, and take as much drift as the doubts of both ticks leave unexplained."""
         last = _best(self.stream)
         own = float(self.zero.event.elapsed_time(last.event)) / 1e3
-        gap, slack = last.seconds - self.zero.seconds - own, self.zero.doubt + last.doubt
+        gap = last.seconds - self.zero.seconds - own
+        slack = self.zero.doubt + last.doubt
         found = drift(own, gap, slack)
         self.doubt = max(self.zero.doubt, last.doubt + min(abs(gap), slack))
         if abs(found) <= _FASTEST:

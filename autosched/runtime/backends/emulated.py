@@ -1,14 +1,15 @@
 """Any machine, played by this CPU in real time: streams are threads, and all takes as long as the costs say.
 
-Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory that was freed is
-overwritten at once (with NaN), in the order of the stream that allocated it.
+Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory
+that was freed is overwritten at once (with NaN), in the order of the stream that allocated it.
 
-Schedules that run at the same time on one machine (the same object) share its streams, as those on a GPU do: what one
-has put on a stream, the others wait for.
+Schedules that run at the same time on one machine (the same object) share its streams, as those on
+a GPU do: what one has put on a stream, the others wait for.
 
-Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited for stand, does
-its real work, and ends after its modelled seconds, or when the real work ended if that was later. So the operating
-system's late wake-ups do not add up from task to task, as they would not on a device with a queue of its own.
+Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited
+for stand, does its real work, and ends after its modelled seconds, or when the real work ended if
+that was later. So the operating system's late wake-ups do not add up from task to task, as they
+would not on a device with a queue of its own.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def _free() -> None:
 class Emulated(Host):
     """See ``autosched.runtime.backends``.
 
-    Where real work takes much longer than modelled, run after run, one warning says so: see ``pace``.
-    With ``serial`` one thing happens at a time, in issue order: what the same work takes without any overlap.
+    Where real work takes much longer than modelled, run after run, one warning says so: see
+    ``pace``. With ``serial`` one thing happens at a time, in issue order: what the same work takes
+    without any overlap.
     """
 
     def __init__(self, serial: bool = False) -> None:
@@ -101,14 +103,16 @@ class Emulated(Host):
         self.events: dict[int, float] = {}
         self.stopped: Callable[[], bool] = bool
         self.pace = Pace()
-        self.queues, self.contention = Queues(), True
+        self.queues = Queues()
+        self.contention = True
         self.mixing = Mixing()
         self.mixes = False
 
     def open(self, program: Program, machine: Machine) -> None:
         """Set a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
-        self.queues, self.contention = _queues_of(machine), machine.contention
+        self.queues = _queues_of(machine)
+        self.contention = machine.contention
         self.mixes = any(device.kind != "cpu" for device in machine.devices)
 
     def thread(self, stream: Stream) -> str | None:
@@ -121,7 +125,9 @@ class Emulated(Host):
             return usual
         return self.mixing.told(device, torch.device(usual))
 
-    def watched(self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]) -> Step:
+    def watched(
+        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
+    ) -> Step:
         """Return the call of a task that raises, as torch does on GPUs, where it mixes tensors of several devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
@@ -142,8 +148,10 @@ class Emulated(Host):
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call, then rest until the modelled end."""
-        clock, streams = self.clock, tuple(self.clock) if self.serial else streams
-        queues, queueing = self.queues, [stream for stream in streams if self.contention or _computes(stream)]
+        clock = self.clock
+        streams = tuple(self.clock) if self.serial else streams
+        queues = self.queues
+        queueing = [stream for stream in streams if self.contention or _computes(stream)]
 
         def step() -> None:
             start = queues.take(queueing, max(clock[stream] for stream in streams), seconds)
@@ -172,7 +180,9 @@ class Emulated(Host):
         """Move the stream's clock on to the event's."""
 
         def step() -> None:
-            self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))  # 0: ignored, as CUDA does
+            self.clock[stream] = max(
+                self.clock[stream], self.events.get(event, 0.0)
+            )  # 0: ignored, as CUDA does
             self.pace.wait(stream, event)
 
         return step
@@ -195,7 +205,9 @@ def _poison(value: Any) -> None:
     for extent in extents(value):
         if not isinstance(extent.tensor, torch.Tensor):
             continue
-        leaf, size = extent.tensor, extent.tensor.element_size()
-        shape, strides = (*leaf.shape, size), (*(n * size for n in leaf.stride()), 1)
+        leaf = extent.tensor
+        size = extent.tensor.element_size()
+        shape = (*leaf.shape, size)
+        strides = (*(n * size for n in leaf.stride()), 1)
         raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)
         raw.set_(leaf.untyped_storage(), leaf.storage_offset() * size, shape, strides).fill_(255)

@@ -1,7 +1,7 @@
 """Everything at once, in the calling thread, in issue order: streams and events do nothing.
 
-The least there is between a program and its functions; needs no torch. Copies between devices are copies in host
-memory, since a program relies on their being apart.
+The least there is between a program and its functions; needs no torch. Copies between devices are
+copies in host memory, since a program relies on their being apart.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from autosched.runtime.threads.thread_team import Crew
 
 __all__ = ["ALIGNMENT", "Host", "copy_in_host_memory"]
 
-ALIGNMENT = (
-    64  # bytes: of a line of the cache, and of the widest vectors of CPUs; torch's own memory begins at multiples
-)
+# Bytes of a cache line, and of the widest vectors of CPUs. Torch allocates at multiples of it.
+ALIGNMENT = 64
 
 
 class Host:
@@ -50,8 +49,8 @@ class Host:
     def prepare(self) -> None:
         """Set up a thread of the crew: leave autograd out, if torch is in use at all, and use no more threads than it.
 
-        torch gives a new thread as many intra-op threads as the process has when that thread first asks; oneDNN does
-        not ask, and other numbers of threads sum in another order.
+        torch gives a new thread as many intra-op threads as the process has when that thread first
+        asks; oneDNN does not ask, and other numbers of threads sum in another order.
         """
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_grad_enabled(False)
@@ -115,7 +114,9 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
     """
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
-            raise ValueError(f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere")
+            raise ValueError(
+                f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere"
+            )
         if isinstance(old, dict):
             old.update({key: overwritten(old[key], item, put) for key, item in new.items()})
             return old
@@ -147,7 +148,8 @@ def _once(old: Any, new: Any) -> tuple[Any, Any]:
     strides = zip(old.shape, old.stride(), new.stride(), strict=True)
     expanded = [n > 1 and own == other == 0 for n, own, other in strides]
     for dim in (dim for dim, is_expanded in enumerate(expanded) if is_expanded):
-        old, new = old.narrow(dim, 0, 1), new.narrow(dim, 0, 1)
+        old = old.narrow(dim, 0, 1)
+        new = new.narrow(dim, 0, 1)
     return old, new
 
 
@@ -173,8 +175,9 @@ def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
 def _with_its_strides(leaf: Any) -> Any:
     """Return a copy that lies in memory as the original does: sums over other strides have other last bits.
 
-    So do products at another alignment: matrix kernels of CPUs take another path where data begins between the words
-    of a vector. Therefore the address of a copy in host memory is that of its source, modulo ``ALIGNMENT``.
+    So do products at another alignment: matrix kernels of CPUs take another path where data begins
+    between the words of a vector. Therefore the address of a copy in host memory is that of its
+    source, modulo ``ALIGNMENT``.
     """
     if "strided" not in str(leaf.layout) or leaf.numel() == 0:
         return leaf.clone()
@@ -188,7 +191,11 @@ def _with_its_strides(leaf: Any) -> Any:
 def _is_plain_on_cpu(leaf: Any) -> bool:
     """Whether a tensor is no more than its bytes in host memory; one of a subclass may have ideas of its own."""
     torch = sys.modules.get("torch")
-    if torch is None or type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.device.type != "cpu":
+    if (
+        torch is None
+        or type(leaf) not in (torch.Tensor, torch.nn.Parameter)
+        or leaf.device.type != "cpu"
+    ):
         return False
     return not (leaf.is_conj() or leaf.is_neg() or leaf.is_quantized)
 
@@ -196,8 +203,9 @@ def _is_plain_on_cpu(leaf: Any) -> bool:
 def _aligned(leaf: Any, beyond: int) -> Any:
     """Return a copy that begins ``beyond`` a multiple of ``ALIGNMENT``, at the beginning of a storage of its own.
 
-    The storage begins there too, so that the offset of the copy in it is 0, as that of every copy. Only DLPack makes
-    such a storage: of a slice of an allocation of torch's, which begins at a multiple.
+    The storage begins there too, so that the offset of the copy in it is 0, as that of every copy.
+    Only DLPack makes such a storage: of a slice of an allocation of torch's, which begins at a
+    multiple.
     """
     torch = sys.modules["torch"]
     span = _span(leaf)
@@ -216,7 +224,9 @@ def _aligned(leaf: Any, beyond: int) -> Any:
 
 def _span(leaf: Any) -> int:
     """Return how many elements lie between a tensor's first and its last, both included."""
-    return 1 + sum((int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    return 1 + sum(
+        (int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True)
+    )
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:

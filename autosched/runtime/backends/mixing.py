@@ -1,16 +1,18 @@
 """Which emulated device a tensor is on, and an error where tensors of several devices meet.
 
-All tensors of an emulated machine are in host memory, so torch itself lets them meet. While a task is watched, a mode
-of torch sees the functions of torch that the task calls, and refuses what a GPU would. It changes no result.
+All tensors of an emulated machine are in host memory, so torch itself lets them meet. While a task
+is watched, a mode of torch sees the functions of torch that the task calls, and refuses what a GPU
+would. It changes no result.
 
 * What a task is given is on the task's device, and what torch makes of tensors is where they are.
 * What is made without ``device=`` is on the CPU, and so is what ``.cpu()`` returns.
-* ``device=x.device`` and ``device=`` with what stands for ``asc.Here`` are where they say. Any other ``device=`` means
-  this computer's CPU, and may mean a GPU on another one: of what is made there, and of parameters and buffers of
-  modules, nothing is known, and nothing refused.
+* ``device=x.device`` and ``device=`` with what stands for ``asc.Here`` are where they say. Any
+  other ``device=`` means this computer's CPU, and may mean a GPU on another one: of what is made
+  there, and of parameters and buffers of modules, nothing is known, and nothing refused.
 * A tensor that a function finds in a closure or a global variable is where it is: on the CPU.
 
-Torch's exceptions are kept: CPU tensors of no dimension go with any others, as do indices, lengths and ``copy_``.
+Torch's exceptions are kept: CPU tensors of no dimension go with any others, as do indices, lengths
+and ``copy_``.
 """
 
 from __future__ import annotations
@@ -49,8 +51,12 @@ class Mixing:
     """What is known of the tensors of one run at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], str, str]] = {}  # by id: where it is, and where it was made
-        self._said: dict[int, tuple[torch.device, str | None]] = {}  # devices that tasks are told, by id
+        self._known: dict[
+            int, tuple[weakref.ref[Any], str, str]
+        ] = {}  # by id: where it is, and where it was made
+        self._said: dict[
+            int, tuple[torch.device, str | None]
+        ] = {}  # devices that tasks are told, by id
         self._told: dict[tuple[str, str], torch.device] = {}
 
     def forget(self) -> None:
@@ -65,7 +71,9 @@ class Mixing:
             self._said[id(made)] = (made, device)
         return made
 
-    def watched(self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]) -> Step:
+    def watched(
+        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
+    ) -> Step:
         """Return the call of a task on a device, which raises RuntimeError where it mixes devices."""
         device = CPU if device.partition(":")[0] == CPU else device
 
@@ -117,12 +125,17 @@ class _Mode(TorchFunctionMode):
 
     def __init__(self, mixing: Mixing, outside: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
-        self.mixing, self.outside = mixing, outside
+        self.mixing = mixing
+        self.outside = outside
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
-            return args[0] if args and self.mixing.meant(args[0]) is not None else func(*args, **kwargs)
+            return (
+                args[0]
+                if args and self.mixing.meant(args[0]) is not None
+                else func(*args, **kwargs)
+            )
         name = getattr(func, "__name__", "").partition(".")[0]
         tensors = [leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         common = self._common(name, tensors)
@@ -131,7 +144,9 @@ class _Mode(TorchFunctionMode):
             device = self._of(args[0]) if args else None
             return result if device is None else self.mixing.told(device, result)
         if isinstance(result, (torch.Tensor, tuple, list)):
-            return self._placed(result, name, args, kwargs, self._target(name, args, kwargs, tensors, common))
+            return self._placed(
+                result, name, args, kwargs, self._target(name, args, kwargs, tensors, common)
+            )
         return result
 
     def _of(self, tensor: Any) -> str | None:
@@ -158,7 +173,12 @@ class _Mode(TorchFunctionMode):
         return None if unknown else CPU
 
     def _target(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], common: str | None
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[Any],
+        common: str | None,
     ) -> str | None:
         """Return where a result is, None if that is not known."""
         named = kwargs.get("device")
@@ -175,7 +195,9 @@ class _Mode(TorchFunctionMode):
             return self._of(tensors[0])
         return common
 
-    def _placed(self, result: Any, name: str, args: Sequence[Any], kwargs: Any, device: str | None) -> Any:
+    def _placed(
+        self, result: Any, name: str, args: Sequence[Any], kwargs: Any, device: str | None
+    ) -> Any:
         """Note where a result is; what a GPU would have copied becomes a tensor of its own."""
         given = {id(leaf) for leaf in flatten((args, kwargs))}
         if name in _MOVING and id(result) in given:
@@ -222,14 +244,18 @@ def _line() -> str:
     """Return the line of the task's own code that is being executed; nothing where an operator is the task."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not _STEP:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("autosched", "torch", "contextlib"):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in (
+            "autosched",
+            "torch",
+            "contextlib",
+        ):
             return f" at {frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-# Attention modules take their fast path only if ``torch.overrides.has_torch_function`` sees no mode, and its results
-# differ in the last bits. So that function must not see ours.
+# Attention modules take their fast path only if ``torch.overrides.has_torch_function`` sees no
+# mode, and its results differ in the last bits. So that function must not see ours.
 _hiding = threading.Lock()
 _hidden: list[Any] = []
 _original = torch.overrides.has_torch_function

@@ -1,7 +1,7 @@
 """Pace: whether real work keeps up with modelled seconds, and how much slower a machine would have to be.
 
-Adds up what an emulated run would take if all work were done in its modelled seconds, and warns where runs take much
-longer again and again. Knows no task, and nothing of what the machine is.
+Adds up what an emulated run would take if all work were done in its modelled seconds, and warns
+where runs take much longer again and again. Knows no task, and nothing of what the machine is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Pace:
     def __init__(self) -> None:
         self._clock: dict[Stream, float] = {}
         self._events: dict[int, float] = {}
-        self._begun = self._told = False
+        self._begun = False
+        self._told = False
         self._late: list[float] = []
 
     def begin(self) -> None:
@@ -37,7 +38,9 @@ class Pace:
     def run(self, streams: Sequence[Stream], seconds: float) -> None:
         """Move the clocks of streams on."""
         clock = self._clock
-        clock.update(dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds))
+        clock.update(
+            dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds)
+        )
 
     def record(self, stream: Stream, event: int) -> None:
         """Note a stream's clock."""
@@ -71,9 +74,14 @@ class Pace:
 
 def _users() -> int:
     """Return how many calls up from the caller the user's line is: the nearest that is not ours."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "autosched":
-        frame, level = frame.f_back, level + 1
+    frame = sys._getframe(1)
+    level = 1
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "autosched"
+    ):
+        frame = frame.f_back
+        level = level + 1
     return level
 
 

@@ -1,8 +1,9 @@
 """Page-locked host memory in pieces, each used again only when the copy that used it is past.
 
-Copies from and to pageable memory go through such pieces: the host moves what is to be sent there, and what has come
-on from there, which is its *landing*. The driver would do the former too, but only when the stream has come to the
-copy, with the issuing thread held until then. Knows no program, and of streams only that events are recorded on them.
+Copies from and to pageable memory go through such pieces: the host moves what is to be sent there,
+and what has come on from there, which is its *landing*. The driver would do the former too, but
+only when the stream has come to the copy, with the issuing thread held until then. Knows no
+program, and of streams only that events are recorded on them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 
 __all__ = ["PIECE", "Piece", "Pinned"]
 
-PIECE = 4 << 20  # bytes: moved by the host in some 0.4 ms, in which a link is not idle for want of the next piece
+PIECE = (
+    4 << 20
+)  # bytes: moved by the host in some 0.4 ms, in which a link is not idle for want of the next piece
 _LEAST = 4 << 10
 _LIMIT = 256 << 20  # bytes of all pieces; who wants more waits for the oldest copy
 
@@ -39,10 +42,13 @@ class Pinned:
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        self.limit, self.total = limit, 0
+        self.limit = limit
+        self.total = 0
         self.lock = threading.Lock()
         self.idle: dict[tuple[torch.device, int], list[Piece]] = {}
-        self.flying: dict[torch.Stream, deque[Piece]] = {}  # of each stream, in the order of its copies
+        self.flying: dict[
+            torch.Stream, deque[Piece]
+        ] = {}  # of each stream, in the order of its copies
 
     def take(self, device: torch.device, nbytes: int) -> Piece:
         """Return a piece of so many bytes or more that no copy uses; to be sent, on a stream of the device."""
@@ -57,7 +63,9 @@ class Pinned:
                     return self._make(device, size)  # all are about to be sent by other threads
             return idle.pop()
 
-    def send(self, piece: Piece, stream: torch.Stream, landing: Callable[[], object] | None = None) -> None:
+    def send(
+        self, piece: Piece, stream: torch.Stream, landing: Callable[[], object] | None = None
+    ) -> None:
         """Keep a piece until all that its device's stream has to do by now is past, and then let it land."""
         piece.landing = landing
         with self.lock:
@@ -91,7 +99,8 @@ class Pinned:
         any_past = False
         for line in self.flying.values():
             while line and line[0].event.query():
-                piece, any_past = line.popleft(), True
+                piece = line.popleft()
+                any_past = True
                 if piece.landing is not None:
                     piece.landing()
                     piece.landing = None

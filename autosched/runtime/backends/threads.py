@@ -1,6 +1,7 @@
 """CPU streams as threads: a thread for each, which take turns only where the program waits.
 
-Where several compute streams are in use they share out torch's intra-op threads, so that cores are not fought over.
+Where several compute streams are in use they share out torch's intra-op threads, so that cores are
+not fought over.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@
     GPU                -> GPU, no peers       into pieces and on from there: what is one hop there is two
     GPU                -> itself              one copy, of one logical device for another
 
-A copy lies in memory as the original does, since sums over other strides have other last bits; what has gaps travels
-without them. All is put on the streams that are given, which are current; nothing here waits for the host but to write
-over what has gaps in host memory, and to send on what lands there.
+A copy lies in memory as the original does, since sums over other strides have other last bits; what
+has gaps travels without them. All is put on the streams that are given, which are current; nothing
+here waits for the host but to write over what has gaps in host memory, and to send on what lands
+there.
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ class Way:
         pinned: Pinned,
         relayed: bool = False,
     ) -> None:
-        self.source, self.target, self.pinned, self.relayed = source, target, pinned, relayed
-        self.out, self.into = streams[0], streams[-1]
-        self.to_host, self.from_host = target.type == "cpu", source.type == "cpu"
+        self.source = source
+        self.target = target
+        self.pinned = pinned
+        self.relayed = relayed
+        self.out = streams[0]
+        self.into = streams[-1]
+        self.to_host = target.type == "cpu"
+        self.from_host = source.type == "cpu"
         self.peers = self.to_host or self.from_host or are_peers(source, target)
         self._carry = self._send if self.from_host else self._fetch if self.to_host else self._relay
         apart = not self.from_host and not self.to_host
@@ -54,7 +60,9 @@ class Way:
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Copy a tensor, or a tree with tensors; over ``into`` if that is given."""
-        return transform(self._copied, value) if into is None else overwritten(into, value, self._put)
+        return (
+            transform(self._copied, value) if into is None else overwritten(into, value, self._put)
+        )
 
     def _copied(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -71,7 +79,8 @@ class Way:
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy in memory of its own."""
-        shape, strides = tensor.shape, tensor.stride()
+        shape = tensor.shape
+        strides = tensor.stride()
         if _is_dense(tensor):
             if self._is_direct(tensor, None):
                 return tensor.to(self.target, non_blocking=True, copy=True)
@@ -81,12 +90,20 @@ class Way:
         if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
             span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
             return self._fresh(tensor.as_strided((span,), (1,))).as_strided(shape, strides)
-        return self._spread(torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target), tensor)
+        return self._spread(
+            torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target), tensor
+        )
 
     def _put(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Copy over the memory of another tensor of the same shape."""
-        tensor, over = new.detach(), old.detach()
-        if not (tensor.device == self.source and over.device == self.target and _is_plain(tensor) and _is_plain(over)):
+        tensor = new.detach()
+        over = old.detach()
+        if not (
+            tensor.device == self.source
+            and over.device == self.target
+            and _is_plain(tensor)
+            and _is_plain(over)
+        ):
             old.copy_(new, non_blocking=not self.to_host)
             self._meet()
             return old
@@ -173,7 +190,10 @@ def are_peers(source: torch.device, target: torch.device) -> bool:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether it is no more than its bytes and strides."""
     kind = type(tensor)
-    if kind is not torch.Tensor and kind.__torch_function__ is not torch._C._disabled_torch_function_impl:
+    if (
+        kind is not torch.Tensor
+        and kind.__torch_function__ is not torch._C._disabled_torch_function_impl
+    ):
         return False  # of a class with ideas of its own, as parameters are not
     if tensor.layout != torch.strided or tensor.numel() == 0 or hasattr(kind, "__tensor_flatten__"):
         return False
@@ -185,7 +205,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     if tensor.is_contiguous():
         return True
     step = 1
-    for stride, n in sorted((stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
+    for stride, n in sorted(
+        (stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
+    ):
         if stride != step:
             return False
         step *= n

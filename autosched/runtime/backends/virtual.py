@@ -1,7 +1,8 @@
 """Any machine in virtual time: one instruction after another in the calling thread, of whichever stream is chosen.
 
-Whatever is chosen, the program's events are obeyed, and the modelled clocks are the same: they depend on what waits for
-what alone. So runs explore the legal interleavings of a program, and each gives the simulator's timeline.
+Whatever is chosen, the program's events are obeyed, and the modelled clocks are the same: they
+depend on what waits for what alone. So runs explore the legal interleavings of a program, and each
+gives the simulator's timeline.
 """
 
 from __future__ import annotations

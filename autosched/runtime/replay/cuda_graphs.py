@@ -1,22 +1,26 @@
-"""An accelerator that records what is put on it, and replays it: CUDA graphs, as ``autosched.runtime.replay.recording`` wants them.
+"""Capture an accelerator's work as CUDA graphs and replay them.
 
 The rules of CUDA graphs that this keeps:
 
-1. There is one capture at a time in a process; what other threads do meanwhile is their own affair ("thread_local").
-   Before it the device comes to rest, since torch sets up random numbers for a capture in memory that replays read.
-2. Work is captured on streams for that, of a pool of their own (of high priority, so that no other stream of torch's is
-   one of them). Segments fork from their stream and join it by events that are captured (``segments``).
-3. Two graphs that were captured on one stream share a workspace of cuBLAS, and what is not captured may use it at the
-   same time. So workspaces are given up before a capture and behind it: each graph has its own, in its pool, and it
-   goes back as memory of that stream does.
-4. Memory of a graph is of a private pool, which only its own device has: segments are on one device. The pool is shared
-   by all segments of a recording, and by copies between them. That is sound, as they are replayed in the order in which
-   they were captured, by stream: whoever takes a block stands behind whoever gave it back. Between replays the caller's
-   streams stand. A first, small graph keeps the pool in being.
-5. A graph is replayed on the stream that is current, behind all that is there. Random numbers go on where the generator
-   is then; default generators are registered by torch, others that tasks were given here.
-6. A capture that fails leaves no trace: it is ended, its pool is let go of, and torch's generators are told so by a
-   capture that does not fail.
+1. There is one capture at a time in a process; what other threads do meanwhile is their own affair
+   ("thread_local"). Before it the device comes to rest, since torch sets up random numbers for a
+   capture in memory that replays read.
+2. Work is captured on streams for that, of a pool of their own (of high priority, so that no other
+   stream of torch's is one of them). Segments fork from their stream and join it by events that are
+   captured (``segments``).
+3. Two graphs that were captured on one stream share a workspace of cuBLAS, and what is not captured
+   may use it at the same time. So workspaces are given up before a capture and behind it: each
+   graph has its own, in its pool, and it goes back as memory of that stream does.
+4. Memory of a graph is of a private pool, which only its own device has: segments are on one
+   device. The pool is shared by all segments of a recording, and by copies between them. That is
+   sound, as they are replayed in the order in which they were captured, by stream: whoever takes a
+   block stands behind whoever gave it back. Between replays the caller's streams stand. A first,
+   small graph keeps the pool in being.
+5. A graph is replayed on the stream that is current, behind all that is there. Random numbers go on
+   where the generator is then; default generators are registered by torch, others that tasks were
+   given here.
+6. A capture that fails leaves no trace: it is ended, its pool is let go of, and torch's generators
+   are told so by a capture that does not fail.
 """
 
 from __future__ import annotations
@@ -83,7 +87,9 @@ class Replay(Accelerator):
         twin = copying.copy(self)
         twin.own_thread = set()
         if recording:
-            twin.streams = {name: stream_to_record(stream.device, name) for name, stream in self.streams.items()}
+            twin.streams = {
+                name: stream_to_record(stream.device, name) for name, stream in self.streams.items()
+            }
             twin.events = {event: torch.Event(device) for event, device in self.on.items()}
         return twin
 
@@ -156,13 +162,19 @@ class _Recorder:
 
     def borrowed(self, tensor: Any) -> Any:
         """Return a tensor on the same memory, which does not keep it from serving again."""
-        return _borrowed(tensor) if isinstance(tensor, torch.Tensor) and tensor.device in self.pools else tensor
+        return (
+            _borrowed(tensor)
+            if isinstance(tensor, torch.Tensor) and tensor.device in self.pools
+            else tensor
+        )
 
     def close(self) -> None:
         """Let go of graphs and pools, when devices have come to rest."""
         if self in self.backend.recorders:
             self.backend.recorders.remove(self)
-        with contextlib.suppress(Exception):  # at the interpreter's exit there may be no device any more
+        with contextlib.suppress(
+            Exception
+        ):  # at the interpreter's exit there may be no device any more
             for device in self.pools:
                 torch.accelerator.synchronize(device)
             for graph in self.graphs:
@@ -176,12 +188,16 @@ def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
     made = _recording.setdefault(device, {})
     if name not in made:
         if len(made) == _POOL:
-            raise MachineError(f"{device} has no stream left to record {name} on: torch repeats itself after {_POOL}")
+            raise MachineError(
+                f"{device} has no stream left to record {name} on: torch repeats itself after {_POOL}"
+            )
         made[name] = torch.Stream(device, priority=-1)
     return made[name]
 
 
-def _captured(root: torch.Stream, pool: Any, steps: Step, used: Iterable[Any]) -> torch.cuda.CUDAGraph:
+def _captured(
+    root: torch.Stream, pool: Any, steps: Step, used: Iterable[Any]
+) -> torch.cuda.CUDAGraph:
     """Return what steps put on devices, as a graph. It leaves nothing behind where it fails."""
     torch.accelerator.synchronize(root.device)
     graph = torch.cuda.CUDAGraph()
@@ -227,7 +243,9 @@ def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> No
     """End a capture that has failed, and put right what torch had set up for it."""
     with contextlib.suppress(Exception):
         graph.capture_end()
-    with contextlib.suppress(Exception):  # torch before 2.13 leaves this to a capture that ends well
+    with contextlib.suppress(
+        Exception
+    ):  # torch before 2.13 leaves this to a capture that ends well
         torch._C._cuda_endAllocateToPool(device.index, pool)
     with contextlib.suppress(Exception):
         graph.reset()
@@ -239,6 +257,8 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if not storage.data_ptr():
         return tensor
-    lent = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    lent = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return made.set_(lent, tensor.storage_offset(), tensor.shape, tensor.stride())

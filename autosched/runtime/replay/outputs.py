@@ -1,7 +1,8 @@
 """Outgoing: a recording's outputs as the caller gets them, so that no later replay changes them.
 
-What is an input, or a view of one, is that input again, or a view of it, as in any run. Of the recording's own memory
-the caller gets a copy; what shares memory there shares it in the copy. Reads addresses, and no number.
+What is an input, or a view of one, is that input again, or a view of it, as in any run. Of the
+recording's own memory the caller gets a copy; what shares memory there shares it in the copy. Reads
+addresses, and no number.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Outgoing:
         self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
         self._spans: dict[int, _Span] = {}  # by address of a storage
         self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
-        self._kept = {address: (borrowed(_line(span)), span.first) for address, span in self._spans.items()}
+        self._kept = {
+            address: (borrowed(_line(span)), span.first) for address, span in self._spans.items()
+        }
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return them as a replay on these inputs left them, if the caller's streams are behind it."""
@@ -58,7 +61,11 @@ class Outgoing:
                 whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
                 return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
             mine = given[leaf.of]
-            return mine if leaf.is_whole else leaf.on(mine, mine.storage_offset() * mine.element_size())
+            return (
+                mine
+                if leaf.is_whole
+                else leaf.on(mine, mine.storage_offset() * mine.element_size())
+            )
 
         return {label: transform(made, tree) for label, tree in self._trees.items()}
 
@@ -84,7 +91,9 @@ class _Span(NamedTuple):
     @classmethod
     def of(cls, tensor: Any, storage: int) -> _Span:
         first = tensor.data_ptr() - storage
-        span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = 1 + sum(
+            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         return cls(tensor, first // _ALIGNED * _ALIGNED, first + span * tensor.element_size())
 
     def joined(self, other: _Span) -> _Span:
@@ -105,14 +114,23 @@ class _View:
 
     @classmethod
     def of_tensor(cls, of: Hashable, tensor: Any, first: int, is_whole: bool = False) -> _View:
-        return cls(of, first, is_whole, tensor.detach().new_empty(0), tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(
+            of,
+            first,
+            is_whole,
+            tensor.detach().new_empty(0),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+        )
 
     def on(self, tensor: Any, behind: int) -> Any:
         """Return it on a tensor's memory, so many bytes further from its storage's beginning."""
         offset = (self.first + behind) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
             return tensor.detach().as_strided(self.shape, self.stride, offset)
-        return self.like.new_empty(0).set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+        return self.like.new_empty(0).set_(
+            tensor.untyped_storage(), offset, self.shape, self.stride
+        )
 
 
 def is_plain(leaf: Any) -> bool:
@@ -142,5 +160,7 @@ def _storage(tensor: Any) -> int:
 def _line(span: _Span) -> Any:
     """Return the bytes of a span as a tensor."""
     size = span.tensor.element_size()
-    items = span.tensor.detach().as_strided(((span.end - span.first) // size,), (1,), span.first // size)
+    items = span.tensor.detach().as_strided(
+        ((span.end - span.first) // size,), (1,), span.first // size
+    )
     return items.view(sys.modules["torch"].uint8)

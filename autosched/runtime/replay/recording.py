@@ -1,17 +1,20 @@
 """Recording: one run of a cut program, recorded segment by segment, and how it is replayed.
 
-A recorded segment reads and writes the addresses that it met. So what crosses its borders stays where it was:
+A recorded segment reads and writes the addresses that it met. So what crosses its borders stays
+where it was:
 
     inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on
-                         the caller's stream, into buffers that the recording keeps, and back if tasks write them
+                         the caller's stream, into buffers that the recording keeps, and back if
+                         tasks write them
     copies to devices    go into the memory that they went into when they were recorded
     outputs              leave the recording's memory as copies, so that the next replay does not change them; those
                          that are an input, or a view of one, are that input or a view of it again
     constants            are where they are
 
-All memory that a recording takes, in segments and by copies between them, is of one pool per device, in which blocks
-are taken and freed in the order of their streams, as the program says. So it needs no more than the program does, and a
-block that serves twice serves in the same order in each replay.
+All memory that a recording takes, in segments and by copies between them, is of one pool per
+device, in which blocks are taken and freed in the order of their streams, as the program says. So
+it needs no more than the program does, and a block that serves twice serves in the same order in
+each replay.
 
 Knows of the backend that it can record what steps put on a device, and replay it; not how.
 """
@@ -43,8 +46,9 @@ class Recorder(Protocol):
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
         """Call ``steps``, and return what does on devices again what they did, put on whatever stream is current.
 
-        What they put on devices does not happen now. ``used`` may hold generators of random numbers. Raises what they
-        raise, and whatever says that it cannot be recorded; then nothing is left of it.
+        What they put on devices does not happen now. ``used`` may hold generators of random
+        numbers. Raises what they raise, and whatever says that it cannot be recorded; then nothing
+        is left of it.
         """
 
     def taking(self, device: str, step: Step) -> Step:
@@ -107,7 +111,11 @@ class Parts:
     def here(self) -> dict[str, str]:
         """The inputs that live on accelerators, and where."""
         given = {*self.graph.input_names}
-        return {name: device for name, device in self.cut.whole.inputs if name in given and self.real[device]}
+        return {
+            name: device
+            for name, device in self.cut.whole.inputs
+            if name in given and self.real[device]
+        }
 
 
 def reals(machine: Machine) -> dict[str, str | None]:
@@ -116,7 +124,10 @@ def reals(machine: Machine) -> dict[str, str | None]:
     >>> reals(Machine.emulated(gpus=1))
     {'cpu': None, 'cuda:0': 'cuda:0'}
     """
-    return {each.name: None if each.kind == "cpu" else each.physical or each.name for each in machine.devices}
+    return {
+        each.name: None if each.kind == "cpu" else each.physical or each.name
+        for each in machine.devices
+    }
 
 
 class Recording:
@@ -126,12 +137,17 @@ class Recording:
     """
 
     def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
-        self.parts, self.fixed = parts, fixed
+        self.parts = parts
+        self.fixed = fixed
         self.reason: str | None = None  # why it was given up
         self._recorder = parts.backend.recorder()
-        self._buffers = {name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed}
+        self._buffers = {
+            name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed
+        }
         self._graphs: dict[int, Step] = {}  # by position in the cut program
-        self._held: dict[int, Any] = {}  # by slot, the recording's memory that what is outside of segments touches
+        self._held: dict[
+            int, Any
+        ] = {}  # by slot, the recording's memory that what is outside of segments touches
         self._at = _positions(parts.cut)
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None
@@ -143,7 +159,8 @@ class Recording:
 
     def tape(self, inputs: Mapping[str, Any]) -> Tape:
         """Return the steps of a run, and put what they need into its slots. What has to be copied is, here and now."""
-        backend, memory = self.parts.backend, self.parts.memory
+        backend = self.parts.backend
+        memory = self.parts.memory
         backend.settle()
         for name, buffer in self._buffers.items():
             _fill(buffer, inputs[name])
@@ -154,18 +171,31 @@ class Recording:
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs when the caller's streams are behind them, and leave inputs as tasks left them."""
-        parts, memory = self.parts, self.parts.memory
+        parts = self.parts
+        memory = self.parts.memory
         for name in (name for name in parts.here if name in memory.written):
-            for leaf, new in zip(flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True):
+            for leaf, new in zip(
+                flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True
+            ):
                 if leaf is new:
                     parts.backend.wrote(leaf)
                 else:
                     leaf.copy_(new)
         outputs = memory.outputs()
         if self._outgoing is None:
-            here = {label: outputs[label] for label, device in parts.cut.whole.outputs if parts.real[device]}
-            lasting = {value.name: value.tensor for value in parts.graph.sources if value.tensor is not None}
-            self._outgoing = Outgoing(here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed)
+            here = {
+                label: outputs[label]
+                for label, device in parts.cut.whole.outputs
+                if parts.real[device]
+            }
+            lasting = {
+                value.name: value.tensor
+                for value in parts.graph.sources
+                if value.tensor is not None
+            }
+            self._outgoing = Outgoing(
+                here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed
+            )
             self._replayed = None if self.reason else self._replaying()
         outputs.update(self._outgoing(inputs))
         parts.backend.settled()
@@ -182,13 +212,16 @@ class Recording:
 
         If one cannot be recorded, it and all behind it are run as they are.
         """
-        cut, backend = self.parts.cut, self.parts.backend.alone(recording=False)
+        cut = self.parts.cut
+        backend = self.parts.backend.alone(recording=False)
         works = _works(cut)
         calls: list[Step | None] = [None] * len(cut.program)
         for i, part in works.items():
             calls[i] = _Whole(i, part) if isinstance(part, Segment) else self._kept(part)
         tape = Tape()
-        for position, step in self.parts.compile(Lines(cut.program, calls, self._at, backend)).steps.get(None, ()):
+        for position, step in self.parts.compile(
+            Lines(cut.program, calls, self._at, backend)
+        ).steps.get(None, ()):
             if isinstance(step, _Whole):
                 for inner in self._whole(step, backend):
                     tape.add(None, *inner)
@@ -216,7 +249,9 @@ class Recording:
         calls = [None if position < 0 else self.parts.calls[position] for position in where]
         where = [position if position >= 0 else segment.positions[0] for position in where]
         found: list[tuple[int, Step]] = []
-        for position, step in self.parts.compile(Lines(segment.program, calls, where, backend)).steps.get(None, ()):
+        for position, step in self.parts.compile(
+            Lines(segment.program, calls, where, backend)
+        ).steps.get(None, ()):
             if isinstance(step, Stretch):
                 found += [(call[0], Stretch(step.data, [call])) for call in step.calls]
             else:
@@ -227,8 +262,10 @@ class Recording:
         """Record a segment, or say why not, and leave its slots as they were."""
         if self.reason is not None:
             return
-        memory, segment = self.parts.memory, whole.segment
-        before, position = memory.data.copy(), segment.positions[0]
+        memory = self.parts.memory
+        segment = whole.segment
+        before = memory.data.copy()
+        position = segment.positions[0]
 
         def drain() -> None:
             nonlocal position
@@ -238,17 +275,29 @@ class Recording:
 
         tasks = [self.parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
         try:
-            if all(task.view for task in tasks) and not any(isinstance(each, Copy) for each in segment.program):
+            if all(task.view for task in tasks) and not any(
+                isinstance(each, Copy) for each in segment.program
+            ):
                 drain()
                 self._graphs[whole.at] = _nothing
             else:
-                used = [leaf for task in tasks for leaf in (*task.shared, *flatten((task.args, dict(task.kwargs))))]
+                used = [
+                    leaf
+                    for task in tasks
+                    for leaf in (*task.shared, *flatten((task.args, dict(task.kwargs))))
+                ]
                 self._graphs[whole.at] = self._recorder.record(segment.stream, drain, used)
         except Exception as error:
             memory.data[:] = before
             instruction = self.parts.cut.whole.instructions[position]
-            name = f"task {instruction.task!r}" if isinstance(instruction, Run) else f"{instruction}"
-            self.reason = str(error) if isinstance(error, _RefusalError) else f"{name} failed: {_first_line(error)}"
+            name = (
+                f"task {instruction.task!r}" if isinstance(instruction, Run) else f"{instruction}"
+            )
+            self.reason = (
+                str(error)
+                if isinstance(error, _RefusalError)
+                else f"{name} failed: {_first_line(error)}"
+            )
 
     def _check(self, segment: Segment) -> None:
         """Raise _RefusalError if a task of a segment returned what no replay makes anew."""
@@ -256,12 +305,18 @@ class Recording:
             run = self.parts.cut.whole.instructions[i]
             if isinstance(run, Run):
                 for leaf in flatten(self.parts.memory.results(i)):
-                    if leaf is not None and (what := self.parts.backend.stays(leaf, run.stream.device)):
-                        raise _RefusalError(f"task {run.task!r} returned {what}, which a replay would not make anew")
+                    if leaf is not None and (
+                        what := self.parts.backend.stays(leaf, run.stream.device)
+                    ):
+                        raise _RefusalError(
+                            f"task {run.task!r} returned {what}, which a replay would not make anew"
+                        )
 
     def _kept(self, i: int) -> Step | None:
         """Return what an instruction outside of segments does, and keep the memory on devices that it touches."""
-        parts, call, instruction = self.parts, self.parts.calls[i], self.parts.cut.whole.instructions[i]
+        parts = self.parts
+        call = self.parts.calls[i]
+        instruction = self.parts.cut.whole.instructions[i]
         if not isinstance(instruction, Copy) or call is None:
             return call
         if parts.real[instruction.destination] and not instruction.overwrite:
@@ -281,7 +336,9 @@ class Recording:
         for leaf in flatten(self.parts.memory.data[slot]):
             what = None if leaf is None else self.parts.backend.stays(leaf, copy.destination)
             if what is not None and made:
-                self.reason = self.reason or f"{copy.value!r}, which tasks make elsewhere, is {what}"
+                self.reason = (
+                    self.reason or f"{copy.value!r}, which tasks make elsewhere, is {what}"
+                )
         self._hold(slot)
 
     def _hold(self, slot: int) -> None:
@@ -302,12 +359,21 @@ class Recording:
         if isinstance(part, Segment):
             graph = self._graphs[i]
             return None if graph is _nothing else graph
-        parts, instruction = self.parts, self.parts.cut.whole.instructions[part]
-        if not isinstance(instruction, Copy) or not parts.real[instruction.destination] or instruction.overwrite:
+        parts = self.parts
+        instruction = self.parts.cut.whole.instructions[part]
+        if (
+            not isinstance(instruction, Copy)
+            or not parts.real[instruction.destination]
+            or instruction.overwrite
+        ):
             return parts.calls[part]
-        data, source, target = parts.memory.data, parts.memory.reads[part][0], parts.memory.made[part][0]
+        data = parts.memory.data
+        source = parts.memory.reads[part][0]
+        target = parts.memory.made[part][0]
         assert target is not None
-        transfer, into, name = parts.backend.transfer(instruction), self._held[target], instruction.value
+        transfer = parts.backend.transfer(instruction)
+        into = self._held[target]
+        name = instruction.value
 
         def step() -> None:
             _check_alike(data[source], into, name)
@@ -344,7 +410,9 @@ def _works(cut: Segmented) -> dict[int, Segment | int]:
 
 def _positions(cut: Segmented) -> list[int]:
     """Return a position in the whole program for each instruction of the cut one; an event has its neighbour's."""
-    works, last, found = _works(cut), 0, []
+    works = _works(cut)
+    last = 0
+    found = []
     for i in range(len(cut.program)):
         if i in works:
             part = works[i]
@@ -368,7 +436,9 @@ def _fill(buffer: Any, item: Any) -> None:
 
 def _line(tensor: Any) -> Any:
     """Return all that a tensor spans, in line: so that one which lies on itself can be copied too."""
-    span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.detach().as_strided((span if tensor.numel() else 0,), (1,))
 
 

@@ -1,7 +1,8 @@
 """Replaying: which runs of a schedule are recorded, which are replayed, and why others are neither.
 
-The first run of inputs of a kind is an ordinary one: it warms up what libraries set up at their first use. The second
-is recorded, those that follow are replayed. What a recording is, and what it must keep, ``recording`` knows.
+The first run of inputs of a kind is an ordinary one: it warms up what libraries set up at their
+first use. The second is recorded, those that follow are replayed. What a recording is, and what it
+must keep, ``recording`` knows.
 """
 
 from __future__ import annotations
@@ -26,29 +27,42 @@ class Replaying:
     """The recordings of an executor, by the kind of inputs that each is for. ``plain`` is the tape of ordinary runs."""
 
     def __init__(self, parts: Parts, plain: Tape):
-        self.parts, self.plain = parts, plain
+        self.parts = parts
+        self.plain = plain
         self.reason: str | None = parts.backend.refusal()
         self.recordings: dict[Hashable, Recording] = {}
-        self.seen: dict[Hashable, Mapping[str, Hashable]] = {}  # by kind, where inputs were in the last ordinary run
-        self.moving: set[str] = set()  # inputs on devices that do not come at the same address each time
+        self.seen: dict[
+            Hashable, Mapping[str, Hashable]
+        ] = {}  # by kind, where inputs were in the last ordinary run
+        self.moving: set[str] = (
+            set()
+        )  # inputs on devices that do not come at the same address each time
         self.now: tuple[Hashable, Recording] | None = None  # of the run at hand
-        copied = {i.value for i in parts.cut.whole if isinstance(i, Copy) and parts.real[i.destination]}
-        self._numbers = {name for name in parts.graph.input_names if name in copied or name in parts.here}
+        copied = {
+            i.value for i in parts.cut.whole if isinstance(i, Copy) and parts.real[i.destination]
+        }
+        self._numbers = {
+            name for name in parts.graph.input_names if name in copied or name in parts.here
+        }
 
     def tape(self, inputs: Mapping[str, Any], timed: bool) -> Tape:
         """Return the steps of a run, whose inputs are in their slots already. One that is ``timed`` is not recorded."""
         self._drop_unfinished()
-        kind, places = self._kind(inputs), self._places(inputs)
+        kind = self._kind(inputs)
+        places = self._places(inputs)
         recording = self.recordings.get(kind)
         if recording is not None and (moved := recording.moved(places)):
             self.moving.update(moved)
             self.recordings.pop(kind).close()
-            recording, self.seen[kind] = None, places
+            recording = None
+            self.seen[kind] = places
         if recording is None and (timed or not self._may_record(kind, inputs)):
             self.note(inputs)
             return self.plain
         if recording is None:
-            self.moving.update(name for name, place in self.seen[kind].items() if place != places[name])
+            self.moving.update(
+                name for name, place in self.seen[kind].items() if place != places[name]
+            )
             fixed = {name: place for name, place in places.items() if name not in self.moving}
             recording = Recording(self.parts, inputs, fixed)
         self.now = kind, recording
@@ -86,7 +100,9 @@ class Replaying:
                 if hasattr(leaf, "data_ptr") and (what := self.parts.backend.stays(leaf, device)):
                     self._refuse(f"input {name!r} is {what}")
         if len(self.recordings) == _MOST:
-            self._refuse(f"inputs are of more than {_MOST} kinds: shapes, strides, dtypes and numbers make a kind")
+            self._refuse(
+                f"inputs are of more than {_MOST} kinds: shapes, strides, dtypes and numbers make a kind"
+            )
         return self.reason is None
 
     def _refuse(self, reason: str) -> None:
@@ -104,14 +120,22 @@ class Replaying:
     def _places(self, inputs: Mapping[str, Any]) -> dict[str, Hashable]:
         """Return the addresses of inputs that are on devices."""
         return {
-            name: tuple(leaf.data_ptr() for leaf in flatten(inputs[name]) if is_plain(leaf)) for name in self.parts.here
+            name: tuple(leaf.data_ptr() for leaf in flatten(inputs[name]) if is_plain(leaf))
+            for name in self.parts.here
         }
 
 
 def _look(item: Any, numbers: bool) -> Hashable:
     """Return what a tree has of a kind; other leaves than tensors only if they are ``numbers`` that a device gets."""
     if is_plain(item):
-        return type(item).__name__, item.dtype, item.shape, item.stride(), item.device, item.requires_grad
+        return (
+            type(item).__name__,
+            item.dtype,
+            item.shape,
+            item.stride(),
+            item.device,
+            item.requires_grad,
+        )
     if isinstance(item, dict):
         return tuple((key, _look(part, numbers)) for key, part in item.items())
     if isinstance(item, (tuple, list)):

@@ -1,10 +1,12 @@
 """Segments: what of a program can be recorded once and replayed whole on its device, and what stays between.
 
-What runs on the host, copies between real devices, and what frees the host's memory stays as it is. All else is on one
-real device. Two such instructions share a segment if, of all that is not on their device, the same is behind them and
-the same is ahead of them. So to begin a segment as a whole, and to end it as a whole, keeps nothing waiting for longer
-than the program did; and segments wait for each other in no circle. (Were a segment A behind something B of another
-device that is behind A, then B would be behind some of A and ahead of others, which therefore were not one segment.)
+What runs on the host, copies between real devices, and what frees the host's memory stays as it is.
+All else is on one real device. Two such instructions share a segment if, of all that is not on
+their device, the same is behind them and the same is ahead of them. So to begin a segment as a
+whole, and to end it as a whole, keeps nothing waiting for longer than the program did; and segments
+wait for each other in no circle. (Were a segment A behind something B of another device that is
+behind A, then B would be behind some of A and ahead of others, which therefore were not one
+segment.)
 
 Knows no function, no tensor, and not how a segment is recorded.
 """
@@ -20,7 +22,17 @@ from itertools import count
 
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
-from autosched.program.program import Copy, Free, Instruction, Program, Record, Run, Stream, Wait, occupied
+from autosched.program.program import (
+    Copy,
+    Free,
+    Instruction,
+    Program,
+    Record,
+    Run,
+    Stream,
+    Wait,
+    occupied,
+)
 
 __all__ = ["Segment", "Segmented", "segmented"]
 
@@ -31,8 +43,8 @@ _Before = dict[int, list[int]]  # of each run, copy and free (its position), tho
 class Segment:
     """A part of a program that is on one real ``device``. It begins and ends on ``stream``.
 
-    Its ``program`` forks from that stream to its others, and joins them to it. ``positions`` are those that its runs,
-    copies and frees have in the whole program, in its own order.
+    Its ``program`` forks from that stream to its others, and joins them to it. ``positions`` are
+    those that its runs, copies and frees have in the whole program, in its own order.
     """
 
     device: str
@@ -45,8 +57,8 @@ class Segment:
 class Segmented:
     """A program in which each segment is one run, and what its runs, copies and frees stand for.
 
-    That is a segment, or an instruction of the whole program, by its position. No event has a number of the whole
-    program's, nor of another segment's.
+    That is a segment, or an instruction of the whole program, by its position. No event has a
+    number of the whole program's, nor of another segment's.
     """
 
     whole: Program
@@ -62,7 +74,9 @@ class Segmented:
     def everything(self) -> Program:
         """All instructions there are, for whoever makes streams and events of them."""
         programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
-        return Program(tuple(instruction for program in programs for instruction in program.instructions))
+        return Program(
+            tuple(instruction for program in programs for instruction in program.instructions)
+        )
 
 
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
@@ -78,7 +92,10 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
     where = {i: _where(program.instructions[i], device) for i in before}
     units = _units(program, before, where)
     unit = {i: number for number, members in enumerate(units) for i in members}
-    needs = [sorted({unit[p] for i in members for p in before[i]} - {n}) for n, members in enumerate(units)]
+    needs = [
+        sorted({unit[p] for i in members for p in before[i]} - {n})
+        for n, members in enumerate(units)
+    ]
     fresh = count(1 + max((i.event for i in program if isinstance(i, Record)), default=-1))
     works: list[Run | Copy | Free] = []
     parts: list[Segment | int] = []
@@ -88,11 +105,17 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
         inside = where[members[0]]
         part = members[0] if inside is None else _segment(program, inside, members, before, fresh)
         parts.append(part)
-        works.append(_work(program, part) if isinstance(part, int) else Run(part.stream, f"segment-{len(works)}"))
+        works.append(
+            _work(program, part)
+            if isinstance(part, int)
+            else Run(part.stream, f"segment-{len(works)}")
+        )
     at = {number: position for position, number in enumerate(order)}
     after = [sorted(at[p] for p in needs[number]) for number in order]
     between = _with_events(works, after, fresh)
-    return Segmented(program, Program(tuple(between), program.inputs, program.outputs), tuple(parts))
+    return Segmented(
+        program, Program(tuple(between), program.inputs, program.outputs), tuple(parts)
+    )
 
 
 def _before(program: Program) -> dict[int, list[int]]:
@@ -116,7 +139,8 @@ def _before(program: Program) -> dict[int, list[int]]:
 def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
     """Return the real device that a run, copy or free is on; None for what stays outside of segments."""
     if isinstance(instruction, Copy):
-        source, destination = device[instruction.source], device[instruction.destination]
+        source = device[instruction.source]
+        destination = device[instruction.destination]
         return source if source == destination else None
     return device[instruction.stream.device]
 
@@ -132,7 +156,10 @@ def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -
     number = {key: at for at, key in enumerate(lines)}
     own = {i: number[key] for i, key in line.items()}
     clocks = _clocks(before, own, len(lines)), _clocks(after, own, len(lines))
-    others = {here: [number[key] for key in lines if key[1] != here] for here in dict.fromkeys(where.values())}
+    others = {
+        here: [number[key] for key in lines if key[1] != here]
+        for here in dict.fromkeys(where.values())
+    }
     units: dict[Hashable, list[int]] = {}
     for i, there in where.items():
         known = [tuple(clock[i][other] for other in others[there]) for clock in clocks]
@@ -172,9 +199,13 @@ def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[i
     return order
 
 
-def _segment(program: Program, device: str, members: Sequence[int], before: _Before, fresh: count[int]) -> Segment:
+def _segment(
+    program: Program, device: str, members: Sequence[int], before: _Before, fresh: count[int]
+) -> Segment:
     streams = Counter(stream for i in members for stream in occupied(program.instructions[i]))
-    runs = Counter(program.instructions[i].stream for i in members if isinstance(program.instructions[i], Run))
+    runs = Counter(
+        program.instructions[i].stream for i in members if isinstance(program.instructions[i], Run)
+    )
     main = max(streams, key=lambda stream: (runs[stream], streams[stream]))
     others = [stream for stream in streams if stream != main]
     order = _branch_by_branch(program, members, before, [main, *others])
@@ -186,7 +217,11 @@ def _segment(program: Program, device: str, members: Sequence[int], before: _Bef
         begun = next(fresh)
         fork = [Record(main, begun), *(Wait(stream, begun) for stream in others)]
     ends = [(stream, next(fresh)) for stream in others]
-    join = [instruction for stream, end in ends for instruction in (Record(stream, end), Wait(main, end))]
+    join = [
+        instruction
+        for stream, end in ends
+        for instruction in (Record(stream, end), Wait(main, end))
+    ]
     return Segment(device, main, Program((*fork, *inner, *join)), tuple(order))
 
 
@@ -195,16 +230,21 @@ def _branch_by_branch(
 ) -> list[int]:
     """Return members in an order that goes on with a stream while it can, and otherwise with the first that can.
 
-    A recorded graph is replayed on as few streams as it can be only if its branches were recorded one by one, the main
-    one first.
+    A recorded graph is replayed on as few streams as it can be only if its branches were recorded
+    one by one, the main one first.
     """
-    lines = {stream: [i for i in reversed(members) if program.instructions[i].stream == stream] for stream in streams}
+    lines = {
+        stream: [i for i in reversed(members) if program.instructions[i].stream == stream]
+        for stream in streams
+    }
     inside = set(members)
     done: set[int] = set()
     order: list[int] = []
 
     def is_ready(stream: Stream) -> bool:
-        return bool(lines[stream]) and all(p in done or p not in inside for p in before[lines[stream][-1]])
+        return bool(lines[stream]) and all(
+            p in done or p not in inside for p in before[lines[stream][-1]]
+        )
 
     while len(order) < len(members):
         stream = next(stream for stream in streams if is_ready(stream))

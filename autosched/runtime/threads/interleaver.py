@@ -51,7 +51,8 @@ class Interleaver:
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Drain a tape; return the fault of the step that raised, or where all stood when it was late.
 
-        With a deadline a spare thread drains it, so that a step that hangs does not hold the caller.
+        With a deadline a spare thread drains it, so that a step that hangs does not hold the
+        caller.
         """
         self._given_up = False
         self._run = run = _Run(tape)

@@ -1,7 +1,8 @@
 """Straight: the steps of a thread as lines of Python functions, for tapes that one thread drains alone.
 
-Where a device does the work, issuing it is what the host does, and a loop over steps costs as much again as the calls
-in it. Knows no program: a line says which step it is of, by which a fault is named.
+Where a device does the work, issuing it is what the host does, and a loop over steps costs as much
+again as the calls in it. Knows no program: a line says which step it is of, by which a fault is
+named.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from autosched.runtime.threads.tapes import Step, Stretch
 
 __all__ = ["Straight"]
 
-_LINES = 2_000  # of one function: much longer ones take Python more memory to read than they are worth
+_LINES = (
+    2_000  # of one function: much longer ones take Python more memory to read than they are worth
+)
 
 
 class Straight:
@@ -64,7 +67,9 @@ class Straight:
         for position, step in steps:
             if isinstance(step, Stretch):
                 for at, fn, target, first, second, dropped in step.calls:
-                    data = self._name(step.data)  # anew, as it may be the first that its part has of it
+                    data = self._name(
+                        step.data
+                    )  # anew, as it may be the first that its part has of it
                     arguments = [f"{data}[{slot}]" for slot in (first, second) if slot >= 0]
                     drop = f"; {data}[{dropped}] = None" if dropped else ""
                     yield at, f"{data}[{target}] = {self._name(fn)}({', '.join(arguments)}){drop}"

@@ -1,6 +1,7 @@
 """What is run, and how a run ends: lists of steps by thread, and the protocol of a team of threads that drains them.
 
-Knows no program and no device: a step is a function of no arguments with a position, by which a fault is named.
+Knows no program and no device: a step is a function of no arguments with a position, by which a
+fault is named.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Late(NamedTuple):
     places: Mapping[str | None, Place | None]
 
 
-# Position, function, and slots: of the result, of one or two arguments (-1: no second), of what is dropped then.
+# Position, function, and slots: of the result, of one or two arguments (-1: no second), of what is
+# dropped then.
 Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 
@@ -46,7 +48,8 @@ Call = tuple[int, Callable[..., Any], int, int, int, int]
 class Stretch:
     """Calls one after another, on slots of ``data``, as one step.
 
-    A small task costs less as a tuple here than as a function of its own: less memory has to be fetched for it.
+    A small task costs less as a tuple here than as a function of its own: less memory has to be
+    fetched for it.
 
     >>> data = [None, 2, 3, None, None]
     >>> Stretch(data, [(7, pow, 3, 1, 2, 1), (8, str, 4, 3, -1, 0)])()

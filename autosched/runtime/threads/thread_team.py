@@ -1,7 +1,7 @@
 """A team of threads that stop together when one step raises, is interrupted, or is late.
 
-A thread that is inside a long step cannot be stopped. It is let go: the run ends without it, and the next run begins
-when it has come back. Knows no program and no device.
+A thread that is inside a long step cannot be stopped. It is let go: the run ends without it, and
+the next run begins when it has come back. Knows no program and no device.
 """
 
 from __future__ import annotations
@@ -36,11 +36,16 @@ class Crew:
     """
 
     def __init__(self, names: Sequence[str], prepare: Step):
-        self.stopped = self.closed = False
+        self.stopped = False
+        self.closed = False
         self.fault: Fault | None = None
         self.threads: frozenset[int] = frozenset()
-        self._guard = threading.RLock()  # the collector may close this crew in a thread that holds it
-        self._tape = Tape()  # has steps until the run has ended and all threads that it let go are back
+        self._guard = (
+            threading.RLock()
+        )  # the collector may close this crew in a thread that holds it
+        self._tape = (
+            Tape()
+        )  # has steps until the run has ended and all threads that it let go are back
         self._late: Step | None = None
         self._prepare = prepare
         self._workers: list[_Worker] = []
@@ -71,14 +76,16 @@ class Crew:
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Drain a tape, the calling thread's part too; return the first fault, if any.
 
-        With a deadline a spare thread takes the calling thread's part. When this returns None, no thread is at work.
-        When the deadline has passed, or after KeyboardInterrupt, some may be: they have been let go. ``stopped`` says
-        whether the run was given up.
+        With a deadline a spare thread takes the calling thread's part. When this returns None, no
+        thread is at work. When the deadline has passed, or after KeyboardInterrupt, some may be:
+        they have been let go. ``stopped`` says whether the run was given up.
         """
         with self._guard:
             if deadline is not None and None in tape.steps and not (self.closed or self._has_spare):
                 self._hire([None])
-            self._tape, self.stopped, self.fault = tape, self.closed, None
+            self._tape = tape
+            self.stopped = self.closed
+            self.fault = None
         try:
             for worker in self._workers:
                 if deadline is not None or worker.name is not None:
@@ -109,21 +116,30 @@ class Crew:
     def _wait(self, deadline: float | None) -> bool:
         """Wait until no thread is at work; return whether that is so in time."""
         for worker in self._workers:
-            left = None if deadline is None else min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
+            left = (
+                None
+                if deadline is None
+                else min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
+            )
             if not worker.done.wait(left):
                 return False
         return True
 
     def _places(self) -> dict[str | None, Place | None]:
         busy = [worker for worker in self._workers if worker.name in self._tape.steps]
-        return {worker.name: None if worker.done.is_set() else self._place(worker) for worker in busy}
+        return {
+            worker.name: None if worker.done.is_set() else self._place(worker) for worker in busy
+        }
 
     def _place(self, worker: _Worker) -> Place:
         """Read where a thread is off its frames: so it need not say so, step by step."""
         frame = sys._current_frames().get(worker.thread.ident or 0)
         while frame is not None:
             if frame.f_code is Crew.drain.__code__ and (found := frame.f_locals)["self"] is self:
-                return Place(found.get("position", -1), "waiting" if lock_awaited(found.get("step")) else "in")
+                return Place(
+                    found.get("position", -1),
+                    "waiting" if lock_awaited(found.get("step")) else "in",
+                )
             frame = frame.f_back
         return Place(-1, "before")
 
@@ -136,7 +152,8 @@ class Crew:
 
     def drain(self, steps: Sequence[tuple[int, Step]]) -> None:
         """Call steps one after another, until one raises or the run is given up."""
-        position, step = -1, _nothing
+        position = -1
+        step = _nothing
         try:
             for position, step in steps:
                 if self.stopped:
@@ -151,7 +168,9 @@ class Crew:
                     data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
                     data[dropped] = None
         except BaseException as error:
-            self.stop(Fault(step.position(error) if isinstance(step, Straight) else position, error))
+            self.stop(
+                Fault(step.position(error) if isinstance(step, Straight) else position, error)
+            )
 
     def stop(self, fault: Fault | None = None) -> None:
         """Give the run up; the first fault is kept, or the first interrupt, and whoever waits is let go."""
@@ -178,7 +197,9 @@ class Crew:
         """Note that a thread is at work no more."""
         with self._guard:
             late = self._late
-            if late is not None and all(other.done.is_set() for other in self._workers if other is not worker):
+            if late is not None and all(
+                other.done.is_set() for other in self._workers if other is not worker
+            ):
                 self._late = None
                 with contextlib.suppress(Exception):
                     late()
@@ -212,7 +233,9 @@ def _part_with(workers: Sequence[_Worker]) -> None:
         worker.close()
     threads = [worker.thread for worker in workers]
     _join(threads, _PATIENCE)
-    if not threading.main_thread().is_alive():  # the interpreter ends, and would abort if a thread were inside torch
+    if (
+        not threading.main_thread().is_alive()
+    ):  # the interpreter ends, and would abort if a thread were inside torch
         for thread in threads:
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -224,7 +247,9 @@ def _part_with(workers: Sequence[_Worker]) -> None:
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = time.perf_counter() + seconds
     for thread in threads:
-        if thread.is_alive() and thread is not threading.current_thread():  # the collector calls from anywhere
+        if (
+            thread.is_alive() and thread is not threading.current_thread()
+        ):  # the collector calls from anywhere
             thread.join(max(0.0, deadline - time.perf_counter()))
 
 
@@ -239,7 +264,9 @@ class _Worker:
         self.go, self.done = threading.Lock(), threading.Event()
         self.go.acquire()
         title = f"autosched {name or 'for the caller'}"
-        self.thread = threading.Thread(target=self._serve, args=(crew, prepare), name=title, daemon=True)
+        self.thread = threading.Thread(
+            target=self._serve, args=(crew, prepare), name=title, daemon=True
+        )
 
     def begin(self) -> None:
         self.thread.start()

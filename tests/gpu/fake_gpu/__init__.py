@@ -1,11 +1,12 @@
 """GPUs played on the CPU, where CUDA bites as it does on real ones: the accelerator backend is attacked with them.
 
 ``with playing(gpus=2, seed=3) as gpus:`` makes torch believe that there are two. Tensors on "cuda:0", streams, events,
-copies, memory and captured graphs work by CUDA's rules, and the order in which streams go on is the worst that a seeded
-adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
+copies, memory and captured graphs work by CUDA's rules, and the order in which streams go on is the
+worst that a seeded adversary finds: see ``queues``, ``hardware``, ``tensors`` and ``streams``.
 
-What is not played: kernels that are not also the CPU's, several processes, the autograd engine on tensors of a GPU,
-GPUs that are no peers, addresses that blocks have again. Nor is memory of a second GPU left unprotected in a capture.
+What is not played: kernels that are not also the CPU's, several processes, the autograd engine on
+tensors of a GPU, GPUs that are no peers, addresses that blocks have again. Nor is memory of a
+second GPU left unprotected in a capture.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def _guard() -> Iterator[None]:
     """Give CUDA the device guard of "meta", which does nothing, where torch was built without one of CUDA's own."""
     torch._C._ensureCUDADeviceGuardSet()
     c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * (_META + 1)).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(
+        c10, "_ZN3c104impl26device_guard_impl_registryE"
+    )
     own, guards[_CUDA] = guards[_CUDA], guards[_CUDA] or guards[_META]
     try:
         yield
@@ -116,7 +119,9 @@ def _torch(gpus: int) -> dict[str, dict[str, Any]]:
         "mem_get_info": streams.mem_get_info,
         "get_device_name": lambda device=None: "a played GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(
-            name="a played GPU", total_memory=streams.mem_get_info(device)[1], multi_processor_count=1
+            name="a played GPU",
+            total_memory=streams.mem_get_info(device)[1],
+            multi_processor_count=1,
         ),
         "can_device_access_peer": lambda device, peer: device != peer,
         "default_generators": tuple(map(streams.Generator, range(gpus))),

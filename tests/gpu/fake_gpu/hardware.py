@@ -1,8 +1,9 @@
 """The memory of played GPUs, and the numbers they draw, above their queues.
 
-Memory is allocated at once, when the host asks, and belongs to the queue that is current then. When nothing refers to
-it any more, its next owner overwrites it, in the order of that queue: here with NaN, and whoever touches it afterwards
-is noted as a fault. So a free that comes too early is seen twice.
+Memory is allocated at once, when the host asks, and belongs to the queue that is current then. When
+nothing refers to it any more, its next owner overwrites it, in the order of that queue: here with
+NaN, and whoever touches it afterwards is noted as a fault. So a free that comes too early is seen
+twice.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Hardware(Queues):
         """Return memory in the shape of a tensor, all bits set, and its block. Raises OutOfMemoryError."""
         memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
         memory.untyped_storage().fill_(255)
-        return memory, Block(self, queue, memory.untyped_storage(), f"{what} of {tuple(like.shape)} on {queue}")
+        return memory, Block(
+            self, queue, memory.untyped_storage(), f"{what} of {tuple(like.shape)} on {queue}"
+        )
 
     def take(self, block: Block) -> None:
         with self.lock:
@@ -75,7 +78,9 @@ class Hardware(Queues):
             if self.allocated[device] + block.nbytes > self.nbytes:
                 block.nbytes = 0
                 held = self.allocated[device]
-                raise torch.OutOfMemoryError(f"CUDA out of memory: {held} of {self.nbytes:.0f} bytes are allocated")
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory: {held} of {self.nbytes:.0f} bytes are allocated"
+                )
             self.allocated[device] += block.nbytes
             self.peak[device] = max(self.peak[device], self.allocated[device])
             if block.capture is not None:
@@ -89,7 +94,9 @@ class Hardware(Queues):
             self.allocated[block.queue.device] -= block.nbytes
             memory, life = block.memory, block.life
             here = block.queue.capture
-            if block.pooled and (here is None or here is not block.capture):  # stays in a pool, for whoever is next
+            if block.pooled and (
+                here is None or here is not block.capture
+            ):  # stays in a pool, for whoever is next
                 if here is not None:
                     self.put(block.queue, "overwrite", lambda _: memory.fill_(255), hidden=True)
                 return
@@ -106,7 +113,9 @@ class Hardware(Queues):
             self.wait(aside, self.record(block.queue))
             self.put(aside, "overwrite", overwrite)
 
-    def launch(self, queue: Queue, what: str, work: Work, blocks: Sequence[Block], base: int = 0) -> None:
+    def launch(
+        self, queue: Queue, what: str, work: Work, blocks: Sequence[Block], base: int = 0
+    ) -> None:
         """Queue work that touches blocks."""
         if self.capture is not None and queue.capture is None:
             self.forbid(f"{what} on {queue}, which is no part of the capture")
@@ -115,7 +124,9 @@ class Hardware(Queues):
         def checked(base: int) -> None:
             over = [life.what for life in lives if life.over]
             if over:
-                self.faults.append(f"{what} on {queue} touches memory that went back before: {', '.join(over)}")
+                self.faults.append(
+                    f"{what} on {queue} touches memory that went back before: {', '.join(over)}"
+                )
             work(base)
 
         self.put(queue, what, checked, base=base)

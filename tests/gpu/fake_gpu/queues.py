@@ -1,8 +1,8 @@
 """Queues of played GPUs: what is put on them runs later, in any order that streams and events allow.
 
-A host that synchronises lets queues go on until what it waits for has happened, chosen by a seeded adversary: at times
-only what is needed runs, at times all else first. Between that nothing runs, or now and then a little. So whoever does
-not wait comes too early, for some seed. Knows no tensor.
+A host that synchronises lets queues go on until what it waits for has happened, chosen by a seeded
+adversary: at times only what is needed runs, at times all else first. Between that nothing runs, or
+now and then a little. So whoever does not wait comes too early, for some seed. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import torch
 
 POOL = 32  # streams that torch has per device and priority before it hands out the same again
 
-Work = Callable[[int], None]  # its argument: how many random numbers had been drawn when it, or its graph, was launched
+Work = Callable[
+    [int], None
+]  # its argument: how many random numbers had been drawn when it, or its graph, was launched
 
 
 class Mark:
@@ -87,12 +89,20 @@ class Queues:
         self.gpus = gpus
         self.lock = threading.RLock()
         self.random = random.Random(seed)
-        self.eagerness = self.random.choice([0.0, 0.0, 0.3, 0.9])  # how often something runs before it has to
-        self.fickleness = self.random.choice([0.0, 0.0, 0.1, 0.3])  # how often the adversary changes its mind
-        self.busy: dict[Queue, float] = {}  # queues that are not empty, and how they are liked by the adversary
+        self.eagerness = self.random.choice(
+            [0.0, 0.0, 0.3, 0.9]
+        )  # how often something runs before it has to
+        self.fickleness = self.random.choice(
+            [0.0, 0.0, 0.1, 0.3]
+        )  # how often the adversary changes its mind
+        self.busy: dict[
+            Queue, float
+        ] = {}  # queues that are not empty, and how they are liked by the adversary
         self.capture: Capture | None = None
         self.error: Exception | None = None
-        self.clock: Callable[[int, float], float] = lambda device, now: now  # the device's seconds at the host's
+        self.clock: Callable[[int, float], float] = lambda device, now: (
+            now
+        )  # the device's seconds at the host's
         self.default = [Queue(device, 0) for device in range(gpus)]
         self.pools: dict[tuple[int, int], list[Queue]] = {}
         self.handed: dict[tuple[int, int], int] = {}
@@ -103,7 +113,9 @@ class Queues:
     def from_pool(self, device: int, priority: int = 0) -> Queue:
         """Return the next queue of a device's pool; the 33rd is the first."""
         with self.lock:
-            pool = self.pools.setdefault((device, priority), [Queue(device, n + 1) for n in range(POOL)])
+            pool = self.pools.setdefault(
+                (device, priority), [Queue(device, n + 1) for n in range(POOL)]
+            )
             taken = self.handed[device, priority] = self.handed.get((device, priority), 0) + 1
             return pool[(taken - 1) % POOL]
 
@@ -128,7 +140,14 @@ class Queues:
     # ---- putting
 
     def put(
-        self, queue: Queue, what: str, work: Work, *, sleeps: bool = False, base: int = 0, hidden: bool = False
+        self,
+        queue: Queue,
+        what: str,
+        work: Work,
+        *,
+        sleeps: bool = False,
+        base: int = 0,
+        hidden: bool = False,
     ) -> None:
         """Queue some work, or make it a node of the graph that is being captured."""
         with self.lock:
@@ -231,8 +250,12 @@ class Queues:
             if queue.number == 0:
                 raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
             if self.capture is not None:
-                raise RuntimeError("CUDA error: a capture is under way, and there can be one at a time")
-            self.capture = queue.capture = Capture(queue, mode, threading.get_ident(), joined=[queue])
+                raise RuntimeError(
+                    "CUDA error: a capture is under way, and there can be one at a time"
+                )
+            self.capture = queue.capture = Capture(
+                queue, mode, threading.get_ident(), joined=[queue]
+            )
             queue.tips = ()
             return self.capture
 
@@ -252,7 +275,9 @@ class Queues:
                     f"CUDA error: operation failed due to a previous error during capture: {capture.broken}"
                 )
             if lost:
-                raise RuntimeError(f"CUDA error: capturing stream has unjoined work: {', '.join(map(str, lost))}")
+                raise RuntimeError(
+                    f"CUDA error: capturing stream has unjoined work: {', '.join(map(str, lost))}"
+                )
             return capture
 
     def forbid(self, what: str, queue: Queue | None = None) -> None:

@@ -32,7 +32,11 @@ class Stream:
 
     def __init__(self, device: Device = None, priority: int = 0, *, queue: Queue | None = None):
         self.queue = hardware().from_pool(index(device), priority) if queue is None else queue
-        self.device_index, self.stream_id, self.device_type = self.queue.device, self.queue.number, 1
+        self.device_index, self.stream_id, self.device_type = (
+            self.queue.device,
+            self.queue.number,
+            1,
+        )
         self.device = torch.device("cuda", self.queue.device)
         self.priority = priority
         self.cuda_stream = self.native_handle = 64 * self.queue.device + self.queue.number
@@ -79,7 +83,12 @@ class Event:
     """Stands for ``torch.Event``: a record makes a new mark, and earlier waits keep theirs."""
 
     def __init__(
-        self, device: Device = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        self,
+        device: Device = None,
+        *,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
     ):
         index(device)
         self.enable_timing, self.mark = enable_timing, None
@@ -93,11 +102,15 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         queue = hardware().current[hardware().device] if stream is None else stream.queue
         if self.mark is not None and self.mark.queue.device != queue.device:
-            raise RuntimeError(f"Event device index {self.mark.queue.device} does not match that of {stream}")
+            raise RuntimeError(
+                f"Event device index {self.mark.queue.device} does not match that of {stream}"
+            )
         self.mark = hardware().record(queue)
 
     def wait(self, stream: Stream | None = None) -> None:
-        hardware().wait(hardware().current[hardware().device] if stream is None else stream.queue, self.mark)
+        hardware().wait(
+            hardware().current[hardware().device] if stream is None else stream.queue, self.mark
+        )
 
     def query(self) -> bool:
         self._check("queried")
@@ -110,7 +123,9 @@ class Event:
     def _check(self, what: str) -> None:
         hardware().forbid(f"an event is {what}")
         if self.mark is not None and self.mark.capture is not None:
-            raise RuntimeError("CUDA error: operation not permitted on an event last recorded in a capturing stream")
+            raise RuntimeError(
+                "CUDA error: operation not permitted on an event last recorded in a capturing stream"
+            )
 
     def elapsed_time(self, end: Event) -> float:
         """Return milliseconds between two events that have happened on one device."""
@@ -129,7 +144,11 @@ class CudaEvent(Event):
     """Stands for ``torch.cuda.Event``, which is told no device."""
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
     ):
         super().__init__(None, enable_timing=enable_timing)
 
@@ -204,7 +223,10 @@ def reset_peak_memory_stats(device: Device = None) -> None:
 
 def memory_stats(device: Device = None) -> dict[str, int]:
     at = index(device)
-    return {"allocated_bytes.all.current": hardware().allocated[at], "allocated_bytes.all.peak": hardware().peak[at]}
+    return {
+        "allocated_bytes.all.current": hardware().allocated[at],
+        "allocated_bytes.all.peak": hardware().peak[at],
+    }
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
@@ -237,7 +259,9 @@ class Generator:
         return state.view(torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> None:
-        hardware().seeds[self.index], hardware().drawn[self.index] = state.view(torch.int64).tolist()
+        hardware().seeds[self.index], hardware().drawn[self.index] = state.view(
+            torch.int64
+        ).tolist()
 
 
 def manual_seed(seed: int) -> None:

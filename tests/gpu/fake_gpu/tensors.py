@@ -1,8 +1,8 @@
 """Tensors of played GPUs: shapes now, numbers later.
 
-A tensor wraps memory of the CPU. An operator on it is told to the current queue of its device: what it returns has its
-shape at once, by torch's meta kernels, and NaN for numbers until the queue has come to it. Views are taken at once.
-Copies are as ``aten/src/ATen/native/cuda/Copy.cu`` has them.
+A tensor wraps memory of the CPU. An operator on it is told to the current queue of its device: what
+it returns has its shape at once, by torch's meta kernels, and NaN for numbers until the queue has
+come to it. Views are taken at once. Copies are as ``aten/src/ATen/native/cuda/Copy.cu`` has them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ class _Lent:
     """A block that belongs to others, who may have given it back."""
 
     def __init__(self, block: Block):
-        self.queue, self.life, self.users = block.queue, Life(f"{block.life.what}, lent"), block.users
+        self.queue, self.life, self.users = (
+            block.queue,
+            Life(f"{block.life.what}, lent"),
+            block.users,
+        )
 
 
 def borrowed(tensor: Played) -> Played:
@@ -86,7 +90,9 @@ def _dispatch(self: Mode, func: Any, types: Any, args: Any = (), kwargs: Any = N
     return dispatch(func, args, kwargs or {})
 
 
-Mode.__torch_dispatch__ = _dispatch  # set afterwards, or torch would import all of Dynamo to keep it out
+Mode.__torch_dispatch__ = (
+    _dispatch  # set afterwards, or torch would import all of Dynamo to keep it out
+)
 
 
 def in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -138,7 +144,10 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
     try:
         shapes = _called(func, _with_device(tree_map(_shape_only, (args, kwargs)), "meta"))
     except (NotImplementedError, RuntimeError) as error:
-        if torch.Tag.data_dependent_output not in func.tags and torch.Tag.dynamic_output_shape not in func.tags:
+        if (
+            torch.Tag.data_dependent_output not in func.tags
+            and torch.Tag.dynamic_output_shape not in func.tags
+        ):
             if isinstance(error, NotImplementedError):
                 raise NotImplementedError(f"{func} cannot be played: {error}") from error
             raise
@@ -159,10 +168,14 @@ def _on_gpu(gpus: Hardware, device: int, func: Any, args: Any, kwargs: dict[str,
 
     results: Any
     if isinstance(shapes, (tuple, list)) and len(returns) > 1:
-        results = tuple(tree_map(lambda leaf, n=n: made_of(n, leaf), shape) for n, shape in enumerate(shapes))
+        results = tuple(
+            tree_map(lambda leaf, n=n: made_of(n, leaf), shape) for n, shape in enumerate(shapes)
+        )
     else:
         results = tree_map(lambda leaf: made_of(0, leaf), shapes)
-    call = _drawing(gpus, device, func, numbers, shapes) if draws else lambda _: _called(func, numbers)
+    call = (
+        _drawing(gpus, device, func, numbers, shapes) if draws else lambda _: _called(func, numbers)
+    )
     targets = [item.memory for _, item in fresh]
 
     def work(number: int) -> None:
@@ -186,7 +199,9 @@ def _brought(leaf: Any, device: int, func: Any) -> Any:
             )
     elif isinstance(leaf, torch.Tensor) and leaf.device == HOST:
         if leaf.dim() and func.overloadpacket not in (aten.index, aten.index_put, aten.index_put_):
-            raise RuntimeError(f"Expected all tensors to be on the same device: cpu and cuda:{device} in {func}")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device: cpu and cuda:{device} in {func}"
+            )
         return leaf.clone()
     return leaf
 
@@ -197,7 +212,9 @@ def _called(func: Any, call: tuple[Any, dict[str, Any]]) -> Any:
 
 def _with_device(call: tuple[Any, dict[str, Any]], device: Any) -> tuple[Any, dict[str, Any]]:
     args, kwargs = call
-    return args, {**kwargs, "device": torch.device(device)} if kwargs.get("device") is not None else kwargs
+    return args, {**kwargs, "device": torch.device(device)} if kwargs.get(
+        "device"
+    ) is not None else kwargs
 
 
 def _memory(leaf: Any) -> Any:
@@ -213,12 +230,16 @@ def _shape_only(leaf: Any) -> Any:
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
     """Return which results, by number, are arguments that it writes."""
     schema, found = func._schema, {}
-    given = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)} | kwargs
+    given = {
+        argument.name: item for argument, item in zip(schema.arguments, args, strict=False)
+    } | kwargs
     for number, item in enumerate(schema.returns):
         if item.alias_info is not None:
             names = item.alias_info.before_set
             found[number] = next(
-                given[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.before_set == names
+                given[a.name]
+                for a in schema.arguments
+                if a.alias_info is not None and a.alias_info.before_set == names
             )
     return found
 
@@ -249,7 +270,12 @@ def _drawing(
     return drawn
 
 
-_FILLED = {aten.rand: "uniform_", aten.rand_like: "uniform_", aten.randn: "normal_", aten.randn_like: "normal_"}
+_FILLED = {
+    aten.rand: "uniform_",
+    aten.rand_like: "uniform_",
+    aten.randn: "normal_",
+    aten.randn_like: "normal_",
+}
 
 
 # ---- copies
@@ -260,12 +286,16 @@ def _index(device: Any) -> int:
     return hardware().device if found.index is None else found.index
 
 
-def _to_copy(source: Any, *, device: Any = None, dtype: Any = None, non_blocking: bool = False, **facts: Any) -> Any:
+def _to_copy(
+    source: Any, *, device: Any = None, dtype: Any = None, non_blocking: bool = False, **facts: Any
+) -> Any:
     """Return a copy elsewhere, or of another type; on the host it is page-locked, if it is asked not to block."""
     gpus, device = hardware(), source.device if device is None else torch.device(device)
     if not isinstance(source, Played) and device == HOST:
         return aten._to_copy.default(source, device=device, dtype=dtype, **facts)
-    shape = aten._to_copy.default(_shape_only(source), dtype=dtype, memory_format=facts.get("memory_format"))
+    shape = aten._to_copy.default(
+        _shape_only(source), dtype=dtype, memory_format=facts.get("memory_format")
+    )
     if device.type == "cpu":
         made = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
         if non_blocking:
@@ -300,7 +330,11 @@ def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 def _is_plain(target: Any, source: Any) -> bool:
     """Whether a copy is one of bytes in a row."""
-    alike = target.dtype == source.dtype and target.shape == source.shape and target.stride() == source.stride()
+    alike = (
+        target.dtype == source.dtype
+        and target.shape == source.shape
+        and target.stride() == source.stride()
+    )
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
     return alike and (target.numel() < 2 or (dense(_memory(target)) and dense(_memory(source))))
 
@@ -349,7 +383,9 @@ def _from_host(gpus: Hardware, target: Played, source: torch.Tensor, non_blockin
     queue, pinned = gpus.current[target.block.queue.device], gpus.is_pinned(source)
     if not (pinned and non_blocking):
         gpus.forbid("a copy from pageable memory, or one that blocks", queue)
-    if not pinned:  # staged: the host may go on before the copy is done, and write over what it gave
+    if (
+        not pinned
+    ):  # staged: the host may go on before the copy is done, and write over what it gave
         source = source.clone()
     _put_copy(gpus, queue, "copy from the host", target, source)
     if not non_blocking:

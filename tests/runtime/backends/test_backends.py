@@ -53,7 +53,9 @@ def test_a_backend_has_the_methods_of_the_protocol_with_the_same_arguments(name)
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(asc.ScheduleError, match="unknown backend 'gpu'; known are 'host', 'threads', 'emulated'"):
+    with pytest.raises(
+        asc.ScheduleError, match="unknown backend 'gpu'; known are 'host', 'threads', 'emulated'"
+    ):
         make("gpu")
 
 
@@ -84,8 +86,12 @@ def test_a_copy_shares_nothing_with_its_source(backend):
 
 
 @pytest.mark.parametrize("backend", [Host(), Emulated(), Virtual(), Threads()])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.bfloat16, torch.bool])
-@pytest.mark.parametrize("cut", [lambda t: t[1], lambda t: t[1:], lambda t: t[1:, 1::2], lambda t: t[2:].t()])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int8, torch.bfloat16, torch.bool]
+)
+@pytest.mark.parametrize(
+    "cut", [lambda t: t[1], lambda t: t[1:], lambda t: t[1:, 1::2], lambda t: t[2:].t()]
+)
 def test_a_copy_has_the_alignment_of_its_source(backend, dtype, cut):
     """A matrix kernel of MKL gave other last bits for a mini-batch ``data[1:9]`` of rows of 13 numbers."""
     leaf = cut(torch.arange(4 * 13).reshape(4, 13).to(dtype))
@@ -102,7 +108,10 @@ def test_a_copy_has_the_alignment_of_numbers_from_elsewhere():
     buffer = bytearray(range(200))
     for start in range(4):
         leaf = torch.frombuffer(buffer, dtype=torch.float32, count=20, offset=4 * start)
-        for copied in (first := Host().transfer(CPU_TO_GPU)(leaf, None), Host().transfer(CPU_TO_GPU)(first, None)):
+        for copied in (
+            first := Host().transfer(CPU_TO_GPU)(leaf, None),
+            Host().transfer(CPU_TO_GPU)(first, None),
+        ):
             assert copied.data_ptr() % 64 == leaf.data_ptr() % 64
             assert copied.numpy().tobytes() == leaf.numpy().tobytes()
 
@@ -124,7 +133,9 @@ def test_a_copy_back_overwrites_the_callers_tensor():
 def test_the_host_backend_needs_no_threads_whatever_the_machine():
     ran = []
     machine = asc.Machine([asc.Device("cpu", streams=4), *TWO_GPUS.devices[1:]], TWO_GPUS.links)
-    schedule = asc.schedule(fork(lambda: ran.append(threading.current_thread()), 4), machine, backend="host")
+    schedule = asc.schedule(
+        fork(lambda: ran.append(threading.current_thread()), 4), machine, backend="host"
+    )
     with schedule:
         schedule()
     assert ran == [threading.current_thread()] * 4
@@ -137,7 +148,8 @@ def test_threads_run_no_gpu():
     with (
         asc.schedule(fork(), TWO_GPUS, policy="round_robin", backend="threads") as schedule,
         pytest.raises(
-            asc.MachineError, match="the threads backend runs CPU streams, and 'cuda:0' is no CPU; backend='emu"
+            asc.MachineError,
+            match="the threads backend runs CPU streams, and 'cuda:0' is no CPU; backend='emu",
         ),
     ):
         schedule()
@@ -178,7 +190,9 @@ def test_a_stream_keeps_its_thread_from_run_to_run():
 # ---- emulated and virtual
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
+)
 def test_freed_memory_is_all_nan(dtype):
     base = torch.ones(4, dtype=dtype)
     Emulated().free(Stream("cuda:0", "compute"))({"part": [base[::2]], "number": 3})
@@ -198,7 +212,9 @@ def test_what_is_not_freed_is_not_overwritten():
 
 def test_one_thing_at_a_time_takes_the_calling_thread_alone():
     backend = Emulated(serial=True)
-    with asc.schedule(fork(threading.get_ident), TWO_GPUS, policy="round_robin", backend=backend) as schedule:
+    with asc.schedule(
+        fork(threading.get_ident), TWO_GPUS, policy="round_robin", backend=backend
+    ) as schedule:
         assert set(schedule().values()) == {threading.get_ident()}
         timeline = schedule.profile()
     assert all(a.end <= b.start for a, b in zip(timeline.spans, timeline.spans[1:], strict=False))
@@ -226,7 +242,9 @@ def test_virtual_time_runs_streams_in_any_order_that_the_program_leaves_open(cho
 def test_modelled_time_passes_for_real_however_short_the_work():
     """A task that takes 0.02 s and another behind it: what a profile measures cannot be less than the model says."""
     costs = asc.Costs(default_seconds=0.02)
-    with asc.schedule(chain(torch.clone, torch.clone), TWO_GPUS, policy="single", costs=costs) as schedule:
+    with asc.schedule(
+        chain(torch.clone, torch.clone), TWO_GPUS, policy="single", costs=costs
+    ) as schedule:
         assert schedule.profile(x=torch.ones(1)).makespan >= schedule.makespan == 0.04
 
 
@@ -276,7 +294,10 @@ def test_schedules_that_run_at_once_on_one_emulated_machine_do_not_exceed_it():
         for schedule in (one, two):
             schedule(x=torch.ones(1))
         start = time.perf_counter()
-        threads = [threading.Thread(target=schedule, kwargs={"x": torch.ones(1)}) for schedule in (one, two)]
+        threads = [
+            threading.Thread(target=schedule, kwargs={"x": torch.ones(1)})
+            for schedule in (one, two)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -293,7 +314,10 @@ def test_devices_that_are_not_there_are_named_with_what_would_do():
         r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can play it, and "
         r"Machine.local\(gpus=n\) makes logical devices of those there are"
     )
-    with asc.schedule(chain(torch.clone), machine) as schedule, pytest.raises(asc.MachineError, match=message):
+    with (
+        asc.schedule(chain(torch.clone), machine) as schedule,
+        pytest.raises(asc.MachineError, match=message),
+    ):
         schedule(x=torch.ones(1))
 
 
@@ -363,5 +387,8 @@ def test_streams_are_made_once_and_never_more_than_torch_has(monkeypatch):
     made = [accelerator._pooled(device, Stream("cuda:0", f"s{i}")) for i in range(32)]
     assert made == list(range(32))
     assert accelerator._pooled(device, Stream("cuda:0", "s7")) == 7
-    with pytest.raises(asc.MachineError, match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32"):
+    with pytest.raises(
+        asc.MachineError,
+        match="cpu has no stream left for cuda:0/s32: torch repeats itself after 32",
+    ):
         accelerator._pooled(device, Stream("cuda:0", "s32"))

@@ -1,6 +1,7 @@
 """The emulated machine is as treacherous as CUDA: what a program does not order goes wrong in some interleaving.
 
-Each program stands here as it should be; a test leaves out a wait, and sees every outcome that this makes possible.
+Each program stands here as it should be; a test leaves out a wait, and sees every outcome that this
+makes possible.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def test_views_of_a_freed_block_are_overwritten_with_it() -> None:
     total = graph.add(torch.sum, view, name="total")
     graph.output(graph.add(lambda total: kept[0].clone(), total, name="after"))
     text = (
-        "input x on cpu\ncpu/a run y\ncpu/a run view\ncpu/a run total\ncpu/a free y\ncpu/a run after\ncpu/a free total"
+        "input x on cpu\ncpu/a run y\ncpu/a run view\ncpu/a run total\n"
+        "cpu/a free y\ncpu/a run after\ncpu/a free total"
     )
     assert outcomes(text + "\noutput after on cpu", graph, "output 'after'") == {"[nan]"}
 

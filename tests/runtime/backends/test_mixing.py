@@ -17,13 +17,17 @@ TWO_GPUS = asc.Machine.emulated(gpus=2)
 OUTSIDE = torch.ones(4)
 NORM = torch.nn.BatchNorm1d(4).eval()
 X = torch.arange(4.0)
-MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+MIXED = (
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+)
 
 
 def scheduled(fn, on="cuda:0", backend="emulated", machine=TWO_GPUS, **options):
     graph = asc.Graph()
     graph.output(y=graph.add(fn, graph.input("x"), on=on))
-    return asc.schedule(graph, machine, costs=asc.Costs(default_seconds=0), backend=backend, **options)
+    return asc.schedule(
+        graph, machine, costs=asc.Costs(default_seconds=0), backend=backend, **options
+    )
 
 
 def result(fn, **options):
@@ -82,7 +86,10 @@ def test_it_is_refused_in_every_way_of_emulating(options):
             with pytest.raises(asc.TaskError) as error:
                 schedule(x=X)
     line = f"{__file__}:{sums_on_the_cpu.__code__.co_firstlineno + 1}"
-    assert f"{MIXED} (add at {line}, emulated as on a GPU); the tensor on cpu was made at {line}; " in str(error.value)
+    assert (
+        f"{MIXED} (add at {line}, emulated as on a GPU); the tensor on cpu was made at {line}; "
+        in str(error.value)
+    )
     assert "make it with device= of another argument's .device, or of asc.Here" in str(error.value)
 
 
@@ -90,7 +97,13 @@ def test_testing_check_refuses_it():
     graph = asc.Graph()
     graph.output(y=graph.add(sums_on_the_cpu, graph.input("x"), on="cuda:0"))
     with pytest.raises(InterleavingError, match="found at least two devices"):
-        testing.check(graph, asc.Machine.emulated(gpus=1), examples={"x": X}, policies=["single"], interleavings=1)
+        testing.check(
+            graph,
+            asc.Machine.emulated(gpus=1),
+            examples={"x": X},
+            policies=["single"],
+            interleavings=1,
+        )
 
 
 def test_a_result_on_the_cpu_is_refused_where_another_task_meets_it():
@@ -121,7 +134,9 @@ ACCEPTED = {
     "data that is sent there": lambda x: x + torch.ones(4).to(x.device),
     "what is sent where another is": lambda x: x + torch.ones(4).to(x),
     "what is like another": lambda x: x + torch.ones(4).type_as(x),
-    "made of another": lambda x: x + torch.zeros_like(x) + x.new_zeros(4) + x.new_tensor([1.0, 2.0, 3.0, 4.0]),
+    "made of another": lambda x: (
+        x + torch.zeros_like(x) + x.new_zeros(4) + x.new_tensor([1.0, 2.0, 3.0, 4.0])
+    ),
     "a number on the CPU": lambda x: torch.tensor(2.0) * x + torch.tensor(1.0),
     "indices on the CPU": lambda x: x[torch.tensor([1, 2])].sum() + x,
     "a mask among indices": lambda x: x[torch.tensor([True, False, True, True])],
@@ -180,7 +195,10 @@ def test_here_is_the_device_of_the_task(how):
 
 
 def test_outputs_of_a_run_are_inputs_of_the_next():
-    with scheduled(lambda x: x * 2) as schedule, scheduled(lambda x: x + torch.ones(4), on="cpu") as other:
+    with (
+        scheduled(lambda x: x * 2) as schedule,
+        scheduled(lambda x: x + torch.ones(4), on="cpu") as other,
+    ):
         x = X
         for _ in range(3):
             x = other(x=schedule(x=x)["y"])["y"]
@@ -189,7 +207,9 @@ def test_outputs_of_a_run_are_inputs_of_the_next():
 
 def test_attention_takes_its_fast_path_while_it_is_watched():
     """It asks whether a mode of torch is active, and its other path differs in the last bits."""
-    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    encoder = torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2
+    ).eval()
     x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0))
     seen = torch.overrides.has_torch_function
     with torch.no_grad():

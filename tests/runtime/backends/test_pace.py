@@ -70,7 +70,9 @@ def test_virtual_time_is_always_kept() -> None:
     assert late(caught) == []
 
 
-def test_the_factor_is_the_least_of_late_runs_in_a_row_and_one_that_is_in_time_begins_anew() -> None:
+def test_the_factor_is_the_least_of_late_runs_in_a_row_and_one_that_is_in_time_begins_anew() -> (
+    None
+):
     one, other = Stream("cuda:0", "compute"), Stream("cuda:1", "compute")
     pace = Pace()
 

@@ -72,9 +72,13 @@ def test_between_devices_and_between_hosts_nothing_is_pageable():
     ]
     graph = asc.Graph()
     x, z = graph.inputs("x", "z")
-    graph.output(a=graph.add(call, x, name="a", on="cpu:1"), b=graph.add(call, z, name="b", on="cuda:1"))
+    graph.output(
+        a=graph.add(call, x, name="a", on="cpu:1"), b=graph.add(call, z, name="b", on="cuda:1")
+    )
     homes = {"z": "cuda:0"}
-    made = asc.schedule(graph, asc.Machine(devices, links), inputs=homes, costs=costs("x", "z", x=100, z=100))
+    made = asc.schedule(
+        graph, asc.Machine(devices, links), inputs=homes, costs=costs("x", "z", x=100, z=100)
+    )
     assert list(copies(made).values()) == [1, 1]
 
 
@@ -83,7 +87,10 @@ def test_a_link_without_such_a_rate_has_one_rate():
     assert link.seconds(100, pageable=True) == 1
 
 
-BLIND = ("round_robin", "cpop")  # the one looks at no costs, the other at seconds alone for the longest path
+BLIND = (
+    "round_robin",
+    "cpop",
+)  # the one looks at no costs, the other at seconds alone for the longest path
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in BLIND])
@@ -91,7 +98,10 @@ def test_policies_see_that_a_copy_is_slow(policy: str) -> None:
     """The GPU saves 1.5 s: more than a copy of page-locked memory takes, less than one of other."""
     graph = asc.Graph()
     graph.output(y=graph.add(call, graph.input("x"), name="y", seconds={"cpu": 2.0, "cuda:0": 0.5}))
-    fast, slow = (asc.schedule(graph, MACHINE, policy=policy, costs=costs(*pageable, x=100)) for pageable in ("", "x"))
+    fast, slow = (
+        asc.schedule(graph, MACHINE, policy=policy, costs=costs(*pageable, x=100))
+        for pageable in ("", "x")
+    )
     assert (fast.placement.device["y"], slow.placement.device["y"]) == ("cuda:0", "cpu")
 
 
@@ -103,7 +113,8 @@ def test_an_order_is_planned_with_slow_copies():
     graph.output(a=a, b=b)
     plan = in_order({"cuda:0": ["b"], "cpu": ["a"]})
     orders = [
-        asc.schedule(graph, MACHINE, policy=plan, costs=costs(*some, x=100)).placement.order for some in ("", "x")
+        asc.schedule(graph, MACHINE, policy=plan, costs=costs(*some, x=100)).placement.order
+        for some in ("", "x")
     ]
     assert orders == [("b", "a"), ("a", "b")]
 
@@ -118,7 +129,9 @@ def test_real_machines_ask_the_examples():
     assert real.costs.pageable == {"x", constant}
     imagined = asc.schedule(graph, asc.Machine.emulated(gpus=1), examples=examples)
     assert imagined.costs.pageable == frozenset()
-    meta = asc.schedule(graph, MACHINE, examples={"x": torch.ones(3, device="meta")}, backend="host")
+    meta = asc.schedule(
+        graph, MACHINE, examples={"x": torch.ones(3, device="meta")}, backend="host"
+    )
     assert "x" not in meta.costs.pageable
 
 
@@ -128,7 +141,11 @@ def test_a_saved_schedule_keeps_it(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "plan.json").read_text())
     assert document["costs"]["pageable"] == ["w", "x"]
     loaded = asc.load(tmp_path / "plan.json", updated())
-    assert (loaded.costs, loaded.machine, loaded.makespan) == (made.costs, made.machine, made.makespan)
+    assert (loaded.costs, loaded.machine, loaded.makespan) == (
+        made.costs,
+        made.machine,
+        made.makespan,
+    )
 
 
 def test_machines_keep_it_as_json_and_say_it():
@@ -141,10 +158,16 @@ def test_machines_keep_it_as_json_and_say_it():
 def test_links_of_the_host_have_half_their_rate_for_it():
     machine = asc.Machine.emulated(gpus=2, link="nvlink4")
     rates = {(k.source, k.destination): k.pageable_bytes_per_second for k in machine.links}
-    assert rates == {("cpu", "cuda:0"): 12.5e9, ("cpu", "cuda:1"): 12.5e9, ("cuda:0", "cuda:1"): None}
+    assert rates == {
+        ("cpu", "cuda:0"): 12.5e9,
+        ("cpu", "cuda:1"): 12.5e9,
+        ("cuda:0", "cuda:1"): None,
+    }
 
 
-@pytest.mark.parametrize(("rate", "reason"), [(0, "above 0"), (101, "at most"), ("fast", "above 0")])
+@pytest.mark.parametrize(
+    ("rate", "reason"), [(0, "above 0"), (101, "at most"), ("fast", "above 0")]
+)
 def test_rates_that_cannot_be(rate: Any, reason: str) -> None:
     with pytest.raises(asc.MachineError, match=reason):
         asc.Machine(MACHINE.devices, [dataclasses.replace(LINK, pageable_bytes_per_second=rate)])

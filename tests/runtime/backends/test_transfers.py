@@ -18,7 +18,12 @@ from tests.gpu.fake_gpu import playing
 from tests.gpu.fake_gpu.hardware import Hardware
 
 CPU, ONE, OTHER = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
-ENDS = {"to a GPU": (CPU, ONE), "to the host": (ONE, CPU), "between GPUs": (ONE, OTHER), "on one GPU": (ONE, ONE)}
+ENDS = {
+    "to a GPU": (CPU, ONE),
+    "to the host": (ONE, CPU),
+    "between GPUs": (ONE, OTHER),
+    "on one GPU": (ONE, ONE),
+}
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -63,7 +68,9 @@ def whole(dtype):
 def check_layouts(way, streams, ends, pin):
     for layout, dtype in zip(LAYOUTS, cycle(DTYPES)):
         base = whole(dtype)
-        given = LAYOUTS[layout](base.to(ends[0]) if ends[0] != CPU else base.pin_memory() if pin else base)
+        given = LAYOUTS[layout](
+            base.to(ends[0]) if ends[0] != CPU else base.pin_memory() if pin else base
+        )
         torch.accelerator.synchronize(ONE)
         found, expected = way(given, None), LAYOUTS[layout](base)
         for stream in streams:
@@ -71,7 +78,10 @@ def check_layouts(way, streams, ends, pin):
         assert (found.device, found.dtype) == (ends[1], dtype)
         assert found.stride() == expected.stride() or not expected.numel()
         assert torch.equal(found.cpu(), expected), layout
-        assert found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr() or not expected.numel()
+        assert (
+            found.untyped_storage().data_ptr() != given.untyped_storage().data_ptr()
+            or not expected.numel()
+        )
 
 
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
@@ -95,7 +105,9 @@ def test_on_accelerators_a_copy_has_the_numbers_and_the_strides_of_the_original(
 @pytest.mark.parametrize("peers", [None, False], ids=["as they are", "no peers"])
 def test_on_accelerators_a_copy_between_two_keeps_numbers_and_strides(peers, monkeypatch):
     if peers is False:
-        monkeypatch.setattr(torch.get_device_module(ONE.type), "can_device_access_peer", lambda *_: False)
+        monkeypatch.setattr(
+            torch.get_device_module(ONE.type), "can_device_access_peer", lambda *_: False
+        )
     streams = [torch.Stream(ONE), torch.Stream(OTHER)]
     with streams[0], streams[1]:
         check_layouts(Way(ONE, OTHER, streams, Pinned()), streams, (ONE, OTHER), False)
@@ -207,7 +219,9 @@ BETWEEN = """
 
 @pytest.mark.parametrize("records", ["0/copy-out", "1/copy-in"])
 @pytest.mark.parametrize("waits", ["0/copy-out", "1/copy-in"])
-@pytest.mark.parametrize(("gpus", "peers"), [(2, True), (2, False), (1, True)], ids=["peers", "no peers", "one GPU"])
+@pytest.mark.parametrize(
+    ("gpus", "peers"), [(2, True), (2, False), (1, True)], ids=["peers", "no peers", "one GPU"]
+)
 def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, peers, waits, records):
     """It waits for what either of its streams has waited for, and whoever waits for either has it."""
     graph = asc.Graph()
@@ -219,7 +233,9 @@ def test_a_copy_between_gpus_stands_in_the_order_of_both_streams(gpus, peers, wa
         accelerator._streams.clear()
         with playing(gpus, seed=seed), pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.cuda, "can_device_access_peer", lambda *_: peers)
-            executor = Executor(program, graph, asc.Machine.local(gpus=2), Accelerator(), [0.0] * len(program))
+            executor = Executor(
+                program, graph, asc.Machine.local(gpus=2), Accelerator(), [0.0] * len(program)
+            )
             for _ in range(2):
                 assert executor({})["b"].cpu().tolist() == [3.0] * 100
             executor.close()
@@ -264,7 +280,10 @@ def run_often(graph, check, seeds=5, **facts):
     """Run a schedule on two played GPUs under some adversaries."""
     for seed in range(seeds):
         accelerator._streams.clear()
-        with playing(gpus=2, seed=seed), asc.schedule(graph, asc.Machine.local(), policy="heft", **facts) as schedule:
+        with (
+            playing(gpus=2, seed=seed),
+            asc.schedule(graph, asc.Machine.local(), policy="heft", **facts) as schedule,
+        ):
             for _ in range(2):
                 check(schedule)
 
@@ -298,7 +317,9 @@ READER = "cpu/compute wait e2\n cpu/compute run sum"
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "with gaps"])
 @pytest.mark.parametrize("pin", [True, False], ids=["pinned", "pageable"])
 @pytest.mark.parametrize("reader", [READER, ""], ids=["read there", "sent on"])
-def test_what_comes_back_over_a_callers_memory_is_there_for_whoever_reads_it_next(reader, pin, dense):
+def test_what_comes_back_over_a_callers_memory_is_there_for_whoever_reads_it_next(
+    reader, pin, dense
+):
     graph = asc.Graph()
     w = graph.input("w")
     graph.add(lambda w: w.mul_(2), w, writes=[w], outputs=(), name="double", on="cuda:0")
@@ -310,7 +331,9 @@ def test_what_comes_back_over_a_callers_memory_is_there_for_whoever_reads_it_nex
     for seed in range(5):
         accelerator._streams.clear()
         with playing(gpus=2, seed=seed):
-            executor = Executor(program, graph, asc.Machine.local(), Accelerator(), [0.0] * len(program))
+            executor = Executor(
+                program, graph, asc.Machine.local(), Accelerator(), [0.0] * len(program)
+            )
             for _ in range(2):
                 base = torch.arange(300.0).pin_memory() if pin else torch.arange(300.0)
                 w = base if dense else base[::2]
@@ -440,7 +463,9 @@ def check_peak(machine, n):
     gpu = machine.names[1]
     real = torch.device(machine.device(gpu).physical)
     costs = asc.Costs(default_nbytes=4 * n)
-    with asc.schedule(many_tasks(gpu, n), machine, policy="heft", costs=costs, outputs={"y": gpu}) as schedule:
+    with asc.schedule(
+        many_tasks(gpu, n), machine, policy="heft", costs=costs, outputs={"y": gpu}
+    ) as schedule:
         predicted = schedule.peak_bytes[gpu]
         assert held(schedule, real, x=torch.rand(n)) == pytest.approx(predicted, rel=0.05)
         assert predicted > 4 * 4 * n
@@ -463,7 +488,9 @@ def test_logical_devices_hold_together_what_is_predicted_for_them():
         machine = asc.Machine.local(gpus=2)
         graph = chained()
         costs = asc.Costs(default_nbytes=10_240)
-        with asc.schedule(graph, machine, policy="heft", costs=costs, outputs={"y": "cpu"}) as schedule:
+        with asc.schedule(
+            graph, machine, policy="heft", costs=costs, outputs={"y": "cpu"}
+        ) as schedule:
             predicted = schedule.peak_bytes["cuda:0"] + schedule.peak_bytes["cuda:1"]
             assert held(schedule, ONE, x=torch.rand(2_560)) <= predicted * 1.05
 
@@ -479,9 +506,12 @@ def test_what_does_not_fit_a_gpu_is_refused_with_what_takes_the_memory():
     with playing(nbytes=2**16):
         machine = asc.Machine.local()
         with pytest.raises(
-            MemoryLimitError, match=r"task 'v0' fits on no device .* takes 80,000 B of 61,440 B on cuda:0"
+            MemoryLimitError,
+            match=r"task 'v0' fits on no device .* takes 80,000 B of 61,440 B on cuda:0",
         ):
-            asc.schedule(many_tasks("cuda:0", 10_000), machine, costs=asc.Costs(default_nbytes=40_000))
+            asc.schedule(
+                many_tasks("cuda:0", 10_000), machine, costs=asc.Costs(default_nbytes=40_000)
+            )
 
 
 # ---- streams

@@ -1,7 +1,7 @@
 """Runs that are recorded and replayed leave what ordinary runs leave: on played GPUs, and on real ones.
 
-Played GPUs capture and replay by CUDA's rules, in the worst order that a seed finds, and hold NaN where nothing was
-written: a replay that reads what no replay made, or too early, is seen.
+Played GPUs capture and replay by CUDA's rules, in the worst order that a seed finds, and hold NaN
+where nothing was written: a replay that reads what no replay made, or too early, is seen.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ def there(machine, graph, inputs):
 def equals_serial(draw, machine):
     """Run a drawn graph again and again, on inputs that change, and compare with the serial run."""
     graph = draw(graphs(machine.names)).pinned()
-    graph.tasks[:] = [replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks]
+    graph.tasks[:] = [
+        replace(task, fn=noisy_there) if task.fn is noisy else task for task in graph.tasks
+    ]
     kept = draw(st.booleans())  # whether inputs stay where they are, with other numbers
-    with asc.schedule(graph, machine, policy=scattered(draw(st.integers(0, 99))), replay=True) as schedule:
+    with asc.schedule(
+        graph, machine, policy=scattered(draw(st.integers(0, 99))), replay=True
+    ) as schedule:
         given, earlier = there(machine, schedule.graph, inputs_for(graph)), []
         for number in range(5):
             fresh = there(machine, schedule.graph, inputs_for(graph))
@@ -55,11 +59,15 @@ def equals_serial(draw, machine):
             expected = schedule.run_serial(**expected_inputs)
             torch.manual_seed(3)
             outputs = schedule(**given)
-            assert all(torch.equal(outputs[label], item) for label, item in expected.items()), number
+            assert all(torch.equal(outputs[label], item) for label, item in expected.items()), (
+                number
+            )
             assert all(torch.equal(given[name], expected_inputs[name]) for name in given), number
             earlier.append([(item, item.clone()) for item in outputs.values() if not kept])
         assert schedule.not_replayed in (None, NOWHERE)
-        assert all(torch.equal(item, then) for pairs in earlier for item, then in pairs)  # no later replay changes them
+        assert all(
+            torch.equal(item, then) for pairs in earlier for item, then in pairs
+        )  # no later replay changes them
 
 
 @settings(max_examples=max(6, settings.default.max_examples // 4))
@@ -98,7 +106,9 @@ def on_both(host=torch.sin):
         graph.add(add_, w, first, writes=[w], name="write")
     second = graph.add(torch.add, first, w, name="second", on="cuda:1")
     middle = graph.add(host, second, name="middle", on="host")
-    graph.output(last=graph.add(torch.add, middle, first, name="last", on="cuda:0"), second=second, w=w)
+    graph.output(
+        last=graph.add(torch.add, middle, first, name="last", on="cuda:0"), second=second, w=w
+    )
     return graph.pinned({"w": "cuda:0"})
 
 
@@ -231,7 +241,10 @@ def test_random_numbers_go_on_after_a_recording_that_failed(gpu):
     graph = asc.Graph()
     graph.output(y=graph.add(draws, graph.input("x"), random=True, on="cuda:0", name="draws"))
     torch.manual_seed(1)
-    found = [each["y"].tolist() for each in refused(graph, gpu, "task 'draws' failed: ", lambda: {"x": torch.ones(3)})]
+    found = [
+        each["y"].tolist()
+        for each in refused(graph, gpu, "task 'draws' failed: ", lambda: {"x": torch.ones(3)})
+    ]
     with asc.schedule(graph, gpu) as schedule:
         torch.manual_seed(1)
         assert found == [schedule(x=torch.ones(3))["y"].tolist() for _ in range(4)]
@@ -244,22 +257,31 @@ def test_numbers_that_tasks_make_are_not_replayed(gpu):
     graph.output(y=graph.add(torch.mul, x, number, on="cuda:0"))
     values = iter(range(9))
     found = refused(
-        graph, gpu, "'number', which tasks make elsewhere, is ", lambda: {"x": torch.ones(2) * next(values)}
+        graph,
+        gpu,
+        "'number', which tasks make elsewhere, is ",
+        lambda: {"x": torch.ones(2) * next(values)},
     )
     assert [each["y"].tolist() for each in found] == [[0, 0], [2, 2], [8, 8], [18, 18]]
 
 
 def test_a_task_that_returns_no_tensor_is_not_replayed(gpu):
     graph = asc.Graph()
-    graph.output(y=graph.add(lambda a: {"n": 3, "t": a + 1}, graph.input("x"), on="cuda:0", name="both"))
-    found = refused(graph, gpu, "task 'both' returned 3, of type int,", lambda: {"x": torch.ones(2)})
+    graph.output(
+        y=graph.add(lambda a: {"n": 3, "t": a + 1}, graph.input("x"), on="cuda:0", name="both")
+    )
+    found = refused(
+        graph, gpu, "task 'both' returned 3, of type int,", lambda: {"x": torch.ones(2)}
+    )
     assert [each["y"]["n"] for each in found] == [3] * 4
 
 
 def test_where_nothing_can_be_recorded_runs_are_ordinary_and_say_why():
     graph = asc.Graph()
     graph.output(y=graph.input("x") + 1)
-    with pytest.warns(RuntimeWarning, match="replay=True is for accelerators, and backend 'threads' has none"):
+    with pytest.warns(
+        RuntimeWarning, match="replay=True is for accelerators, and backend 'threads' has none"
+    ):
         schedule = asc.schedule(graph, asc.Machine([asc.Device("cpu")]), replay=True)
     with schedule:
         assert schedule(x=1) == {"y": 2}
@@ -293,7 +315,9 @@ def test_a_task_that_raises_while_it_is_recorded_is_named_and_the_next_run_is_re
     with asc.schedule(graph, gpu, replay=True) as schedule:
         schedule(x=torch.zeros(1))
         with pytest.warns(RuntimeWarning, match="task 'failing' failed: ValueError: no luck"):
-            assert schedule(x=torch.zeros(1))["y"].tolist() == [1]  # it is called again, as in any run
+            assert schedule(x=torch.zeros(1))["y"].tolist() == [
+                1
+            ]  # it is called again, as in any run
         assert schedule(x=torch.zeros(1))["y"].tolist() == [1]
 
 
@@ -329,7 +353,9 @@ def test_an_interrupt_while_a_segment_is_recorded_leaves_no_capture(gpu):
         with pytest.raises(KeyboardInterrupt):
             schedule(x=torch.zeros(1))
         assert not torch.cuda.is_current_stream_capturing()
-        assert [schedule(x=torch.full((1,), float(n)))["y"].tolist() for n in range(4)] == [[n + 1] for n in range(4)]
+        assert [schedule(x=torch.full((1,), float(n)))["y"].tolist() for n in range(4)] == [
+            [n + 1] for n in range(4)
+        ]
         assert schedule.not_replayed is None
 
 
@@ -341,7 +367,9 @@ def test_a_late_run_is_not_recorded_and_recorded_ones_are_replayed_in_time(gpu):
         assert not recordings(schedule)
         schedule(x=x, w=w)
         assert recordings(schedule)
-        assert torch.equal(schedule(x=x, w=w.fill_(1), timeout=60)["w"].cpu(), torch.full((2,), 2.0))
+        assert torch.equal(
+            schedule(x=x, w=w.fill_(1), timeout=60)["w"].cpu(), torch.full((2,), 2.0)
+        )
 
 
 def test_what_was_recorded_goes_with_the_schedule(gpu):
@@ -389,7 +417,10 @@ def test_a_captured_graph_has_all_dependencies_of_its_segment(monkeypatch):
     x = graph.input("x")
     with graph.on("cuda:0"):
         first = graph.add(torch.sin, x, name="first")
-        left, right = graph.add(torch.cos, first, name="left"), graph.add(torch.exp, first, name="right")
+        left, right = (
+            graph.add(torch.cos, first, name="left"),
+            graph.add(torch.exp, first, name="right"),
+        )
         graph.output(y=graph.add(torch.add, left, right, name="last"))
     machine = asc.Machine.local(gpus=1)
     machine = asc.Machine([replace(device, streams=2) for device in machine.devices], machine.links)

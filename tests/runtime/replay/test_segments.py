@@ -141,7 +141,12 @@ def test_what_is_freed_for_what_comes_next_is_freed_with_it():
         cuda:0/compute   run c
         cuda:0/compute   free b
     """)
-    assert [part if isinstance(part, int) else part.positions for part in whole.parts] == [(0,), 3, (5,), (7, 8, 9)]
+    assert [part if isinstance(part, int) else part.positions for part in whole.parts] == [
+        (0,),
+        3,
+        (5,),
+        (7, 8, 9),
+    ]
 
 
 def test_a_device_that_waits_for_another_without_a_copy_begins_a_segment():
@@ -176,7 +181,9 @@ def test_a_program_of_segments_cannot_race_either(made):
     whole = segmented(schedule.program, device)
     asc.verify(flat(whole), schedule.graph)
     again = {number for number, _ in enumerate(schedule.program)}
-    kept = [i for part in whole.parts for i in (part.positions if isinstance(part, Segment) else [part])]
+    kept = [
+        i for part in whole.parts for i in (part.positions if isinstance(part, Segment) else [part])
+    ]
     events = {i for i, each in enumerate(schedule.program) if isinstance(each, (Record, Wait))}
     assert sorted(kept) == sorted(again - events)
 
@@ -194,7 +201,9 @@ def test_segments_delay_nothing(made):
     for i, found in runs.items():
         for other in found:
             if real[i] is None or real[i] != real[other]:
-                assert all(a in was[b] for b in members[i] for a in members[other] if a in was and b in was)
+                assert all(
+                    a in was[b] for b in members[i] for a in members[other] if a in was and b in was
+                )
 
 
 @given(programs())
