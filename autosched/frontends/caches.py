@@ -46,9 +46,13 @@ class Made:
         """
         known = {id(item) for item in kept}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
+        # Most of what is left is garbage in cycles. Garbage collection is paused during a capture, so this garbage is
+        # young, and collecting the young generations is cheap; looking for holders visits all objects there are.
+        if self._left():
+            gc.collect(1)
         if (left := self._left()) and len(left) <= _MANY and emptied_caches_of(*left):
             left = self._left()
-        if left:  # it may be garbage in a cycle
+        if left:
             del left
             gc.collect()
             left = self._left()

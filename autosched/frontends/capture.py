@@ -24,6 +24,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autosched._lib.fake_tensors import Fakes
+from autosched._lib.gc_pause import without_collecting
 from autosched._lib.logs import LOG
 from autosched._lib.quiet import quiet
 from autosched._lib.tree import flatten, transform
@@ -368,6 +369,7 @@ class _Builder:
 
     # ---- tracing
 
+    @without_collecting()
     def _trace(self, args: Any, kwargs: Any) -> torch.fx.GraphModule:
         examples = self.graph.examples
         number = {id(item): i for i, item in enumerate(examples.values())}
@@ -392,9 +394,8 @@ class _Builder:
                 traced = self._tried(step, made)
         except BaseException as error:
             failed: BaseException | None = error
-            while (
-                failed is not None
-            ):  # frames hold tensors too, and shall not be taken for what the step left
+            # Frames hold tensors, too, which the step has not left anywhere.
+            while failed is not None:
                 traceback.clear_frames(failed.__traceback__)
                 failed = failed.__cause__
             made.removed()

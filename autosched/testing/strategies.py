@@ -46,7 +46,7 @@ def write(a: torch.Tensor, b: torch.Tensor) -> None:
 
 def noisy(a: torch.Tensor) -> torch.Tensor:
     """Draw random numbers."""
-    return a * 0.5 + torch.rand(a.shape, dtype=a.dtype) * 0.5
+    return a * 0.5 + torch.rand_like(a) * 0.5
 
 
 def squash(a: torch.Tensor) -> torch.Tensor:
