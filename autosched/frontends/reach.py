@@ -158,14 +158,23 @@ class Reach:
         known = [(name.split("::"), item) for name, item in list(OPDEFS.items())]
         return [item for names, item in known if self.mentioned.issuperset(names)]
 
-    def _inside(self, item: Any) -> Iterable[Any]:
+    def _collection(self, item: Any) -> Iterable[Any]:
+        """Note a container; of the user's own classes, the attributes, too."""
+        own = () if _is_known(type(item).__module__) else self._object(item)
+        return [*self._container(item), *own]
+
+    def _optimizer(self, item: torch.optim.Optimizer) -> Iterable[Any]:
+        """Note an optimizer; return what can be read through it, without its state, which is a container."""
+        self.key.append(id(item))
+        self.containers += [item.__dict__, item.state, *item.state.values()]
+        own = [value for name, value in item.__dict__.items() if name != "state"]
+        return [*own, *self._classes(type(item))]
+
+    def _inside(self, item: Any) -> Iterable[Any]:  # noqa: C901 (a table: one case for each kind)
         """Note what an item is; return what can be read through it."""
         match item:
             case list() | tuple() | set() | frozenset() | dict() | deque() | MappingProxyType():
-                return [
-                    *self._container(item),
-                    *(self._object(item) if not _is_known(type(item).__module__) else ()),
-                ]
+                return self._collection(item)
             case functools.partial() | functools.partialmethod():
                 return [item.func, item.args, item.keywords]
             case CustomOpDef() | torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
@@ -180,12 +189,12 @@ class Reach:
                 self.key.append((type(item), _data(item)))
                 self.values.append(lambda: _data(item))
                 return ()
-            case staticmethod() | classmethod() | functools.cached_property() | property():
-                return [getattr(item, name, None) for name in ("__func__", "func", "fget", "fset")]
+            case staticmethod() | classmethod() | MethodType():
+                return [getattr(item, "__self__", None), item.__func__]
+            case functools.cached_property() | property():
+                return [getattr(item, name, None) for name in ("func", "fget", "fset")]
             case weakref.ref():
                 return [item()]
-            case MethodType():
-                return [item.__self__, item.__func__]
             case FunctionType() if not _is_known(item.__module__):
                 return self._function(item)
             case torch.nn.Module():
@@ -193,12 +202,7 @@ class Reach:
                 self.objects.append(item)
                 return [*self._container(item.__dict__), *self._classes(type(item))]
             case torch.optim.Optimizer():
-                self.key.append(id(item))
-                self.containers += [item.__dict__, item.state, *item.state.values()]
-                own = [
-                    value for name, value in item.__dict__.items() if name != "state"
-                ]  # which is told by itself
-                return [*own, *self._classes(type(item))]
+                return self._optimizer(item)
             case torch.Tensor():
                 self.key.append(
                     id(item) if isinstance(item, torch.nn.Parameter) else torch.Tensor

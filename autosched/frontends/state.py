@@ -79,20 +79,21 @@ class State:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"{name}.grad"] = (("grad", name), parameter.grad)
+        return found | dict(self._places_in_optimizers())
+
+    def _places_in_optimizers(self) -> Iterator[tuple[str, tuple[Place, torch.Tensor]]]:
+        """Yield by name the tensors that optimizers hold, each with its place."""
         for key, optimizer in self.optimizers.items():
             for parameter, held in optimizer.state.items():
                 name = self.names[id(parameter)]
                 for what, item in held.items():
                     if isinstance(item, torch.Tensor):
-                        found[f"{key}.{name}.{what}"] = (("moment", key, name, what), item)
+                        yield f"{key}.{name}.{what}", (("moment", key, name, what), item)
             for number, group in enumerate(optimizer.param_groups):
                 for what, item in group.items():
                     if isinstance(item, torch.Tensor):
-                        found[_setting(key, number, what)] = (
-                            ("setting", key, str(number), what),
-                            item,
-                        )
-        return found
+                        place = ("setting", key, str(number), what)
+                        yield _setting(key, number, what), (place, item)
 
     def _attributes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield the attributes of each module, with the key of its root and its path there."""
