@@ -109,7 +109,9 @@ def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
-    return strided and tensor.numel() > 0 and tensor.device.type != "meta"
+    if not strided or not all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride())):
+        return False  # sizes that depend on data are symbols
+    return tensor.numel() > 0 and tensor.device.type != "meta"
 
 
 def _key(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable:
@@ -142,7 +144,7 @@ def _real_strides(
         return None  # some of these end the process on an accelerator if they are given zeros
     number = 1 if torch.Tag.pointwise in func.tags else 0  # indices must be 0; divisors must not
     with no_dispatch():
-        before = torch.get_rng_state() if draws else None
+        before = torch.default_generator.get_state() if draws else None
         try:
             given, named = transform(lambda leaf: _real(leaf, number), (tuple(args), dict(kwargs)))
             result = func(*given, **named)
@@ -150,7 +152,7 @@ def _real_strides(
             return None
         finally:
             if before is not None:
-                torch.set_rng_state(before)
+                torch.default_generator.set_state(before)
     made = [leaf for leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
     return tuple([leaf.stride() if leaf.layout is torch.strided else None for leaf in made])
 

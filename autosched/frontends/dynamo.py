@@ -41,7 +41,7 @@ _MOST_KEPT = 8  # schedules of one graph, for as many shapes
 
 
 class TorchBackend:
-    """What ``torch.compile`` takes as its backend; the options are those of ``autosched.scheduling.schedule``.
+    """What ``torch.compile`` takes as its backend; the options are those of ``autosched.schedule``.
 
     ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a function that makes
     one, since each serves one schedule. Raises ScheduleError or MachineError for options that fit

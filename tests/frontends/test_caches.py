@@ -6,6 +6,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_a_capture_that_fails_leaves_nothing_in_caches() -> None:
 @pytest.fixture
 def library() -> Iterator[types.ModuleType]:
     module = types.ModuleType("a_library")
-    module.__file__ = "/usr/lib/site-packages/a_library.py"
+    module.__file__ = f"{Path(torch.__file__).parents[1]}/a_library.py"
     sys.modules["a_library"] = module
     exec(LIBRARY, vars(module))
     yield module

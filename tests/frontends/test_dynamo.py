@@ -545,9 +545,8 @@ def test_what_cannot_be_scheduled_runs_as_it_is_with_one_warning_that_names_the_
 
 def test_an_operator_of_which_nothing_is_known_is_named_with_its_line() -> None:
     def f(x: Tensor) -> Tensor:
-        return torch._higher_order_ops.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[
-            0
-        ]  # here
+        loop = torch._higher_order_ops.while_loop
+        return loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[0]  # here
 
     run = torch.compile(f, backend=TorchBackend(**SCATTERED))
     with open(__file__) as file:

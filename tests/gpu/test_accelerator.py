@@ -32,9 +32,9 @@ SEEDS = range(20)
 def physical(machine: asc.Machine, gpus: int) -> asc.Machine:
     """Return the machine with its devices on so many played GPUs."""
     devices = [
-        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}")
+        replace(device, physical=f"cuda:{int(device.name[5:]) % gpus}", imagined=False)
         if device.kind == "cuda"
-        else device
+        else replace(device, imagined=False)
         for device in machine.devices
     ]
     return asc.Machine(devices, machine.links)

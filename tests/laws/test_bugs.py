@@ -52,9 +52,9 @@ def add_one(x: Any) -> None:
 def test_random_tasks_kept_no_order_where_the_second_also_wrote_what_the_first_read() -> None:
     graph = asc.Graph()
     x = graph.input("x")
-    graph.output(drawn=graph.add(lambda x: x + torch.rand(2), x, random=True, name="drawn"))
+    graph.output(drawn=graph.add(lambda x: x + torch.rand_like(x), x, random=True, name="drawn"))
     graph.add(
-        lambda x: x.copy_(torch.rand(2)), x, writes=[x], random=True, name="redrawn", outputs=0
+        lambda x: x.copy_(torch.rand_like(x)), x, writes=[x], random=True, name="redrawn", outputs=0
     )
     for seed in range(8):
         backend = Virtual(random.Random(seed).choice)

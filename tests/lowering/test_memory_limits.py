@@ -53,8 +53,8 @@ def on_gpu(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 def long_lived() -> Graph:
     """Return a graph whose first value is needed at the end, behind one that leaves no room for it."""
     graph = Graph()
-    early = graph.add(torch.ones, 3, name="early", nbytes=40)
-    first = graph.add(torch.zeros, 3, name="first", nbytes=40)
+    early = graph.add(torch.ones, 3, device=asc.Here("cpu"), name="early", nbytes=40)
+    first = graph.add(torch.zeros, 3, device=asc.Here("cpu"), name="first", nbytes=40)
     second = graph.add(torch.neg, first, name="second", nbytes=40)
     graph.output(y=graph.add(torch.add, early, second, name="y", nbytes=10))
     return graph
@@ -145,7 +145,10 @@ def test_an_input_that_is_written_here_and_there_ends_in_the_callers_memory() ->
     with graph.on("cuda:0"):
         x.mul_(2)
         large = graph.add(
-            torch.neg, graph.add(torch.ones, 3, name="large", nbytes=40), name="neg", nbytes=40
+            torch.neg,
+            graph.add(torch.ones, 3, device=asc.Here("cpu"), name="large", nbytes=40),
+            name="neg",
+            nbytes=40,
         )
     with graph.on("cpu"):
         x.add_(1)
@@ -186,7 +189,7 @@ def test_a_task_that_fits_nowhere_is_named_and_that_is_a_proof() -> None:
 
 def test_tasks_that_must_be_together_must_fit_on_one_device() -> None:
     graph = Graph()
-    a, b = (graph.add(torch.ones, 3, name=name, nbytes=50) for name in "ab")
+    a, b = (graph.add(torch.ones, 3, device=asc.Here("cpu"), name=name, nbytes=50) for name in "ab")
     ended = [
         graph.add(torch.neg, value, on=on, name=f"{value.name}2")
         for value, on in ((a, "cuda:0"), (b, "cuda:1"))

@@ -561,7 +561,7 @@ def limited(nbytes: float, gpus: int = 2) -> asc.Machine:
 
 
 LAYER = 4.0 * 64 * 64  # bytes
-SYSTEMS: dict[str, tuple[Any, float]] = {  # and how many of four layers each of two devices holds
+HOLDING: dict[str, tuple[Any, float]] = {  # and how many of four layers each of two devices holds
     "data_parallel": (lambda *trained, **how: asc.parallel.data_parallel(*trained, **how), 4),
     "pipeline": (lambda *trained, **how: asc.parallel.pipeline(*trained, chunks=2, **how), 2),
     "model_parallel": (
@@ -577,9 +577,9 @@ SYSTEMS: dict[str, tuple[Any, float]] = {  # and how many of four layers each of
 }
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", HOLDING)
 def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name: str) -> None:
-    make, layers = SYSTEMS[name]
+    make, layers = HOLDING[name]
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     batch = torch.randn(2, 64), torch.randn(2, 64)
     with make(
@@ -597,11 +597,11 @@ def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name:
             step(*batch)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", HOLDING)
 def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(
     name: str,
 ) -> None:
-    make, layers = SYSTEMS[name]
+    make, layers = HOLDING[name]
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     kept = copy.deepcopy(model.state_dict())
     machine = limited(

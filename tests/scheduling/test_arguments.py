@@ -105,7 +105,7 @@ def test_what_cannot_be_compiled_is_refused_at_once() -> None:
         asc.compile(asc.compile(model))
     with pytest.raises(
         asc.ScheduleError,
-        match=r"compile takes .*autosched.scheduling.schedule\(graph, machine\) takes a graph",
+        match=r"compile takes .*autosched.schedule\(graph, machine\) takes a graph",
     ):
         asc.compile(asc.Graph())  # type: ignore[arg-type]
     with pytest.raises(asc.ScheduleError, match="compile takes a function"):

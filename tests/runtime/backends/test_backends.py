@@ -145,14 +145,17 @@ def test_the_host_backend_needs_no_threads_whatever_the_machine():
 
 
 def test_threads_run_no_gpu():
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x + 1, z=x - 1)
     with (
-        asc.schedule(fork(), TWO_GPUS, policy="round_robin", backend="threads") as schedule,
+        asc.schedule(graph, TWO_GPUS, policy="round_robin", backend="threads") as schedule,
         pytest.raises(
             asc.MachineError,
             match="the threads backend runs CPU streams, and 'cuda:0' is no CPU; backend='emu",
         ),
     ):
-        schedule()
+        schedule(x=torch.ones(1))
 
 
 @pytest.fixture
