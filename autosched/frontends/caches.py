@@ -50,7 +50,11 @@ class Made:
         # young, and collecting the young generations is cheap; looking for holders visits all objects there are.
         if self._left():
             gc.collect(1)
-        if (left := self._left()) and len(left) <= _MANY and emptied_caches_of(*left):
+        left = self._left()
+        if not _holders(left):  # but for what torch holds in C++, which no later call finds
+            self._refs = []
+            return []
+        if len(left) <= _MANY and emptied_caches_of(*left):
             left = self._left()
         if left:
             del left
@@ -59,7 +63,7 @@ class Made:
             if left and emptied_caches_of(*left):
                 del left
                 left = self._left()
-        places = [place for tensor in left for place in _removed(tensor, left)]
+        places = list(_removed(left))
         self._refs = []
         return places
 
@@ -113,19 +117,28 @@ def _is_module_dict(item: Any) -> bool:
     return isinstance(item, dict) and "__name__" in item and "__spec__" in item
 
 
-def _removed(tensor: torch.Tensor, left: list[torch.Tensor]) -> Iterator[str]:
-    """Take a tensor out of the lists and dicts that hold it; yield what they are."""
-    for holder in gc.get_referrers(tensor):
+def _holders(left: list[torch.Tensor]) -> list[Any]:
+    """Return the objects that hold any of these tensors, but for the list itself and for frames."""
+    if not left:
+        return []
+    found = gc.get_referrers(*left)
+    return [item for item in found if item is not left and not isinstance(item, FrameType)]
+
+
+def _removed(left: list[torch.Tensor]) -> Iterator[str]:
+    """Take tensors out of the lists and dicts that hold them; yield what these are."""
+    known = {id(tensor) for tensor in left}
+    for holder in _holders(left):
         if type(holder) in (dict, OrderedDict, defaultdict):
-            for key in [key for key, item in holder.items() if item is tensor]:
+            for key in [key for key, item in holder.items() if id(item) in known]:
                 owner = _owner(holder)
                 if owner:
                     holder[key] = None  # so that code that asks for it finds nothing there
                 else:
                     del holder[key]
                 yield f"{key!r} of {owner}" if owner else f"{_variable(holder)}[{key!r}]"
-        elif type(holder) is list and holder is not left:
-            holder[:] = [item for item in holder if item is not tensor]
+        elif type(holder) is list:
+            holder[:] = [item for item in holder if id(item) not in known]
             yield _variable(holder)
 
 

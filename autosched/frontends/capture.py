@@ -281,6 +281,18 @@ def _number(generator: Any) -> int:
     return int(generator._cdata)
 
 
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it was raised from or during."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        found = pending.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            pending += [found.__cause__, found.__context__]
+
+
 class _Builder:
     """Runs the function on fake tensors, and makes what was written down into tasks."""
 
@@ -393,11 +405,9 @@ class _Builder:
             with self.state.put_aside(), torch.autograd.set_multithreading_enabled(False):
                 traced = self._tried(step, made)
         except BaseException as error:
-            failed: BaseException | None = error
             # Frames hold tensors, too, which the step has not left anywhere.
-            while failed is not None:
+            for failed in _chain(error):
                 traceback.clear_frames(failed.__traceback__)
-                failed = failed.__cause__
             made.removed()
             raise
         if places := made.removed(
