@@ -1,7 +1,7 @@
-"""Composite: calls that one task runs one after another; what merged tasks call.
+"""Run several calls as one task.
 
-Knows the tasks that it was made of, with the values of the graph that they came from, and nothing
-of that graph.
+A merged task calls a ``Composite``. It knows the tasks that it was made from, with the values of
+the graph that they came from, and nothing else of that graph.
 """
 
 from __future__ import annotations

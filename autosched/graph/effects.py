@@ -1,9 +1,13 @@
-"""What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
+"""Determine which arguments a torch function writes or aliases.
 
-Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name
-does not say what an operator does, a table here does. A function that is in no table here reads its
-arguments and returns fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument:
-treating a copy as a view is safe.
+This module also determines whether a function draws random numbers. It knows functions by name, and
+ATen operators by their schemas. It never imports torch. Tables here cover what neither a name nor a
+schema says. A function that is in no table reads its arguments and returns new memory.
+``MAY_ALIAS`` lists the functions whose result can be their argument: treating a copy as a view is
+safe.
+
+A capture keeps in-place operators, and derives hazards from schemas and storages. A functional form
+of the graph would have the same hazards, hidden in the copies at its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Flow: who makes and who reads what in a graph, as arrays of numbers. Knows no device, no cost and no program."""
+"""List the producers and consumers of a graph as arrays.
+
+Values and tasks are numbers here. The module knows no device, no cost and no program.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Gradients: tensors that autograd did not follow raise in backward.
+"""Raise an error when autograd would lose a gradient.
 
-Tasks run without autograd. Where a run is given tensors that require grad while autograd is on,
-what depends on them would be constant to the caller's ``backward()``, and their gradients would be
-missing without a word. So such outputs require grad, as they would in plain PyTorch, and raise
-GradientError when a gradient reaches them. The numbers in them are the same, and nothing is kept
-for backward.
+Tasks run without autograd. If a run is given tensors that require grad while autograd is enabled,
+outputs that depend on them would be constants to the caller's ``backward()``, and gradients would
+be missing silently. So such outputs require grad, as in plain PyTorch, and raise GradientError when
+a gradient reaches them. Their numbers are unchanged, and nothing is saved for backward.
 """
 
 from __future__ import annotations

@@ -1,11 +1,22 @@
-"""Graph: what is to be computed, in the order in which you would run it serially.
+"""Define graphs: tasks in serial order, and their dependencies.
 
-A graph is append-only. A task reads and writes values and sees the versions that the tasks added
-before it left, so insertion order is a topological order and there are no cycles. A tensor and its
-views share memory: a write to one is a write to all that see the part that it changes, and leaves
-their next versions.
+A graph is append-only. A task sees the versions of values that the tasks added before it left. So
+insertion order is a topological order, and there are no cycles. A tensor and its views share
+memory. A write to one of them is a write to all values that see the part that changes, and creates
+their next versions; other values keep theirs.
 
-Knows no device but as a name in a constraint, no time, no torch.
+Design decisions:
+
+* Each value has its own versions. Where tasks write parts of one storage, the task that made it,
+  the views and the writers stay on one device, in any order that keeps overlapping writes ordered.
+  Readers on other devices get copies of the whole value.
+* A view is a task that costs nothing, on the device of its base. So the program still lists
+  everything that happens, and a consumer on another device copies the view, not the base.
+* The devices of inputs are a property of the pinned graph that a schedule keeps (``Graph.pinned``).
+  So a policy needs no fourth argument, and a schedule does not change when its graph grows.
+* A result that nothing uses is dropped immediately and has no memory block.
+
+A graph knows devices only as names in constraints. It knows no time, and does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Including: the tasks of one graph written into another, as often as they are needed there.
+"""Insert the tasks of one graph into another graph.
 
-What was an input becomes a value of the other graph; names get a prefix. Knows no device but as a
-name.
+A graph may be inserted several times. Its inputs become values of the other graph, and its names
+get a prefix. A device is only a name in a constraint here.
+
+Training systems are built this way, as graph transformations: one micro-batch is captured once, and
+stages, accumulation and checkpointing are made from that graph by including and merging.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Marked: functions that stay whole, a task for each call of theirs.
+"""Mark functions that are captured as one task per call.
 
-Knows values, and that a capture may be going on; not what that does.
+This module knows values, and whether a capture is in progress. It does not know what a capture
+does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Graphs to and from networkx. Knows the node and edge attributes, and nothing of devices or costs."""
+"""Convert graphs to and from networkx.
+
+This module knows the attributes of nodes and edges, and nothing of devices or costs.
+"""
 
 from __future__ import annotations
 

@@ -1,20 +1,24 @@
-"""Parts of memory: which of its elements a view sees, and whether two views of one memory can meet.
+"""Determine which elements of a storage a view covers.
 
-A graph knows no shapes, so parts are told by coordinates. A dimension of a tensor gives each
-element two of them: how far from the front, and how far from the end (negative). ``x[2:5]`` bounds
-the first, ``x[-3:]`` the second, and parts that share a coordinate with bounds apart have no
-element in common, whatever the shape turns out to be:
+``parts`` also answers whether two views of one storage can overlap. A graph knows no shapes, so
+parts are described by coordinates, not by bytes. Each dimension of a tensor gives an element two
+coordinates: its distance from the front, and its (negative) distance from the end. ``x[2:5]``
+bounds the first, ``x[-3:]`` the second. Two parts with disjoint bounds in a common coordinate have
+no element in common, for every shape:
 
-    x[:4]  and  x[4:]        apart, by rows from the front
-    x[1:-1]  and  x[-1]      apart, by rows from the end
-    x[:, :2]  and  x.t()[2:] apart, by columns
-    x[:4]  and  x[-4:]       perhaps apart: so they are taken to overlap
+    x[:4]  and  x[4:]        disjoint, by rows from the front
+    x[1:-1]  and  x[-1]      disjoint, by rows from the end
+    x[:, :2]  and  x.t()[2:] disjoint, by columns
+    x[:4]  and  x[-4:]       perhaps disjoint, so they are assumed to overlap
 
-A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its
-own; it is a part of what it was made from. Where elements of a view can lie on each other
-(``expand``) it has none; ``as_strided`` may see all of the memory.
+A view whose elements cannot be derived (``view``, ``T``, the pieces of ``chunk``) has coordinates
+of its own, and is a part of the view that it was made from. A view whose elements may overlap each
+other (``expand``) has no coordinates. ``as_strided`` may cover the whole storage.
 
-Knows torch's functions by name, and no graph.
+Lowering and ``verify`` ask the same question of the same parts. Hypothesis tests compare the
+answers with the strides of real tensors: parts that overlap are never reported as disjoint.
+
+This module knows torch functions by name, and no graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Task: a call and what it depends on. Knows nothing of the graph that it is part of."""
+"""Define tasks: a call, its arguments and its dependencies.
+
+A task knows nothing of the graph that contains it.
+
+Random number generators are shared state of the tasks that draw from them, like a module. So tasks
+that draw random numbers keep their serial order, and draw the same numbers on every device and
+under every policy.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Value: a variable of a graph. Torch functions, operators and methods on Values add tasks to their graph.
+"""Define values: variables whose operators and methods add tasks.
 
-Knows how Python and torch spell a call, and hands it to its graph; it decides nothing itself and
-does not import torch (the ``__torch_function__`` protocol needs no import).
+A torch function, operator or method that is applied to a ``Value`` adds a task to the graph. This
+module knows the Python and torch syntax of calls, and passes each call to the graph. It does not
+import torch, because the ``__torch_function__`` protocol needs no import.
 """
 
 from __future__ import annotations
