@@ -1,4 +1,8 @@
-"""Device and Link: the parts of a machine, as plain data. Know no machine, no task and no tensor."""
+"""Define devices and links as plain data.
+
+They know no machine, no task and no tensor. A link has one rate for both directions, the slower
+one: the two differ by less than a tenth, and two rates would double the number of paths.
+"""
 
 from __future__ import annotations
 

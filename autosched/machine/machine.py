@@ -1,6 +1,11 @@
-"""Machine: devices, and the links between them, as plain data, real or imagined.
+"""Define machines, real or imagined, as plain data.
 
-Knows rates and latencies, no task and no tensor. torch is asked in one place, ``Machine.local``.
+A machine knows rates and latencies, no task and no tensor. Only ``Machine.local`` and the functions
+that it calls import torch.
+
+A GPU's memory counts for 15/16 of its size. Contexts, workspaces (32 MiB for each stream that
+multiplies matrices, on Hopper) and rounding (512 B for each block, up to 1 MiB for large ones) are
+not predicted.
 """
 
 from __future__ import annotations
