@@ -1,7 +1,12 @@
-"""Costs: how many seconds a task takes on a device, how many bytes a value has.
+"""Define the seconds of tasks and the bytes of values.
 
-Pure data, given by a table, estimated from work and rates (the roofline model), measured, or learnt
-from a profile. Where a copy goes and how long the link takes is the machine's part. Knows no torch.
+Costs are plain data: given as a table, estimated from work and rates (the roofline model),
+measured, or learnt from a profile. The route of a copy and the time on a link belong to the
+machine. This module does not import torch.
+
+A task that alone exceeds the memory of a device has infinite seconds there. So policies and bounds
+avoid that device without modelling memory, and a task without any device is a proof that no
+schedule exists.
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
-"""Estimate the work of torch tasks, and the bytes of values, from example inputs: nothing is computed.
+"""Estimate the work of tasks and bytes of values from examples.
 
-The tasks run once, in the order they were added, on fake tensors: shapes without memory, all on one
-fake CPU, so that constraints and the devices of examples do not matter. Each op that they reach is
-counted, as follows.
+The tasks run once, in the order in which they were added, on fake tensors: shapes without memory,
+all on one fake CPU, so constraints and the devices of the examples do not matter. Nothing is
+computed. Each operator that the tasks reach is counted:
 
-* FLOPs: of products, convolutions and attention what torch's own formulas say; of any other op one
-  per element that it makes, or reads where that is more. Decompositions, such as an SVD, are
-  therefore underestimated.
-* Bytes: what it reads and what it writes, each tensor once; a dimension of stride 0 counts once.
-  Lookups read of their table only what they return. Views, ``empty`` and questions about shapes
-  cost nothing.
+* FLOPs: for matrix products, convolutions and attention, torch's own formulas. For any other
+  operator, one per element that it returns, or reads if that is more. Decompositions, such as an
+  SVD, are therefore underestimated.
+* Bytes: everything read and everything written, each tensor once. A dimension of stride 0 counts
+  once. Lookups read of their table only the rows that they return. Views, ``empty`` and queries of
+  shapes cost nothing.
 
-A task is **unknown**, and keeps its default cost, where its function fails on fake tensors
-(``.item()``, numpy, shapes that depend on data), reads what an unknown task returned, writes or
-differentiates by a tensor that is not among its arguments, or sees no tensor at all: that one could
-do anything, so only torch's own functions (``torch.zeros``) run. What an unknown task writes in
-place stays known, because writing changes no shape.
+A task is **unknown**, and keeps its default cost, in these cases: its function fails on fake
+tensors (``.item()``, NumPy, shapes that depend on data); it reads a result of an unknown task; it
+writes, or differentiates by, a tensor that is not among its arguments; or it has no tensor
+argument. A function without tensor arguments could do anything, so only torch functions
+(``torch.zeros``) are run then. A value that an unknown task writes in place stays known, because a
+write changes no shape.
 
-Functions run as they do while torch.compile traces them: one that prints, prints; one that keeps
-its arguments, keeps fake tensors. Knows no device, no rate and no time.
+Functions run as they do while torch.compile traces them: a function that prints will print, and a
+function that stores its arguments will store fake tensors. This module knows no device, no rate and
+no time.
 """
 
 from __future__ import annotations

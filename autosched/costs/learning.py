@@ -1,7 +1,14 @@
-"""Learning: costs from what was measured, on top of what was known before.
+"""Learn costs from measured timelines.
 
-Reads timelines, a graph, a machine and costs; runs nothing and plans nothing. Seconds of copies are
-no costs: those are rates of the machine's links.
+Learnt costs override earlier costs. This module reads timelines, a graph, a machine and costs. It
+runs nothing and plans nothing. Seconds of copies are not costs; the rates of links belong to the
+machine.
+
+* A measurement on one device scales the earlier estimates of the other devices: an estimate may be
+  wrong by a factor of ten and still be right about which device is faster. Readings of 0 or less
+  are rejected.
+* All profiles are kept, and none replaces another. Costs that are learnt from the latest profile
+  alone forget the seconds of a task on other devices, and plans then oscillate.
 """
 
 from __future__ import annotations
