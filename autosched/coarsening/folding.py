@@ -1,11 +1,11 @@
-"""Folding: what of a graph may become part of a merged task, and which views such a task makes anew.
+"""Determine which tasks may be merged and which views folded.
 
-A view costs nothing, and a task's results can share memory with one argument at most. So a merged
-task takes the value behind a view and makes the view itself, and so does each other that needs it.
-That says the same unless a write tells parts of that memory apart, or changes its shape: tasks and
-views of such memory stay as they are.
+A view costs nothing, and the results of a task can share memory with at most one argument. So a
+merged task takes the base of a view as its argument and makes the view itself; each other task that
+needs the view does so, too. This preserves the results unless a write distinguishes parts of that
+memory, or changes its shape. Tasks and views of such memory are left unmerged.
 
-Knows dependencies and memory, no cost and no module.
+This module knows dependencies and memory, no cost and no module.
 """
 
 from __future__ import annotations

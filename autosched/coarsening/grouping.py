@@ -1,13 +1,19 @@
-"""Grouping: which tasks of a graph to merge into one, by what they cost or by where they come from.
+"""Choose groups of tasks to merge, by cost or by module.
 
-Each task costs a step of ours, and perhaps an event and a wait, beside its operators, which are
-launched one by one in any case. What merging can cost is waiting: who could begin behind a part of
-a merged task now waits for all of it. So a task is merged with the only one that follows it, or
-that it follows, where that is mutual, and nobody waits; or where all the waiting at a merged task
-is at most such a step. So are tasks that nothing follows, and that follow the same. None of this
-makes a circle, and no path gets longer by more than is saved.
+Each task has a fixed overhead: a step of the executor, and perhaps an event and a wait. Its
+operators are launched one by one whether it is merged or not, so merging saves no kernel launches.
+Merging can delay tasks: a successor of one part of a merged task now waits for all of it. So
+``by_cost`` merges on the transitive reduction of the graph, in these cases:
 
-Returns names; merges at the very end, if asked to.
+* A task is merged with its only successor, if it is that task's only predecessor. Then no other
+  task is delayed.
+* Tasks are merged where the total delay is at most the overhead that is saved.
+* Tasks without successors that have the same predecessors are merged.
+
+None of this creates a cycle, and no path gets longer by more than is saved. Inputs that must be
+copied count as tasks, because otherwise copies would not overlap with computation.
+
+The functions return names of groups; ``merge`` also applies them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Merging: a graph whose tasks run several calls of another graph's, in an order that says the same.
+"""Build a graph in which each group is one task.
 
-Groups are given; where one task of a group would make a circle, because something else must run
-between, the group is split. Tasks that are pinned to different devices, or some of them to none,
-are not merged, nor is what ``Folding`` calls fixed. Knows no costs: which groups pay is for
-``grouping`` to say.
+Groups are given. Where merging a group would create a cycle, because another task must run between
+its members, the group is split. Tasks that are pinned to different devices, or of which only some
+are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This module knows no costs;
+``grouping`` decides which groups pay off.
 """
 
 from __future__ import annotations
