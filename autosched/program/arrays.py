@@ -1,6 +1,7 @@
-"""Columns: a program as arrays of numbers, one number for each instruction, for readers that walk it by kernels.
+"""Represent a program as arrays of integers for kernels.
 
-Made of the instructions alone and kept with the program; knows no graph and no machine.
+The arrays have one entry per instruction. They are computed from the instructions alone and cached
+with the program. This module knows no graph and no machine.
 """
 
 from __future__ import annotations

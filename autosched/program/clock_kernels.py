@@ -1,7 +1,7 @@
-"""Vector clocks as flat arrays, for kernels: the arithmetic of ``clocks``, whose docstring says what it means.
+"""Compute vector clocks over flat arrays, for kernels.
 
-Streams are numbers; those that have a place in clocks come first. Knows no instruction and no
-program.
+The arithmetic is that of ``vector_clocks``, whose docstring explains it. Streams are numbers;
+streams with an entry in the clocks come first. This module knows no instruction and no program.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
-"""Program: the flat list of instructions, in issue order, that a schedule is; its text form and parser.
+"""Define programs: flat lists of instructions in issue order.
 
-Names tasks, values, devices and streams; holds no function, no tensor and no time, so it prints,
-diffs and travels.
+A program names tasks, values, devices and streams. It holds no function, no tensor and no time. So
+it can be printed, compared as text and parsed.
 
-Rules that every reader relies on:
+Rules on which every consumer relies:
 
-1. The instructions of one stream take effect in the order in which they stand here.
+1. The instructions of one stream take effect in list order.
 2. A ``wait`` names an event that is recorded earlier in the list, so a program cannot deadlock.
-3. A ``copy`` that names a second stream (``also``) stands in the order of both.
+   CUDA ignores a wait for an event that has not been recorded.
+3. A ``copy`` that names a second stream (``also``) is ordered on both streams.
+
+Rule 3 is for copies between two accelerators, which occupy the copy-out stream of the source and
+the copy-in stream of the destination: torch makes the current streams of both devices wait for each
+other. A copy between host and accelerator occupies only the copy stream of the accelerator.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Standing: which versions of which values are on which devices, while a program is walked in issue order.
+"""Track which versions of values are on which devices.
 
-A write takes a value from one version to the next, in its place. Tasks that write disjoint parts of
-a value may come in another order than that of its versions: then the value stands where it stood
-until the missing ones have come too. Knows no instruction; what is kept of each value that is there
-is for others to say.
+The table is updated while a program is walked in issue order. A write replaces a version by the
+next one. Tasks that write disjoint parts of a value may run in another order than that of its
+versions; then the value keeps its version until the missing writes have happened. This module knows
+no instruction; its callers choose what to store for each version.
 """
 
 from __future__ import annotations

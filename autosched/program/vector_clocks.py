@@ -1,13 +1,15 @@
-"""Vector clocks over the streams of a program (Fidge, Mattern, 1988): what has surely happened when.
+"""Compute vector clocks over the streams of a program.
 
-``behind[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. That a stream is
-behind all of itself goes without saying, and is not kept there. Streams are numbers here: ``index``
-has them. Knows no instruction; what must be ordered is for others to say.
+Source: Fidge; Mattern, 1988. Vector clocks answer which instruction happens before which.
+``behind[s][t]`` is the position on stream ``t`` up to which everything happens before the next
+instruction of stream ``s``. A stream always happens after its own earlier instructions; that is not
+stored. Streams are numbers here; ``index`` maps streams to numbers. This module knows no
+instruction; its callers decide what must be ordered.
 
-A machine without contention gives each copy a stream of its own, and a place in every clock for
-each of these would make planning quadratic. So a stream of one copy alone may have none: who comes
-behind that copy comes behind one of those who waited for it, and these few are kept instead.
-Nothing that is known is lost.
+On a machine without contention, each copy has a stream of its own. An entry in every clock for each
+of these streams would make planning quadratic. So a stream that holds a single copy may have no
+entry. Whatever happens after that copy also happens after one of the instructions that waited for
+it, and these few are stored instead. The answers remain exact, and planning takes near-linear time.
 """
 
 from __future__ import annotations
