@@ -1,4 +1,9 @@
-"""Timeline: what ran when, predicted or measured, and its measures. Knows no graph and no machine."""
+"""Define timelines, predicted or measured, and their measures.
+
+A timeline knows no graph and no machine. It has one clock, that of the host, from the beginning of
+the run. The median of several runs is taken instruction by instruction, because that preserves
+every order that all runs have: the median is a timeline, too.
+"""
 
 from __future__ import annotations
 

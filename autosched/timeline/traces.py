@@ -1,8 +1,10 @@
-"""Traces: Chrome trace JSON, of ``viz.perfetto`` or of torch.profiler, as timelines. What it does not know it ignores.
+"""Read Chrome traces and torch.profiler traces as timelines.
+
+Traces are JSON, from ``viz.perfetto`` or from torch.profiler. Unknown events are ignored.
 
 torch.profiler has a slice for each task on the thread that issued it (``user_annotation``), under
-the name that
-``profile.annotation`` gives; and one on the device (``gpu_user_annotation``), where it made the device do something.
+the name that ``profile.annotation`` gives. It has another slice on the device
+(``gpu_user_annotation``) if the task made the device do something.
 """
 
 from __future__ import annotations
