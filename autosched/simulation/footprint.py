@@ -1,9 +1,10 @@
-"""Predict how many bytes each device holds: one walk over a program in issue order; or over time, by a timeline.
+"""Predict how many bytes each device holds.
 
-In issue order torch's caching allocator hands memory out and takes it back: on the host, as
-instructions are issued, whenever devices come to them. Reads a program and the bytes of values, and
-decides nothing. Does not know what a task takes for itself while it runs, results that nothing uses
-among that, nor what the allocator rounds up and keeps.
+``footprint`` walks a program in issue order, and ``memory_over_time`` uses the times of a timeline.
+Issue order is the order in which torch's caching allocator hands out and takes back memory: on the
+host, when instructions are issued, not when devices execute them. This module reads a program and
+the bytes of values, and decides nothing. It does not know the temporary memory of a running task
+(which includes results that nothing uses), or the rounding and caching of the allocator.
 """
 
 from __future__ import annotations

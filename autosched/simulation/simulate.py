@@ -1,7 +1,12 @@
-"""Predict when everything in a program happens: one pass in issue order, since streams are in order.
+"""Predict when each instruction of a program runs.
 
-A run starts when its stream is free and what it waits for has happened; a copy when all streams
-that it occupies are. Reads costs and the machine, decides nothing.
+One pass in issue order suffices, since streams are in order. A run starts when its stream is free
+and its waits are satisfied; a copy starts when all streams that it occupies are free. This module
+reads costs and the machine, and decides nothing.
+
+The streams of a device are simulated as if they did not disturb each other. One factor of
+contention per device would be wrong for large kernels or for small ones. One factor per pair of
+tasks would rule out planning in one pass and lower bounds on the makespan.
 """
 
 from __future__ import annotations
