@@ -1,7 +1,16 @@
-"""Insert copies: a value that is read on another device travels there, right behind what made it.
+"""Insert copies between devices.
 
-At most one copy per version and device. An input that tasks wrote elsewhere is copied back over the
-caller's tensor, which is so left as the serial run leaves it.
+A value that is read on another device is copied there, immediately after it is made unless the
+placement asks for a later point. There is at most one copy per version and device.
+
+* An input that tasks wrote is left as the serial run leaves it, wherever the writes ran: its last
+  version is copied back over the caller's tensor (``copy w@1 -> cpu overwriting``).
+* Copy streams are by direction, not by peer, because everything that leaves a device shares its
+  port; policies, bounds, the simulator and the emulator model it the same way. A stream for each
+  peer would use too many of torch's 32 streams where one GPU stands for several devices, and a
+  separate memory pool for each. The cost: a copy from the host delays a copy from a peer.
+* A copy transfers a whole value. A task needs all of what it reads, so parts that arrive earlier
+  would let nothing begin.
 """
 
 from __future__ import annotations

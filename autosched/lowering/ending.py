@@ -1,4 +1,7 @@
-"""The end of a program, where streams wait for each other as memory needs it, for what is not freed yet."""
+"""Order and free the remaining blocks at the end of a program.
+
+Streams wait for each other here as the remaining frees require.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Insert records and waits: every hazard between two streams gets one, unless it is implied by those before.
+"""Insert the records and waits that enforce all hazards.
 
-Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a
-plan from
-``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). ``frees`` is told
-how far each stream has come.
+Each hazard between two streams gets a record and a wait, unless earlier ones imply it. Vector
+clocks answer what is implied; asking for the latest producer first leaves out the most. With the
+assignment of ``streams`` this reaches the minimum number of waits (Nimble's theorem; Kwon et al.,
+NeurIPS 2020). ``frees`` is informed of the progress of each stream during the walk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""Fitting: memory as a hard limit. What can never fit, what fits as it is, and a program that is made to fit.
+"""Make a program fit the memory of each device.
 
-Counts bytes as ``footprint`` does. Knows no times: which of several placements that fit is the best
-is for others.
+This module finds what can never fit, and returns a program that fits unchanged, or one that is
+lowered again with a limit. It counts bytes as ``footprint`` does. It knows no times: its callers
+choose among several placements that fit.
+
+Sufficient memory changes nothing: a program is first lowered without a limit, and again with one
+only if ``footprint`` exceeds a device's memory. Then copies are as late as possible, and
+allocations are ordered by events after the frees that make room. So the limit holds for every
+interleaving of streams, not only in issue order.
 """
 
 from __future__ import annotations

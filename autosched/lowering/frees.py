@@ -1,8 +1,10 @@
-"""Free memory: a block goes back on the stream that allocated it, once that stream is behind all who used it.
+"""Free memory blocks after their last use.
 
-A free never costs a wait while the program has work to do: it stands at the first place where the
-waits that are there anyway order it behind every use. Kernels, which ``events`` calls while it
-walks the program.
+A block is freed on the stream that allocated it, when all its uses happen before. A free never adds
+a wait while the program has work to do: it is placed at the first point where existing waits order
+it after every use. Blocks that remain are freed with waits at the end (``ending``). This trades
+some memory for time. The functions here are kernels, which ``events`` calls while it walks the
+program.
 """
 
 from __future__ import annotations

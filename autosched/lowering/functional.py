@@ -1,8 +1,9 @@
-"""Copies and hazards of a plain graph, at once and over arrays: what ``copies`` and ``hazards`` find step by step.
+"""Insert copies and find hazards of functional graphs over arrays.
 
-In a plain graph each value is made once, in memory of its own, and never written again. So a value
-on a device (a *place*: value * devices + device) is one block, which comes from one run or copy,
-and who reads it comes behind that.
+In a functional graph, one without in-place writes, each value is made once, in memory of its own,
+and never written again. So a value on a device (a *place*: value * devices + device) is one block,
+which comes from one run or copy, and its readers come after that. ``copies`` and ``hazards``
+compute the same step by step.
 """
 
 from __future__ import annotations

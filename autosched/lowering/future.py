@@ -1,8 +1,8 @@
-"""Future: who reads what, where and when from here on, while runs are walked in issue order.
+"""Predict the next reads of values while runs are walked.
 
-What Belady's rule asks (IBM Systems Journal 5, 1966): of what can go, that goes which is needed
-last. Positions are those of runs; what is needed at the end is needed at ``len(runs)``. Knows no
-bytes and no copies.
+Belady's rule (IBM Systems Journal 5, 1966) needs this: it evicts the block whose next use is
+latest. Positions are those of runs in issue order. A value that is needed at the end has a next use
+at ``len(runs)``. This module knows no bytes and no copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Find what touches the same memory: which run or copy must come after which, and how long each block lives.
+"""Find conflicting memory accesses and the lifetimes of blocks.
 
-A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes
-carry it from one version to the next; views share it. Hazards are between parts of blocks, not
-values: a reader of an older copy on another device, or of another part, disturbs no writer. What
-was freed may come again, in another block.
+A *block* is memory on one device, made by a run or a copy, or present from the start. In-place
+writes change the version that it holds; views share it. Hazards are between parts of blocks, not
+between tasks or values: a reader of an older copy on another device, or of another part, does not
+delay a writer. (Policies use the dependencies between tasks, which are only more conservative.) A
+freed value may be copied again, into another block.
 """
 
 from __future__ import annotations

@@ -1,14 +1,20 @@
-"""Insert copies where memory is limited: as late as they may come; what has no room leaves until it is needed again.
+"""Insert copies and spills where memory is limited.
 
-In issue order no device holds more than its limit. Where a block finds no room, those go first that
-nothing reads any more, the one that was used longest ago ahead; then, by Belady's rule, the one
-that is read again last: to the host, or to another device with room, unless it stands elsewhere
-anyway. It comes back right before its next use, or ahead of that if it is in nobody's way. Memory
-that is written in parts stays where it is. To devices without a limit all copies go as soon as they
-can.
+Copies are as late as possible, and values that do not fit are spilled until they are needed again.
+In issue order no device holds more than its limit. Where a block does not fit, blocks are evicted
+in this order:
 
-Each free that makes room is in the program; what stands behind it, in time too, is for ``hazards``
-to find. Knows the bytes of values and no times.
+1. Blocks that nothing reads any more, the least recently used first.
+2. By Belady's rule, blocks whose next read is latest. They are spilled to the host, or to another
+   device with room, unless another device holds a copy already.
+
+A spilled block is reloaded immediately before its next use, or earlier if memory is free. Nothing
+is recomputed: that would run tasks twice, and require that they neither write in place nor draw
+random numbers. Memory that is written in parts is never moved. Copies to devices without a limit
+are as early as possible.
+
+Each free that makes room is in the program. ``hazards`` finds what must happen after it. This
+module knows the bytes of values and no times.
 """
 
 from __future__ import annotations
