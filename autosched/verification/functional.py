@@ -1,8 +1,9 @@
-"""Prove at once that a program of a plain graph cannot race; ``verify`` proves those of all graphs, and names faults.
+"""Prove programs of functional graphs race-free, over arrays.
 
-In a plain graph each value is made once, in memory of its own, and never written again. Then the
-laws of ``verify`` are few enough for a kernel. What it does not prove may be right all the same:
-that is for ``verify`` to say.
+In a functional graph, one without in-place writes, each value is made once, in memory of its own,
+and never written again. Then the laws of ``verify`` are few enough for a kernel. This proof is
+sound but not complete: a program that it does not prove may be correct, and ``verify`` then walks
+it. It never passes a program that ``verify`` would refuse.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
-"""Prove that a program cannot race: walk it once with vector clocks and hold it to the laws.
+"""Prove that a program cannot race.
 
-    order       what touches the same memory, and tasks told to follow each other, are ordered by streams and events
-    events      each is recorded once, and earlier in the list than its waits
-    presence    what is read is there: made on this device, or copied to it, and not freed
+The program is walked once with vector clocks and checked against these laws:
+
+    order       accesses to the same memory, and tasks with ``after=``, are ordered by streams and
+                events
+    events      each event is recorded once, and earlier in the list than its waits
+    presence    what is read is present: made on this device, or copied to it, and not freed
     single      each task runs once, each version is on a device at most once at a time
-    free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
-                inputs, constants and outputs
+    free        memory is freed once, on the stream that allocated it, after all its uses; only
+                inputs, constants and outputs are kept
     result      outputs, and the inputs that tasks wrote, end where the program says
-    place       tasks run where they are constrained to, and with those that the graph keeps with them; where a machine
-                is given, on its devices and links, and on no more compute streams than it has
+    place       tasks run where they are constrained to, and with those that the graph keeps with
+                them; where a machine is given, on its devices and links, and on no more compute
+                streams than it has
 
-Derives what must be ordered from the graph by itself; shares with lowering only the clock
-arithmetic. One pass; time grows with instructions times streams.
+The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
+lowering. It is one pass; its time grows with instructions times streams.
 """
 
 from __future__ import annotations
