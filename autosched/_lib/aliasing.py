@@ -1,7 +1,8 @@
-"""Layout: which bytes tensors and NumPy's arrays lie on. Tells whether two of them meet, and reads no number.
+"""Determine which bytes tensors and NumPy arrays occupy.
 
-What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies
-nowhere. Imports neither torch nor NumPy.
+This module answers whether two of them overlap, without reading their elements. What is neither a
+strided tensor with memory of its own nor an array (sparse, meta, a number) occupies no bytes. It
+imports neither torch nor NumPy.
 """
 
 from __future__ import annotations

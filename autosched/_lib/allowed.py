@@ -1,6 +1,6 @@
-"""Allowed: what a name, the name of a device, and a number may be, wherever one comes in.
+"""Define which names, device names and numbers are valid.
 
-Each rule stands here once; whoever asks says what is wrong, with its own error. Knows nothing else.
+Each rule is here once; callers raise their own errors.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Fakes: fake tensors with the strides that real kernels give.
+"""Create fake tensors with the strides of real kernels.
 
-Torch predicts what an operator returns without running it. Where arguments are not contiguous, some
-predictions of strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed tensor,
-``div`` with a rounding mode). Code that asks for strides (``view``, ``reshape``, ``as_strided``,
-``contiguous``) would then take another path than it takes eagerly. So those operators run once on
-tensors without meaning, and their strides are remembered: a list of operators with wrong
-predictions would differ between versions of torch, and between devices.
+Torch predicts the result of an operator without running it. For arguments that are not contiguous,
+some predictions of strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed
+tensor, ``div`` with a rounding mode). Code that asks for strides (``view``, ``reshape``,
+``as_strided``, ``contiguous``) would then take another path than in eager mode. So such operators
+run once on uninitialised tensors, and their strides are cached. A fixed list of operators with
+wrong predictions would differ between versions of torch, and between devices.
 
-Knows no graph.
+This module knows no graph.
 """
 
 from __future__ import annotations

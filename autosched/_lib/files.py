@@ -1,4 +1,4 @@
-"""Files: written whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 

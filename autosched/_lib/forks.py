@@ -1,7 +1,7 @@
-"""Forks: notice that this is a child process, and free its locks.
+"""Detect child processes after a fork, and release their locks.
 
-Of a parent's threads, a child of ``os.fork`` has only the one that forked. Locks that the others
-held at that moment stay locked in the child, and nobody releases them. Knows no schedule.
+A child of ``os.fork`` has only the thread that forked. Locks that other threads of the parent held
+at that moment stay locked in the child, and nothing releases them.
 """
 
 from __future__ import annotations

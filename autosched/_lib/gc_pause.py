@@ -1,4 +1,7 @@
-"""Keep the garbage collector away for a while: planning makes many objects and no circles. Knows nothing else."""
+"""Pause cyclic garbage collection.
+
+Planning makes many objects and no reference cycles.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Compile loops over tables of numbers where that pays, and run the same source as plain Python where it does not.
+"""Compile numeric loops with numba where that pays off.
 
 A *kernel* is a function of numbers and flat sequences of numbers that calls only kernels and
-``math``. Compiling takes seconds the first time on a machine (later it is found on disk), so small
-work is done by the uncompiled source, over lists, which plain Python reads faster than arrays. Both
-give the same bits. Knows no graph and no machine.
+``math``. Compiling takes seconds the first time on a machine (later the result is loaded from
+disk). So small work is done by the uncompiled source, over lists, which plain Python reads faster
+than arrays. Which of the two runs depends on the process, so both must give the same bits;
+``tests/policies`` checks that. This module knows no graph and no machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Readers: JSON held to a shape, by hand, so that what is wrong is said with its place in the document.
+"""Read JSON and check it against a shape.
 
-A reader takes a part of a document and its place there, and returns what the part stands for. Small
-readers make up larger ones. Knows nothing of what documents are about.
+Errors name the place in the document. A reader takes a part of a document and its place there, and
+returns the object that the part describes. Readers are composed of smaller readers. This module
+does not know what documents are about.
 """
 
 from __future__ import annotations

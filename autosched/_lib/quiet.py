@@ -1,4 +1,7 @@
-"""Quiet: what torch logs of fake tensors is left out, for the error that follows says it in one line."""
+"""Silence torch's logs of failed fake tensor operations.
+
+The error that follows contains the same information in one line.
+"""
 
 from __future__ import annotations
 

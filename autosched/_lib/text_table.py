@@ -1,4 +1,4 @@
-"""Tables for a terminal: cells in columns, and amounts that fit into them. Knows text alone."""
+"""Format tables for a terminal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Trees of tuples, lists and dicts: find the leaves in them, replace them, match one with another.
+"""Flatten, transform and match nested tuples, lists and dicts.
 
-The few lines of a pytree library that graphs need, without importing torch.
+These are the few functions of a pytree library that graphs need, without importing torch.
 """
 
 from __future__ import annotations
