@@ -1,6 +1,7 @@
-"""Every error autosched raises on purpose: one class per kind of mistake.
+"""Define the exceptions of the package.
 
-Each also inherits the built-in class that a reader would expect, so ``except ValueError`` works.
+There is one class for each kind of mistake. Each also inherits from the built-in class that a
+reader would expect, so ``except ValueError`` works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,14 @@
-"""Placement: the device of each task, and the order in which tasks are issued. What a policy returns.
+"""Define placements, the results of policies, and check them.
 
-Holds no times and no streams. ``groups`` says which tasks must go together, ``check`` whether a
-placement may be.
+A placement has the device of each task, and the order in which tasks are issued. It holds no times
+and no streams. ``choices`` returns which tasks must share a device, and ``check`` raises an error
+if a placement breaks a constraint.
+
+A placement also has the order of its copies, because copy streams are first in, first out: a plan
+that gives only the devices of tasks does not determine when copies take place. These copies are
+hints. Lowering skips copies that nothing needs, and never issues a copy before its value exists or
+after its first reader. So a program is correct whatever copies a policy asks for; only unknown
+names are refused.
 """
 
 from __future__ import annotations
