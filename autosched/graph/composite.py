@@ -20,11 +20,11 @@ _Slots = dict["int | Here", int]  # by value, or by what stands for the device
 
 
 class Composite:
-    """Calls ``tasks`` in order, lets go of what they make when it is used last, and returns what is needed outside.
+    """Call ``tasks`` in order, and return the results that are needed outside.
 
-    ``takes`` and ``gives`` are the values (indices) that it is given, and that it returns, both in order; ``dead`` are
-    those, by task, that nothing needs behind it. ``heres`` are what it is given besides, behind the
-    values.
+    ``takes`` and ``gives`` are the values (indices) of its arguments and of its results, in order.
+    ``dead`` are by task the values that nothing needs afterwards; they are released immediately.
+    ``heres`` are further arguments, after the values: placeholders for the device.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -50,7 +50,7 @@ class Composite:
         self._given = [slots[value] for value in gives]
 
     def __call__(self, *args: Any) -> Any:
-        """Call them. What a call raises has a note that names its task."""
+        """Call the tasks. An error that a call raises has a note that names its task."""
         data = [*args, *self._blank]
         for task, step in zip(self.tasks, self._steps, strict=True):
             try:
@@ -65,7 +65,7 @@ class Composite:
         return f"<Composite of {len(self.tasks)} tasks>"
 
     def _step(self, task: Task, slots: _Slots, dead: Sequence[int]) -> _Step:
-        """Return a task as a step on numbered slots."""
+        """Return a function that runs a task on numbered slots."""
         fn = task.fn
         drop = [slots[value] for value in dead]
         nested = any(
@@ -104,7 +104,7 @@ class Composite:
         return plain
 
     def _constant(self, item: Any) -> int:
-        """Give an argument that is no value a slot of its own, for good."""
+        """Give an argument that is not a value a permanent slot of its own."""
         self._blank.append(item)
         return len(self.takes) + len(self.heres) + len(self._blank) - 1
 
@@ -129,7 +129,7 @@ def _general(task: Task, slots: _Slots, drop: Sequence[int]) -> _Step:
 
 
 def _dead(tasks: Sequence[Task], gives: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return by task the values made by these tasks that nothing needs behind it."""
+    """Return by task the values made by these tasks that nothing needs afterwards."""
     made = {use.value for task in tasks for use in task.outputs}
     needed = set(gives)
     found: list[tuple[int, ...]] = []

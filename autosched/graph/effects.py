@@ -95,7 +95,7 @@ _UNINITIALIZED = frozenset(
 
 
 class Effects(NamedTuple):
-    """What a call does: the arguments it writes, the one whose memory its result may share, and more."""
+    """The effects of a call: the arguments that it writes, the base of its result, and more."""
 
     name: str = ""  # under which tables know the function; empty if none may
     writes: Sequence[Any] = ()
@@ -106,7 +106,7 @@ class Effects(NamedTuple):
 
 
 def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
-    """Return what ``fn`` does by torch's own conventions; of a function that is not torch's, nothing is known.
+    """Return the effects of ``fn`` by torch's conventions; other functions have no known effects.
 
     >>> import operator
     >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
@@ -138,7 +138,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
-    """Return what an ATen operator's schema says, and what it does not say."""
+    """Return the effects of an ATen operator by its schema, and by the tables for what it omits."""
     schema = fn._schema
     given = {
         **dict(zip((argument.name for argument in schema.arguments), args, strict=False)),
@@ -176,10 +176,10 @@ def _is_written(argument: Any) -> bool:
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
-    """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
+    """Return the arguments that a torch function writes in place, by torch's conventions.
 
-    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch
-    norms.
+    These are: a name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and
+    the batch norms.
     """
     written: list[Any] = []
     in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
@@ -206,7 +206,10 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
 
 
 def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
-    """Return the running statistics that a batch norm writes: torch's bare ones have them behind weight and bias."""
+    """Return the running statistics that a batch norm writes.
+
+    In ``torch.batch_norm`` they follow weight and bias.
+    """
     training = kwargs.get("training", kwargs.get("use_input_stats", True))
     if len(args) > _TRAINING_ARGUMENT:
         training = args[_TRAINING_ARGUMENT]
@@ -217,7 +220,7 @@ def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> l
 
 
 def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this is a dropout that drops nothing: it returns its argument."""
+    """Whether this is an inactive dropout, which returns its argument."""
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     training = given.get("training", given.get("train", getattr(fn, "training", True)))
     return "dropout" in name.lower() and (
@@ -226,17 +229,17 @@ def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _picks(key: Any) -> bool:
-    """Whether an index surely copies: a list does; a tensor that holds a single number makes a view."""
+    """Whether an index certainly copies: a list does; a tensor of one number makes a view."""
     return any(isinstance(item, list) for item in (key if isinstance(key, tuple) else (key,)))
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument, which torch's functions call ``input``."""
+    """Return the first argument, which torch functions call ``input``."""
     return args[0] if args else kwargs.get("input")
 
 
 def _raw_name(fn: Callable[..., Any]) -> str:
-    """Return the name under which the tables know ``fn``; Python's ``operator.and_`` is not torch's in-place form."""
+    """Return the name of ``fn`` in the tables; ``operator.and_`` is not an in-place method."""
     if getattr(fn, "__module__", None) == "_operator":
         return f"__{fn.__name__.strip('_')}__"
     name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -246,7 +249,7 @@ def _raw_name(fn: Callable[..., Any]) -> str:
 
 
 def function_name(fn: Callable[..., Any] | None) -> str:
-    """Return the name that tasks made from ``fn`` get.
+    """Return the name of tasks made from ``fn``.
 
     >>> import operator
     >>> function_name(operator.matmul), function_name(lambda x: x)
@@ -259,16 +262,17 @@ def function_name(fn: Callable[..., Any] | None) -> str:
 
 
 def is_uninitialized(fn: Any) -> bool:
-    """Whether what a function returns holds what happened to be in memory."""
+    """Whether the result of a function has uninitialised elements."""
     return _raw_name(fn) in _UNINITIALIZED
 
 
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     """Return the modules, parameters, optimizers and generators that a task reaches.
 
-    As function, argument, closure, default or global of a function, its own or of the same file; in
-    a list, tuple, set or dict; or as an attribute of an object that it reaches. Running one, even
-    under ``functional_call``, may change it, so tasks that share one must not run at the same time.
+    A task reaches them as its function; as an argument, closure, default or global of its function,
+    or of a function of the same file; in a list, tuple, set or dict; or as an attribute of an
+    object that it reaches. Running a module, even under ``functional_call``, may change it, so
+    tasks that share one must not run at the same time.
 
     >>> shared_state(abs, [1.0])
     []
@@ -288,7 +292,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
 
 
 def _parts(state: Any) -> list[Any]:
-    """Return what a module or an optimizer shares with others of its kind: its modules, its parameters."""
+    """Return the modules or parameters of a module or optimizer, which others may share."""
     if hasattr(type(state), "named_parameters"):
         modules = list(state.modules())
         return modules + [item for module in modules for item in module.parameters(recurse=False)]
@@ -297,7 +301,7 @@ def _parts(state: Any) -> list[Any]:
 
 
 def _reached(item: Any) -> Iterable[Any]:
-    """Return what a task that reaches an item can reach through it."""
+    """Return the objects that are directly reachable from an item."""
     match item:
         case functools.partial():
             return [item.func, *item.args, *item.keywords.values()]
@@ -331,7 +335,10 @@ def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
 
 
 def _is_state(item: Any) -> bool:
-    """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
+    """Whether it is a module, optimizer or generator, by its class.
+
+    An instance may answer to any attribute.
+    """
     kind = type(item)
     return (
         hasattr(kind, "named_parameters")
@@ -341,7 +348,7 @@ def _is_state(item: Any) -> bool:
 
 
 def draws(state: Any) -> bool:
-    """Whether something that a task shares is a module that draws random numbers."""
+    """Whether an item of shared state is a module that draws random numbers."""
     rate = getattr(state, "dropout", 0)  # of recurrent networks and attention
     drops = type(state).__name__ in RANDOM or (isinstance(rate, (int, float)) and rate > 0)
     return drops and bool(getattr(state, "training", True))

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class Flow(NamedTuple):
-    """Ragged tables by task, each a pair: where the row of a task begins, and what stands in all rows.
+    """Ragged tables by task, each a pair: the start of each row, and the entries of all rows.
 
     >>> graph = Graph()
     >>> graph.output(y=-graph.input("x").abs())
@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
 
 def flow(graph: Graph) -> Flow:
-    """Return the flow of a graph, which is made once: graphs only grow."""
+    """Return the flow of a graph; it is cached, and computed again after the graph has grown."""
     size = len(graph.tasks), len(graph.outputs)
     known: tuple[tuple[int, int], Flow] | None = graph.__dict__.get("_flow")
     if known is None or known[0] != size:
@@ -78,10 +78,10 @@ def _at(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def starts(rows: Ints, count: int) -> Ints:
-    """Return where each of so many rows begins, if rows have as many items as their numbers stand here."""
+    """Return where each of ``count`` rows begins, given the sorted row number of each entry."""
     return _at(np.bincount(rows, minlength=count))
 
 
 def rows_of(at: Ints) -> Ints:
-    """Return the row of each item, if rows begin there."""
+    """Return the row of each entry, given where rows begin."""
     return np.repeat(np.arange(len(at) - 1), np.diff(at))

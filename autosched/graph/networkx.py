@@ -17,7 +17,7 @@ __all__ = ["from_networkx", "to_networkx"]
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
-    """See ``Graph.to_networkx``."""
+    """Implement ``Graph.to_networkx``."""
     dag: networkx.DiGraph[Any] = networkx.DiGraph(name=graph.name)
     for task in graph.tasks:
         nbytes = graph.values[task.outputs[0].value].nbytes if task.outputs else None
@@ -38,7 +38,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
 
 @without_collecting()
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
-    """See ``Graph.from_networkx``."""
+    """Implement ``Graph.from_networkx``."""
     if (
         not isinstance(dag, networkx.DiGraph)
         or dag.is_multigraph()

@@ -39,7 +39,10 @@ Bounds = tuple[float, float, int]  # first, behind the last, and how far from on
 
 
 class _Dimension(NamedTuple):
-    """Where a dimension's elements stand: element i at ``offset + step * i`` on the front axis, -i so on the back."""
+    """The coordinates of a dimension: element i is at ``offset + step * i`` from the front.
+
+    From the end it is at the same distance, counted negatively.
+    """
 
     front: Axis
     offset: float
@@ -50,7 +53,7 @@ class _Dimension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some elements of a memory: those that keep all bounds; and how the view that sees them counts them.
+    """A set of elements of a storage, by bounds; and the coordinates of the view that sees them.
 
     >>> looks = Looks()
     >>> x = looks.root()
@@ -67,7 +70,7 @@ class Part:
     )  # what follows: that look's, from there on
 
     def overlaps(self, other: Part) -> bool:
-        """Whether the two may have an element in common."""
+        """Whether the two parts may have an element in common."""
         if not self.bounds or not other.bounds:
             return True
         theirs = dict(other.bounds)
@@ -76,12 +79,12 @@ class Part:
         )
 
     def covers(self, other: Part) -> bool:
-        """Whether whatever overlaps the other overlaps this: its bounds hold for the other too."""
+        """Whether this part overlaps everything that the other does: it has no other bounds."""
         theirs = dict(other.bounds)
         return all(axis in theirs and _within(theirs[axis], bounds) for axis, bounds in self.bounds)
 
     def counted(self, look: Callable[[int], int]) -> Part:
-        """Return the same elements, with another number for each look."""
+        """Return the same elements with renumbered looks."""
 
         def axis(old: Axis) -> Axis:
             return look(old[0]), old[1], old[2]
@@ -91,7 +94,7 @@ class Part:
         return Part(tuple(bounds), look(self.look), tuple(lead), (look(self.tail[0]), self.tail[1]))
 
     def dimension(self, number: int) -> _Dimension:
-        """Return a dimension; one with a negative number is counted from the last."""
+        """Return a dimension; negative numbers count from the last."""
         if 0 <= number < len(self.lead):
             return self.lead[number]
         look, shift = self.tail if number >= 0 else (self.look, 0)
@@ -123,28 +126,28 @@ _SPLITS_AT = frozenset(
 
 
 class Looks:
-    """The ways of counting elements that there are in one graph; the same view made twice is one look."""
+    """The coordinate systems (looks) of one graph; the same view made twice has one look."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
         self._count = 0
 
     def root(self) -> Part:
-        """Return all of a new memory."""
+        """Return the whole of a new storage."""
         look = self._new()
         return Part((), look, (), (look, 0))
 
     def opaque(self, base: Part) -> Part:
-        """Return a part of which no more is known than that it lies in ``base``."""
+        """Return an unknown part of ``base``."""
         return Part(base.bounds)
 
     def anew(self, part: Part) -> Part:
-        """Return the same part after something has changed, in place, which dimensions it has."""
+        """Return the same part after its dimensions were changed in place."""
         look = self._new()
         return part if part.look < 0 else Part(part.bounds, look, (), (look, 0))
 
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
-        """Return what a view sees that a torch function makes of ``base`` and further arguments."""
+        """Return the part that a view of ``base`` sees, made by a torch function and arguments."""
         if name == "as_strided":
             return Part()  # of the storage, not of the base
         if base.look < 0 or name in _OPAQUE:
@@ -172,7 +175,7 @@ class Looks:
         return Part(base.bounds, look, (), (look, 0))
 
     def pieces(self, whole: Part, name: str, count: int) -> list[Part]:
-        """Return the parts of the results of a function that splits: ``whole`` is the view of it."""
+        """Return the parts of the results of a splitting function; ``whole`` is what it splits."""
         return [
             self.item(whole, i) if name in _PIECES else self.opaque(whole) for i in range(count)
         ]
@@ -211,7 +214,7 @@ class Looks:
         return Part(tuple(sorted(bounds.items())), new, tuple(lead), tail)
 
     def _along(self, base: Part, number: int, key: Any) -> Part:
-        """Return the part that an index in one dimension leaves."""
+        """Return the part that an index selects in one dimension."""
         keys = (
             (slice(None),) * number + (key,)
             if number >= 0
@@ -225,7 +228,7 @@ class Looks:
         return Part(base.bounds, self._look((base.look, "transpose", a, b)), tuple(lead), base.tail)
 
     def twin(self, owner: object, look: int) -> int:
-        """Return the look here that stands for one of another graph's; ``owner`` tells graphs apart."""
+        """Return the look for one of another graph; ``owner`` identifies that graph."""
         return self._look((owner, look))
 
     def _look(self, key: Any) -> int:
@@ -254,7 +257,7 @@ def is_basic(key: Any) -> bool:
 def _narrowed(
     bounds: dict[Axis, Bounds], old: _Dimension, key: Any, fresh: _Dimension
 ) -> _Dimension | None:
-    """Add the bounds that an integer or slice sets in a dimension; return what is left of it, if anything is."""
+    """Add the bounds of an integer or slice in a dimension; return the rest of it, if any."""
     if isinstance(key, int):
         axis, first = (
             (old.front, old.offset + old.step * key) if key >= 0 else (old.back, old.behind + key)
@@ -283,7 +286,7 @@ def _narrowed(
 
 
 def _bound(bounds: dict[Axis, Bounds], axis: Axis, new: Bounds) -> None:
-    """Narrow what is allowed on an axis; a bound that allows all is left out."""
+    """Narrow the bounds of an axis; a bound that excludes nothing is left out."""
     old = bounds.get(axis)
     if old is not None:
         low = max(old[0], new[0])
@@ -297,7 +300,7 @@ def _bound(bounds: dict[Axis, Bounds], axis: Axis, new: Bounds) -> None:
 
 
 def _text(tree: Any) -> Any:
-    """Return a key that is the same for the same plain arguments only."""
+    """Return a key that is equal only for equal arguments of basic types."""
     plain = all(
         leaf is None or isinstance(leaf, (int, float, str, slice, type(...)))
         for leaf in flatten(tree)
@@ -309,7 +312,7 @@ Item = TypeVar("Item")
 
 
 class Index(Generic[Item]):
-    """Items by part of one memory, to be found by what overlaps.
+    """Items by part of one storage, with a lookup of those that overlap a part.
 
     >>> looks, index = Looks(), Index()
     >>> x = looks.root()
@@ -327,7 +330,7 @@ class Index(Generic[Item]):
         self._longest: dict[Axis | None, float] = {}
 
     def setdefault(self, part: Part, item: Item) -> Item:
-        """Return what is there for exactly this part; ``item``, from now on, if nothing was."""
+        """Return the item of exactly this part; if there is none, add ``item``."""
         if part not in self._items:
             axis, (low, high, _) = part.bounds[0] if part.bounds else (None, (0, math.inf, 1))
             insort(self._along.setdefault(axis, []), (low, len(self._items), part))
@@ -354,7 +357,7 @@ _ANY = (-math.inf, math.inf, 1)
 
 
 class Accesses:
-    """Who read and wrote which part of one memory, as far as a later access could still have to come after them.
+    """The readers and writers of each part of a storage that a later access may conflict with.
 
     >>> looks, accesses = Looks(), Accesses()
     >>> x = looks.root()
@@ -372,7 +375,7 @@ class Accesses:
         self._parts: Index[tuple[list[int], list[int]]] | None = None  # and parts of it
 
     def writers(self, part: Part) -> list[int]:
-        """Return who wrote something of a part, as far as an access to it must come after them."""
+        """Return the writers of a part that an access to it must follow."""
         if self._parts is None:
             return self._wrote.copy()
         return self._wrote + [
@@ -380,7 +383,7 @@ class Accesses:
         ]
 
     def read(self, part: Part, who: int) -> list[int]:
-        """Note a read; return the writers that it must come after."""
+        """Add a read; return the writers that it must follow."""
         if self._parts is None and not part.bounds:
             self._read.append(who)
             return self._wrote.copy()
@@ -389,7 +392,7 @@ class Accesses:
         return writers
 
     def write(self, part: Part, who: int) -> tuple[list[int], list[int]]:
-        """Note a write; return the writers and the readers that it must come after."""
+        """Add a write; return the writers and the readers that it must follow."""
         if self._parts is None and not part.bounds:
             found = self._wrote, self._read
             self._wrote = [who]
