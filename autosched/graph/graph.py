@@ -443,7 +443,7 @@ class Graph:
         return list(dict.fromkeys(chain(*left)))
 
     def last_version(self, value: int) -> int:
-        """Return the version of a value (an index) after all tasks; 0 if no task writes it in place."""
+        """Return the version of a value (an index) after all tasks; 0 if none writes it."""
         return self._now[value].version
 
     def maker(self, use: Use) -> int | None:
@@ -459,7 +459,7 @@ class Graph:
         return root in self._views or self._portions.get(root, 0) > 1
 
     def touched(self, task: Task, value: int) -> Part | None:
-        """Return the part of an argument (an index) that a task touches, unless that is all of it."""
+        """Return the part of an argument (an index) that a task touches; None for all of it."""
         if task.part is None or task.part[0] != value or not self.in_parts(value):
             return None
         return task.part[1]
@@ -590,7 +590,10 @@ class Graph:
         return {**dict(zip(names, args, strict=False)), **inputs}, None
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
-        """Return inputs and constants by value index. Raises GraphError for missing or unknown ones."""
+        """Return the data of inputs and constants by value index.
+
+        Raises GraphError for missing and unknown inputs.
+        """
         sources = self.sources
         names = {v.name for v in sources if v.tensor is None}
         for name in names ^ inputs.keys() and sorted(names ^ inputs.keys(), key=str):

@@ -39,9 +39,9 @@ Bounds = tuple[float, float, int]  # first, behind the last, and how far from on
 
 
 class _Dimension(NamedTuple):
-    """The coordinates of a dimension: element i is at ``offset + step * i`` from the front.
+    """The coordinates of a dimension: element i is at ``offset + step * i`` on axis ``front``.
 
-    From the end it is at the same distance, counted negatively.
+    Counted from the end, element -i is at ``behind - i`` on ``back``.
     """
 
     front: Axis

@@ -144,7 +144,10 @@ class Task:
         return self.composite.tasks if self.composite is not None else ()
 
     def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (value index, data) for what ``fn`` returned. Raises ValueError for other shapes."""
+        """Yield (value index, data) for what ``fn`` returned.
+
+        Raises ValueError if its shape differs from ``result``.
+        """
         if not self.outputs:
             return iter(())
         return zip((use.value for use in self.outputs), match(self.result, returned), strict=True)
