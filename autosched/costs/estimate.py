@@ -54,9 +54,9 @@ Op = OpOverload[..., Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Costs with the work and bytes that could be estimated, and the reason for each task (by name) that could not.
+    """Costs with estimated work and bytes, and the reason for each task without an estimate.
 
-    Of a merged task it has the parts.
+    Reasons are by task name. A merged task is represented by its parts.
     """
 
     costs: Costs
@@ -99,7 +99,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
 def _learn(
     task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]
 ) -> None:
-    """Run a task on fake tensors, or its parts; note results, by the index of their value, and work."""
+    """Run a task, or its parts, on fake tensors; store results (by value index) and work."""
     if task.composite is not None:
         given = zip(task.composite.takes, task.args, strict=False)
         inner = {index: data[value.index] for index, value in given if value.index in data}
@@ -119,7 +119,7 @@ def _learn(
 
 
 def _is_misfit(task: Task, error: Exception) -> bool:
-    """Whether one of torch's own functions says that the sizes of its arguments do not fit."""
+    """Whether a torch function reported that the sizes of its arguments do not fit."""
     own = task.fn is not None and _is_torch(task.fn)
     return own and type(error) is RuntimeError and bool(_SIZES.search(str(error)))
 
@@ -128,7 +128,7 @@ _SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
 
 
 def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
-    """Return what to say of a task that cannot run on the examples."""
+    """Return the error message for a task that cannot run on the examples."""
     graph = next(
         leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)
     )
@@ -144,11 +144,11 @@ def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
 
 
 class _UnknownError(Exception):
-    """Why we do not run a task."""
+    """The reason why a task is not run."""
 
 
 def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
-    """Run one task on fake tensors; return its results, by the index of their value, and its work."""
+    """Run one task on fake tensors; return its results, by value index, and its work."""
     if task.fn is None:
         raise _UnknownError("has no function")
     for value in flatten((task.args, task.kwargs)):
@@ -174,7 +174,7 @@ _PYTHON = 0.02  # launches that a function of Python's numbers costs: some 0.1 u
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sums what the ops under it do, keeps them on the fake CPU, and keeps them away from real tensors."""
+    """Counts the work of operators, keeps them on the fake CPU, and away from real tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -265,7 +265,7 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(  # torch has none for at
 
 
 def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
-    """Raise where an op would leave a fake tensor in what the user holds."""
+    """Raise if an operator would write a fake tensor into an object of the user."""
     if any(not isinstance(tensor, FakeTensor) for tensor in _tensors(_written(op, given))):
         raise _UnknownError("writes a tensor that is not among its arguments")
     real = (tensor for tensor in _tensors(given) if not isinstance(tensor, FakeTensor))
@@ -274,7 +274,7 @@ def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
 
 
 def _named(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an op's arguments by the names that its schema gives them."""
+    """Return the arguments of an operator by their names in its schema."""
     return {
         **dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)),
         **kwargs,
@@ -304,7 +304,7 @@ def _as_fake(leaf: Any) -> Any:
 
 
 def _is_torch(fn: Callable[..., Any]) -> bool:
-    """Whether it makes tensors of numbers, as ``torch.zeros`` does, or numbers of numbers, as operators do."""
+    """Whether a function is an operator or a torch function, safe to run without tensors."""
     if (
         isinstance(fn, (OpOverload, OpOverloadPacket))
         or getattr(fn, "__module__", "") == "_operator"
@@ -322,7 +322,7 @@ def _once(tree: Any) -> list[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's memory: elements that a dimension of stride 0 repeats are there once."""
+    """Return the bytes of a tensor's memory; a dimension of stride 0 counts once."""
     sizes = (
         size
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -29,15 +29,21 @@ __all__ = ["learn"]
 def learn(
     timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machine, costs: Costs
 ) -> Costs:
-    """Return costs with the measured seconds of tasks, medians over runs, and the bytes of values that were copied.
+    """Return costs with measured seconds of tasks (medians over runs) and bytes of copied values.
 
-    Of several timelines, of other placements too, all readings count, so what was measured on one
-    device is kept when the next plan puts the task on another; ``costs`` are what was known before
-    the first of them. A task takes on a device like that where it ran what it took there. On any
-    other it takes what was known, times how much longer than known it took where it ran last, so
-    that what was known of speeds stays; what was measured, where nothing was known. Where it cannot
-    run it still cannot, and views stay free. A reading that is no time, or 0, is not believed.
-    Raises GraphError and MachineError for a timeline of another graph or machine.
+    Several timelines, also of different placements, are combined: all readings count, so a
+    measurement on one device is kept when the next plan moves the task to another. ``costs`` are
+    the earlier costs, before the first timeline. The seconds of a task on a device are, in this
+    order:
+
+    1. the measured seconds on this device;
+    2. infinity, if the task cannot run there by ``costs``;
+    3. the measured seconds on a device with the same rates;
+    4. the earlier seconds, scaled by the ratio of measured to earlier seconds on the last measured
+       device; if there are none, the measured seconds.
+
+    Views stay free. A reading that is not a positive finite number is ignored. Raises GraphError
+    and MachineError for a timeline of another graph or machine.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -78,7 +84,7 @@ def learn(
 def _everywhere(
     task: Task, measured: Mapping[Device, float], machine: Machine, costs: Costs
 ) -> float | dict[str, float]:
-    """Return the seconds of a task on each device, or one number where that is the same on all of them."""
+    """Return the seconds of a task per device, or one number if it is the same on all of them."""
     table = dict(_by_device(task, measured, machine, costs))
     numbers = set(table.values())
     return numbers.pop() if len(numbers) == 1 else table
