@@ -19,7 +19,10 @@ __all__ = ["Folding"]
 
 
 class Folding:
-    """Sorts the tasks of a graph: those that may be ``merged``, views that are ``folded`` away, and all others.
+    """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that are ``kept``.
+
+    ``kept`` are all tasks but the views that are folded away, because each task that needs them
+    makes them itself.
 
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
@@ -51,7 +54,7 @@ class Folding:
         self._follow()
 
     def foldable(self, task: Task) -> bool:
-        """Whether a task is a view that may be made again at any time: its argument is all that it needs."""
+        """Whether a task is a view that may be made again at any time from its one argument."""
         return (
             task.view
             and len(task.reads) == 1
@@ -60,7 +63,7 @@ class Folding:
         )
 
     def views(self, task: Task) -> list[int]:
-        """Return the views (indices) that a merged task of which this is a part makes for it."""
+        """Return the views (indices) that a merged task makes itself for this part."""
         found: dict[int, None] = {}
         pending = [use.value for use in task.reads]
         while pending:
@@ -75,12 +78,15 @@ class Folding:
         return list(found)
 
     def follows(self, task: int, first: int) -> list[int]:
-        """Return the kept tasks that a task follows as it depends on ``first``: a merged one makes its views itself."""
+        """Return the kept predecessors that a dependency on ``first`` stands for.
+
+        A merged task makes its views itself, and so depends on the predecessors of these views.
+        """
         is_folded = first in self.behind and (task in self.merged or first not in self.kept)
         return self.behind[first] if is_folded else [first]
 
     def _follow(self) -> None:
-        """Find what each task depends on, of kept tasks."""
+        """Find the kept predecessors of each task."""
         for task in self.graph.tasks:
             first = [dependency.task for dependency in task.dependencies]
             if self.foldable(task):
@@ -97,7 +103,7 @@ class Folding:
         return self.graph.values[value].root
 
     def _told_apart(self) -> set[int]:
-        """Return the roots of memory of which tasks write parts, or which they give another shape."""
+        """Return the roots of memory that tasks write in part, or give another shape."""
         found = set()
         for task in self.graph.tasks:
             for use in task.writes:
@@ -111,10 +117,10 @@ class Folding:
         return found
 
     def _is_fixed(self, task: Task) -> bool:
-        """Whether a task that is no view stays as it is: its result may be its argument, or it touches parts.
+        """Whether a non-view task is never merged.
 
-        Who makes or writes memory that is told apart must share a device with its views, and so
-        with no one else.
+        Its result may be its argument, or it touches parts of memory. A task that makes or writes
+        memory whose parts are distinguished must share a device with its views, and only with them.
         """
         touched = any(
             self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs)
@@ -155,7 +161,7 @@ class Folding:
 
 
 def _devices(graph: Graph) -> list[str | None]:
-    """Return by task the device to which it is bound, by itself or with those whose values are kept with its own."""
+    """Return by task the device to which it, or a task that is kept together with it, is bound."""
     bonds: dict[int, list[int]] = {}  # by root
     for number, values in enumerate(graph.kept_together):
         for root in dict.fromkeys(graph.values[value].root for value in values):
