@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    r"""What each instruction is, and where. Streams are numbers: places in ``program.streams``.
+    r"""The kind and the stream of each instruction, as numbers: positions in ``program.streams``.
 
     >>> lines = "cuda:0/compute run h", "cuda:0/compute record e7", "cpu/compute wait e7", "cpu/compute run y"
     >>> columns(Program.parse("\n".join(lines))).event.tolist()
@@ -63,7 +63,7 @@ class Columns:
 
 
 def columns(program: Program) -> Columns:
-    """Return the columns of a program, which are made once."""
+    """Return the arrays of a program, which are cached."""
     known: Columns | None = program.__dict__.get("_columns")
     if known is None:
         known = program.__dict__["_columns"] = _columns(program)

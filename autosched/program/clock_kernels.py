@@ -14,7 +14,7 @@ __all__ = ["Moments", "advance", "catch_up", "reaches"]
 
 
 class Moments(NamedTuple):
-    """How far all has come, while a program is walked. Row ``s`` of ``behind`` stands at ``s * places``."""
+    """The clocks while a program is walked. Row ``s`` of ``behind`` begins at ``s * places``."""
 
     places: int
     behind: Any  # [stream, place]
@@ -27,7 +27,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, mode: Mode, streams: int, places: int, waits: int) -> Moments:
-        """Return the beginning; with streams that have no place, there may be so many waits."""
+        """Return the initial state; ``waits`` bounds the waits if some streams have no entry."""
         waits = waits if places < streams else 0
         return cls(
             places,
@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 
 @kernel
 def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
-    """Whether what is so far along each stream (the row at ``base``) is behind a position of a stream."""
+    """Whether a clock (the row at ``base``) includes a position of a stream."""
     if other < m.places:
         return bool(row[base + other] >= position)
     w = m.last[other]
@@ -56,7 +56,7 @@ def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
 
 @kernel
 def advance(m: Moments, own: int, also: int) -> None:
-    """Let a run or copy take place; one that occupies two streams (else -1) orders each behind the other."""
+    """Advance the clocks by a run or copy; one on two streams (else -1) orders both."""
     m.count[own] += 1
     if also >= 0:
         a = own * m.places
@@ -69,7 +69,7 @@ def advance(m: Moments, own: int, also: int) -> None:
 
 @kernel
 def catch_up(m: Moments, own: int, other: int, position: int, row: Any, base: int) -> None:
-    """Order what comes next on a stream behind a moment of another, and all that this was behind (its row)."""
+    """Order the next instruction of a stream after a stamp of another, and after its clock."""
     a = own * m.places
     for k in range(m.places):
         m.behind[a + k] = max(m.behind[a + k], row[base + k])

@@ -51,11 +51,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a version of a value to another device: ``copy h -> cuda:1``, or ``copy x <- cpu`` on the reader's side.
+    """Copy a version of a value to another device: ``copy h -> cuda:1`` or ``copy x <- cpu``.
 
-    Where both ends have copy streams it occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite``
-    copies back into the input of that name, which tasks wrote elsewhere: ``copy w@1 -> cpu
-    overwriting``.
+    The second form is on a stream of the destination. If both ends have copy streams, the copy
+    occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite`` copies back into the input of that
+    name, which tasks wrote elsewhere: ``copy w@1 -> cpu overwriting``.
     """
 
     stream: Stream
@@ -78,7 +78,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Record an event: it happens when all before it on this stream has: ``record e0``."""
+    """Record an event, after everything issued before on this stream: ``record e0``."""
 
     stream: Stream
     event: int
@@ -89,7 +89,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold this stream back until the event has happened: ``wait e0``."""
+    """Make later instructions of this stream wait for the event: ``wait e0``."""
 
     stream: Stream
     event: int
@@ -100,7 +100,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give back the memory behind a version of a value on this stream's device, and all that share it: ``free h``."""
+    """Free the memory of a version of a value on this stream's device: ``free h``.
+
+    All values that share this memory are freed, too.
+    """
 
     stream: Stream
     value: str
@@ -115,7 +118,7 @@ Instruction = Run | Copy | Record | Wait | Free
 
 @dataclass(frozen=True)
 class Program:
-    """What to do, in issue order, and where inputs are found and outputs are left (name, device).
+    """Instructions in issue order, and the devices of inputs and outputs as (name, device).
 
     >>> cuda, cpu = Stream("cuda:0", "compute"), Stream("cpu", "compute")
     >>> print(Program((Run(cuda, "h"), Record(cuda, 0), Wait(cpu, 0), Run(cpu, "y"))))
@@ -141,7 +144,7 @@ class Program:
 
     @cached_property
     def arrows(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of positions (a, b): the run or copy at b stands behind a wait for the run or copy at a."""
+        """Pairs of positions (a, b): the run or copy at b waits for the run or copy at a."""
         last: dict[Stream, int] = {}  # the last run or copy of each stream
         recorded: dict[int, list[int]] = {}
         waiting: dict[Stream, list[int]] = {}
@@ -176,7 +179,7 @@ class Program:
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        """Read what ``str(program)`` wrote. Raises ProgramError naming the line it cannot read.
+        """Read the text of ``str(program)``. Raises ProgramError naming the line it cannot read.
 
         >>> text = "cuda:0/compute  run h"
         >>> str(Program.parse(text)) == text
@@ -204,7 +207,7 @@ class Program:
 
 
 def occupied(instruction: Instruction) -> tuple[Stream, ...]:
-    """Return the streams in whose order an instruction stands: one, or two for a copy between copy streams."""
+    """Return the streams that an instruction occupies: one, or two for some copies."""
     if isinstance(instruction, Copy) and instruction.also is not None:
         return instruction.stream, instruction.also
     return (instruction.stream,)
@@ -213,7 +216,7 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
 def excerpt(
     program: Program, at: int, law: str, what: str, other: int | None, around: int = 3
 ) -> str:
-    """Return a message with the program around a fault, an arrow, and the other side of the conflict."""
+    """Return a message with the program around an error and the conflicting instruction."""
     instructions = program.instructions
     if not 0 <= at < len(instructions):
         return what

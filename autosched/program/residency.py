@@ -34,34 +34,34 @@ class Standing(Generic[Name, Item]):
         self._early: dict[tuple[Name, str], set[int]] = {}
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
-        """Note that a version of a value is on a device now."""
+        """Store an item for a version of a value that is on a device now."""
         self._items[value, version, device] = item
         self._latest[value, device] = version
         if self._early:
             self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
-        """Return what is kept of this version on this device; None if it is not there, with all its parts."""
+        """Return the item of this version on this device; None unless all its parts are there."""
         if self._early and (value, device) in self._early:
             return None
         return self._items.get((value, version, device))
 
     def held(self, value: Name, device: str) -> Item | None:
-        """Return what is kept of a value on a device, whatever has been written of it; None if it is not there."""
+        """Return the item of a value on a device in any version; None if it is not there."""
         version = self._latest.get((value, device))
         return None if version is None else self._items.get((value, version, device))
 
     def drop(self, value: Name, version: int, device: str) -> None:
-        """Note that this version is on this device no more."""
+        """Remove this version from this device."""
         self._items.pop((value, version, device), None)
 
     def latest(self, value: Name, device: str) -> int | None:
-        """Return the version of a value that came to a device last; None if none did, or it went on elsewhere."""
+        """Return the latest version of a value on a device; None if it is not there."""
         version = self._latest.get((value, device))
         return version if version is not None and (value, version, device) in self._items else None
 
     def change(self, value: Name, version: int, device: str) -> int | None:
-        """Note a write that takes a value on from this version; return where it stands then, None if it stays."""
+        """Apply a write to this version; return the new version, or None if it is not due yet."""
         if (value, version, device) not in self._items:
             self._early.setdefault((value, device), set()).add(version)
             return None
@@ -78,5 +78,5 @@ class Standing(Generic[Name, Item]):
         return version
 
     def where(self, value: Name, version: int) -> list[str]:
-        """Return the devices on which this version is."""
+        """Return the devices that hold this version."""
         return [device for name, at, device in self._items if (name, at) == (value, version)]

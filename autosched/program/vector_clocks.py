@@ -34,8 +34,8 @@ Stamp = tuple[int, int, tuple[int, ...]]
 class Clocks:
     """The clocks while a program is walked in issue order.
 
-    Streams that are ``alone`` have no place in clocks. Each holds one copy, which is on no other
-    stream, and only streams that have a place wait for it.
+    Streams that are ``alone`` have no entry in clocks. Each holds one copy, which is on no other
+    stream, and only streams with an entry wait for it.
 
     >>> clocks = Clocks([Stream("cpu", "a"), Stream("cpu", "b")])
     >>> stamp = clocks.advance(0)
@@ -61,7 +61,7 @@ class Clocks:
         ] = {}  # of streams alone: who is behind them, from where on
 
     def resume(self, m: Moments) -> None:
-        """Go on from where kernels have come."""
+        """Continue from the state that kernels have reached."""
         self.count = list(map(int, m.count))
         rows = np.array(m.behind, np.int64).reshape(len(self.index), self.places)
         self.behind = list(map(tuple, rows.tolist()))
@@ -74,7 +74,7 @@ class Clocks:
             self.waiters[other] = found[::-1]
 
     def advance(self, own: int, also: int | None = None) -> Stamp:
-        """Let a run or copy take place; one that occupies two streams orders each behind the other."""
+        """Advance the clocks by a run or copy; one on two streams orders both."""
         count = self.count
         count[own] += 1
         if also is not None:
@@ -85,11 +85,11 @@ class Clocks:
         return own, count[own], self.behind[own]
 
     def now(self, own: int) -> Stamp:
-        """Return the moment behind all that was issued on a stream so far."""
+        """Return the stamp of everything issued on a stream so far."""
         return own, self.count[own], self.behind[own]
 
     def catch_up(self, own: int, stamp: Stamp) -> None:
-        """Order what comes next on a stream behind a moment, and all that this was behind."""
+        """Order the next instructions of a stream after a stamp, and after its clock."""
         other, position, seen = stamp
         behind = joined(self.behind[own], seen)
         if other < self.places:
@@ -102,14 +102,14 @@ class Clocks:
         self.behind[own] = tuple(behind)
 
     def passed(self, stamp: Stamp, own: int) -> bool:
-        """Whether all that comes next on a stream is ordered behind ``stamp``."""
+        """Whether ``stamp`` happens before all later instructions of a stream."""
         other, position, _ = stamp
         if other < self.places:
             return own == other or self.behind[own][other] >= position
         return own == other or self.reaches(self.behind[own], other, position)
 
     def reaches(self, behind: Sequence[int], other: int, position: int) -> bool:
-        """Whether what is so far along each stream that has a place is behind a position of any stream."""
+        """Whether a clock includes a position of any stream."""
         if other < self.places:
             return behind[other] >= position
         return not position or any(
@@ -118,7 +118,7 @@ class Clocks:
 
 
 def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
-    """Return the streams of one copy alone, but for those for which another of them waits.
+    """Return the streams that hold a single copy for which no other such stream waits.
 
     >>> alone([Copy(Stream("cpu", "copy-0"), "x", 0, "cpu", "cuda:0"), Run(Stream("cuda:0", "compute"), "y")])
     frozenset({Stream(device='cpu', name='copy-0')})
@@ -148,5 +148,5 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
 
 
 def joined(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return the elementwise maximum of two of one length."""
+    """Return the elementwise maximum of two clocks of the same length."""
     return [x if x > y else y for x, y in zip(a, b)]  # noqa: B905  # asking for the same length takes a fifth longer
