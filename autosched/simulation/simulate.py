@@ -33,7 +33,9 @@ __all__ = ["durations", "is_pageable", "makespan", "simulate"]
 
 
 def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
-    """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
+    """Return the predicted timeline.
+
+    Raises ScheduleError for a task or a copy that is impossible on the machine.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -50,7 +52,10 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
 
 
 def makespan(program: Program, seconds: Sequence[float]) -> float:
-    """Return when the last instruction ends if they take these seconds; raises ScheduleError as ``simulate`` does."""
+    """Return when the last instruction ends, given the seconds of each.
+
+    Raises ScheduleError as ``simulate`` does.
+    """
     how = mode(len(program))
     if how.fast and columns(program).is_clean:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
@@ -70,7 +75,7 @@ def _numbered(program: Program) -> tuple[Any, ...]:
 def last_end(
     seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any
 ) -> float:
-    """Return when the last instruction ends; ``free`` and ``events`` have room for when streams and events are."""
+    """Return when the last instruction ends; ``free`` and ``events`` are scratch arrays."""
     last = 0.0
     for i in range(len(kind)):
         own = stream[i]
@@ -140,7 +145,10 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
 
 
 def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Return whether one end of a copy is host memory that is not page-locked: a caller's, or a view of it."""
+    """Return whether one end of a copy is host memory that is not page-locked.
+
+    That is memory of an input or constant, or a view of it.
+    """
     value = graph.value(copy.value)
     root = graph.values[value.root]
     if root.name not in costs.pageable or {
