@@ -40,12 +40,12 @@ def lower(
     outputs: Mapping[str, str] | None = None,
     nbytes: Sequence[float] | None = None,
 ) -> Program:
-    """Return the program that runs a graph as placed; ``outputs`` says on which device an output is wanted.
+    """Return the program of a placement; ``outputs`` has devices for some outputs.
 
-    With ``nbytes``, those of each value by its index, no device holds more than its memory, in
-    whichever order its streams come to take it; copies leave as late as they may, whatever the
-    placement says. Raises ScheduleError for placements that break a constraint, where no link
-    leads, and where memory does not suffice.
+    With ``nbytes``, the bytes of each value by index, no device holds more than its memory for any
+    interleaving of its streams; copies are then as late as possible, whatever the placement says.
+    Raises ScheduleError for placements that break a constraint, for missing links, and where memory
+    does not suffice.
     """
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]

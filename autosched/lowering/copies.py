@@ -37,9 +37,10 @@ def insert_copies(
     outputs: Mapping[str, str],
     sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str]]:
-    """Return the runs with copies between them, and where each output is at the end, by its label.
+    """Return the runs with copies inserted, and the final device of each output, by label.
 
-    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
+    ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
+    copies.
     """
     check_outputs(graph, machine, outputs)
     travel = _Travel(graph, machine, _slots(graph, tasks, sends))
@@ -64,7 +65,7 @@ def insert_copies(
 
 
 def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) -> None:
-    """Raise ScheduleError for what is no output, MachineError for what is no device."""
+    """Raise ScheduleError for an unknown output, and MachineError for an unknown device."""
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
@@ -76,7 +77,7 @@ def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) ->
 def _slots(
     graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
 ) -> dict[tuple[int, int, str], tuple[int, int]]:
-    """Return for copies the run that they shall stand behind, and their rank there."""
+    """Return for copies with hints the run after which they go, and their rank there."""
     if not sends:
         return {}
     position = {task.name: i for i, task in enumerate(tasks)}
@@ -90,7 +91,7 @@ def _slots(
 
 
 class _Travel:
-    """Where each version of each value is, while runs are walked in issue order."""
+    """The devices of each version of each value, while runs are walked in issue order."""
 
     def __init__(
         self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]
@@ -119,7 +120,7 @@ class _Travel:
             self.standing.put(*use, device, None)
 
     def run(self, i: int, task: Task, device: str) -> None:
-        """Bring what a run reads, and take note of what it leaves on its device."""
+        """Copy what a run reads to its device, and add the versions that it leaves there."""
         self.at = i - 1
         for use in task.reads:
             if task.part is not None and self.graph.touched(task, use.value) is not None:
@@ -136,17 +137,20 @@ class _Travel:
             self._arrive(use, device, i)
 
     def behind(self, run: int) -> list[Run | Copy]:
-        """Return the copies that stand behind a run."""
+        """Return the copies after a run."""
         return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
 
     def _bring_part(self, use: Use, device: str) -> None:
-        """Copy a value of which a part is touched, if none of it is there: where it is written, others are not."""
+        """Copy a value of which a task touches a part, unless some version is there.
+
+        All tasks that write parts share the device, so the other parts are there as well.
+        """
         written = self.graph.last_version(use.value) > 0
         if not written or self.standing.latest(use.value, device) is None:
             self.bring(Use(use.value, 0), device)
 
     def bring(self, use: Use, device: str) -> None:
-        """Copy a version to a device, if it is not there."""
+        """Copy a version to a device, unless it is there."""
         holders = self.holders[use]
         if device in holders:
             return
@@ -174,9 +178,10 @@ class _Travel:
 def copy_streams(
     machine: Machine, source: str, destination: str, number: int = 0
 ) -> tuple[Stream, Stream | None]:
-    """Return the streams that a copy occupies: that of the accelerator, or of both ends where both are of one sort.
+    """Return the streams that a copy occupies.
 
-    Without contention each copy (by its ``number``) has a stream of its own.
+    These are the copy stream of the accelerator, or those of both ends if both are accelerators or
+    both are CPUs. Without contention each copy (by its ``number``) has a stream of its own.
     """
     if not machine.contention:
         return Stream(source, f"copy-{number}"), None

@@ -15,12 +15,12 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """The records and waits. Events are numbers, those of the program first, by when they are recorded."""
+    """Inserts the final records and waits. Events are numbered in the order of their records."""
 
     def __init__(
         self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
     ):
-        """``events`` are (stream, position there, run or copy before it); ``stamp`` says when such a one took place."""
+        """``events`` are (stream, position, run or copy before); ``stamp`` returns the stamp of a use."""
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
@@ -32,7 +32,7 @@ class Ending:
             self.records.setdefault(user, []).append((position, event))
 
     def waits(self, own: int, uses: Iterable[int]) -> list[Instruction]:
-        """Let a stream wait for uses, which are runs and copies; return the waits, and records as they need them."""
+        """Make a stream wait for uses (runs and copies); return the waits and new records."""
         lines: list[Instruction] = []
         for user, known in self._needed(own, uses):
             event = len(self.behind) if known is None else known
@@ -50,13 +50,16 @@ class Ending:
         return self.stamp(behind) if isinstance(behind, int) else behind
 
     def _event(self, user: int, position: int) -> int | None:
-        """Return the first event of a stream at or behind a position, if there is one."""
+        """Return the first event of a stream at or after a position, if there is one."""
         records = self.records.get(user, [])
         found = bisect_left(records, (position,))
         return records[found][1] if found < len(records) else None
 
     def _needed(self, own: int, uses: Iterable[int]) -> list[tuple[int, int | None]]:
-        """Return the streams to wait for, each with its event (None: to be recorded), none implied by the others."""
+        """Return the streams to wait for, with their events, without those that others imply.
+
+        An event of None has still to be recorded.
+        """
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = stamp = self.stamp(use)
@@ -85,7 +88,10 @@ class Ending:
     def _latest(
         self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]
     ) -> tuple[list[int], list[int]]:
-        """Return the copies alone, among those used last, that no others of them imply; and what these imply."""
+        """Return the single-copy streams, among the last uses, that no other of them implies.
+
+        Also return the elementwise maximum of the clocks of these streams.
+        """
         lone: list[int] = []
         top = [0] * self.clocks.places
         for user in sorted(

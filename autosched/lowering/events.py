@@ -33,10 +33,10 @@ Ints = NDArray[np.int64]
 def insert_events(
     instructions: Sequence[Run | Copy | Free], hazards: Hazards, alone: Collection[Stream] = ()
 ) -> list[Instruction]:
-    """Return the instructions with records, waits and frees, so that each comes behind those that it must.
+    """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    Blocks of ``hazards`` are freed, beside frees that stand there and make room; ``alone`` are
-    streams that need no place in clocks.
+    Blocks of ``hazards`` are freed, in addition to the frees that make room. Streams in ``alone``
+    have no entry in vector clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
     clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
@@ -67,7 +67,7 @@ def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: 
 
 @kernel
 def walk(o: Order, h: Held, m: Moments) -> None:
-    """Issue each instruction, behind waits for what it must come behind, with frees where they may be."""
+    """Issue each instruction after waits for its predecessors, with frees where possible."""
     for i in range(len(o.own)):
         own = o.own[i]
         also = o.also[i]
@@ -95,7 +95,7 @@ def walk(o: Order, h: Held, m: Moments) -> None:
 
 
 class _Issued:
-    """What was issued, in numbers, and the program that this is."""
+    """The issued instructions, as numbers, and the program that they form."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Issued:
         self.producers: Ints = np.unique(self.item[self.kind == WAIT])
 
     def program(self) -> list[Instruction]:
-        """Return the instructions, with a record at the end of the line of each that is waited for."""
+        """Return the instructions, with a record after each one that is waited for."""
         behind = np.searchsorted(self.line, self.producers, side="right")
         kind = np.insert(self.kind, behind, _RECORD).tolist()
         frees = self._frees(self.item[self.kind == FREE].tolist())
@@ -151,7 +151,7 @@ class _Issued:
         return [self.streams[own] for own in np.asarray(self.o.own, np.int64)[lines].tolist()]
 
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
-        """Return waits for what the remaining blocks are still used by, and their frees."""
+        """Return waits for the uses of the remaining blocks, and the frees of these."""
         self.clocks.resume(self.m)
         own, position = (
             np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position)

@@ -20,9 +20,10 @@ DO, WAIT, FREE = range(3)  # what is issued
 
 
 class Order(NamedTuple):
-    """What is to be ordered: runs and copies (and frees that make room), and blocks that go back. Streams are numbers.
+    """The instructions to be ordered and the blocks to be freed. Streams are numbers.
 
-    Ragged tables are pairs: where each row begins, and what stands in all rows.
+    Instructions are runs and copies (and frees that make room). Ragged tables are pairs: where each
+    row begins, and the entries of all rows.
     """
 
     own: Any  # [instruction], its stream
@@ -37,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is issued so far, and the blocks that wait to be freed."""
+    """The instructions issued so far, and the blocks that wait to be freed."""
 
     position: Any  # [instruction], how far along its stream that is,
     behind: Any  # [instruction, place], and how far along the others it is behind
@@ -63,7 +64,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, how: Mode, o: Order, streams: int, places: int) -> Held:
-        """Return the beginning."""
+        """Return the initial state."""
         count = len(o.own)
         blocks = len(o.owner)
         uses = len(o.uses)
@@ -83,7 +84,7 @@ class Held(NamedTuple):
 
 @kernel
 def emit(h: Held, kind: int, item: int, line: int) -> None:
-    """Issue something."""
+    """Issue one instruction, wait or free."""
     k = h.issued[0]
     h.kind[k] = kind
     h.item[k] = item
@@ -93,14 +94,17 @@ def emit(h: Held, kind: int, item: int, line: int) -> None:
 
 @kernel
 def ended(o: Order, h: Held, m: Moments, line: int) -> None:
-    """Free, as far as may be, what is used last by the instruction at hand."""
+    """Free, if possible, the blocks that the current instruction uses last."""
     for k in range(o.ending_at[line], o.ending_at[line + 1]):
         tried(o, h, m, o.ending[k], line)
 
 
 @kernel
 def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> None:
-    """Free what a stream owns that has waited for another; who waits for a copy alone is known from now on."""
+    """Free blocks of a stream after it has waited for another.
+
+    Also note which streams have waited for a single-copy stream.
+    """
     if user >= m.places and m.last[user] >= 0:
         w = h.watched[user]
         while w >= 0:
@@ -113,7 +117,7 @@ def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> Non
 
 @kernel
 def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
-    """Free a block, or hold it until its owner has passed the first use that it has not."""
+    """Free a block, or hold it until its owner happens after the first remaining use."""
     own = o.owner[block]
     for k in range(o.uses_at[block], o.uses_at[block + 1]):
         use = o.uses[k]
@@ -138,7 +142,7 @@ def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
 
 @kernel
 def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) -> None:
-    """Let a block be tried again as soon as its owner has passed a position of a stream."""
+    """Let a block be tried again when its owner happens after a position of a stream."""
     e = h.entries[0]
     heap = o.owner[block] * m.places + user
     h.at[e], h.use[e], h.block[e], h.left[e], h.right[e] = position, h.stuck[block], block, -1, -1
@@ -148,7 +152,7 @@ def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) ->
 
 @kernel
 def melded(h: Held, a: int, b: int) -> int:
-    """Return the heap of all that is in two (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
+    """Return the union of two skew heaps (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
     root = parent = -1
     while a >= 0 and b >= 0:
         if (h.at[b], h.use[b], h.block[b]) < (h.at[a], h.use[a], h.block[a]):
@@ -169,7 +173,7 @@ def melded(h: Held, a: int, b: int) -> int:
 
 @kernel
 def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
-    """Free what a stream owns, as far as may be now that its clock has moved: by stream, and there by use and block."""
+    """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
     count = 0
     base = own * m.places
     for user in range(m.places if own < m.places else 0):

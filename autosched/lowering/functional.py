@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 
 def is_plain(graph: Graph, machine: Machine) -> bool:
-    """Return whether nothing in a graph shares memory, and what is somewhere can go anywhere at once."""
+    """Return whether a graph is functional, and all devices are linked to each other."""
     return graph.is_plain and all(
         machine.link(a, b) for a in machine.names for b in machine.names if a != b
     )
@@ -42,9 +42,10 @@ def insert_plainly(
     outputs: Mapping[str, str],
     sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str], Hazards]:
-    """Return the runs with copies between them, where each output is at the end, and the hazards of all that.
+    """Return the runs with copies inserted, the final device of each output, and the hazards.
 
-    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
+    ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
+    copies.
     """
     check_outputs(graph, machine, outputs)
     lines = _Lines(graph, machine, tasks, runs)
@@ -57,7 +58,7 @@ def insert_plainly(
 
 
 class _Lines:
-    """Where all runs and copies stand, and who makes and who uses which place. Devices are numbers."""
+    """The positions of runs and copies, and the maker and users of each place. Devices are numbers."""
 
     def __init__(self, graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run]):
         self.graph, self.machine, self.runs, self.flow = graph, machine, runs, flow(graph)
@@ -88,7 +89,7 @@ class _Lines:
         return np.array(found, np.int64)
 
     def bring(self, outputs: Mapping[str, str], sends: Sequence[Send]) -> None:
-        """Copy each value to the devices where it is read, or is an output: one copy each, as they are asked for."""
+        """Copy each value once to each device on which it is read or is an output."""
         asked = np.argsort(self.run[self.reader], kind="stable")
         reads = self.flow.reads[asked] * self.count + self.device[self.reader[asked]]
         places = np.concatenate([reads, self._wanted(outputs)])
@@ -115,7 +116,7 @@ class _Lines:
         self.instructions: list[Run | Copy] = lines.tolist()
 
     def _slots(self, sends: Sequence[Send]) -> tuple[Ints, Ints]:
-        """Return for each place the run that its copy shall stand behind, and its rank there."""
+        """Return for each place the run after which its copy goes, and its rank there."""
         slot, rank = np.full((2, len(self.maker) * self.count), -1)
         value = (
             {value.name: value.index * self.count for value in self.graph.values} if sends else {}
@@ -131,7 +132,7 @@ class _Lines:
         return slot, rank
 
     def _made(self) -> list[Copy]:
-        """Return the copies, as they are asked for."""
+        """Return the copies, in the order of the requests."""
         names = self.machine.names
         values = self.graph.values
         value, target = (number.tolist() for number in np.divmod(self.copies, self.count))
@@ -146,7 +147,7 @@ class _Lines:
         ]
 
     def hazards(self, outputs: Mapping[str, str]) -> Hazards:
-        """Return what must come behind what, and the blocks to be freed; ``outputs`` are not."""
+        """Return the hazards and the blocks to be freed, which ``outputs`` are not."""
         flown = self.flow
         count = self.count
         total = len(self.instructions)
@@ -166,7 +167,7 @@ class _Lines:
     def _with_blocks(
         self, after: tuple[Ints, Ints], made: Ints, used: Ints, users: Ints
     ) -> Hazards:
-        """Return the hazards with blocks: one for each place that one who is not -1 has made."""
+        """Return the hazards with a block for each place whose maker is not -1."""
         places = (made >= 0).nonzero()[0]
         total = len(self.instructions)
         values = self.graph.values
@@ -193,7 +194,7 @@ class _Lines:
         )
 
     def _owners(self, places: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
-        """Return who frees each block: who made it, or else the first stream of its device that uses it."""
+        """Return the stream that frees each block: its maker's, or the first user's on its device."""
         lines = self.instructions
         names = self.machine.names
         owners = [_owner(lines[i]) for i in made[places].tolist()]
@@ -209,7 +210,7 @@ class _Lines:
 
 
 def _owner(line: Run | Copy) -> Stream | None:
-    """Return the stream that allocates what an instruction makes, if one of its own does."""
+    """Return the stream that allocates the result of an instruction, if it is one of its own."""
     if isinstance(line, Run):
         return line.stream
     return line.also or (line.stream if line.stream.device == line.destination else None)
