@@ -48,7 +48,7 @@ class GradientError(AutoschedError, RuntimeError):
 
 
 class GraphError(AutoschedError, ValueError):
-    """A graph was built or used wrongly, with an unknown name, a foreign value or a missing input."""
+    """A graph was built or used wrongly: an unknown name, a foreign value or a missing input."""
 
 
 class UnknownMethodError(GraphError, AttributeError):
