@@ -141,13 +141,13 @@ class Machine:
         contention: bool = True,
         cpu_streams: int = 1,
     ) -> Machine:
-        """Return an imagined machine of one CPU and ``gpus`` GPUs, emulated by this CPU in real time.
+        """Return an imagined machine of one CPU and ``gpus`` GPUs, which this CPU emulates.
 
-        A task whose real work takes longer here than on the GPU also takes longer: see ``slower``.
-        ``link`` is a name in ``LINKS`` (default ``"pcie4"``); NVLink connects the GPUs, and PCIe 4
-        connects them to the CPU. ``bytes_per_second`` and ``latency`` (seconds) override the named
-        link. ``nbytes`` is the memory of each GPU; host memory has no limit. Raises MachineError
-        for unknown names.
+        The emulation is in real time. A task whose real work takes longer here than on the GPU also
+        takes longer: see ``slower``. ``link`` is a name in ``LINKS`` (default ``"pcie4"``); NVLink
+        connects the GPUs, and PCIe 4 connects them to the CPU. ``bytes_per_second`` and ``latency``
+        (seconds) override the named link. ``nbytes`` is the memory of each GPU; host memory has no
+        limit. Raises MachineError for unknown names.
         """
         _check_count(gpus)
         names = [f"cuda:{i}" for i in range(gpus)]
