@@ -214,7 +214,7 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
 
 
 def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
-    """Raise TimelineError unless an instruction has one slice per stream, at most two for a copy."""
+    """Raise TimelineError unless an instruction has one slice per stream, at most two."""
     kinds = {(piece.category, piece.name) for piece in pieces}
     streams = {where[piece.thread] for piece in pieces}
     most = 2 if pieces[0].category == "copy" else 1
