@@ -58,7 +58,10 @@ def insert_plainly(
 
 
 class _Lines:
-    """The positions of runs and copies, and the maker and users of each place. Devices are numbers."""
+    """The positions of runs and copies, and the maker and users of each place.
+
+    Devices are numbers.
+    """
 
     def __init__(self, graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run]):
         self.graph, self.machine, self.runs, self.flow = graph, machine, runs, flow(graph)
@@ -194,7 +197,7 @@ class _Lines:
         )
 
     def _owners(self, places: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
-        """Return the stream that frees each block: its maker's, or the first user's on its device."""
+        """Return the stream that frees each block: its maker's, or its first user's there."""
         lines = self.instructions
         names = self.machine.names
         owners = [_owner(lines[i]) for i in made[places].tolist()]

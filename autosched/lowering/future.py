@@ -52,7 +52,7 @@ class Future:
                 self.touches.setdefault((root, device), deque()).append(i)
 
     def needs(self, task: Task) -> Iterator[Use]:
-        """Yield the versions that a task needs; of memory written in parts it needs no special one."""
+        """Yield the versions that a task needs; of memory written in parts, any version will do."""
         for use in task.reads:
             if self.graph.touched(task, use.value) is None:
                 yield use

@@ -43,7 +43,7 @@ _MOST_NAMED = 8
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """Memory on one device; ``holds`` has the versions of the values that stand in it."""
+    """Memory on one device; ``holds`` has the versions of the values that are in it."""
 
     device: str
     nbytes: float
@@ -62,10 +62,10 @@ def spill_copies(
     outputs: Mapping[str, str],
     nbytes: Sequence[float],
 ) -> tuple[list[Run | Copy | Free], dict[str, str]]:
-    """Return the runs with copies and frees between them, and where each output is at the end, by its label.
+    """Return the runs with copies and frees inserted, and the final device of each output.
 
-    ``tasks`` are those of the runs, in their order; ``nbytes`` is by value (index). Raises ScheduleError where
-    something finds no room, naming what is in its way.
+    ``tasks`` are those of the runs, in the same order; ``nbytes`` is by value (index). Raises
+    ScheduleError if something does not fit, naming the blocks that are in use.
     """
     walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
     walk.send(walk.reads_of_sources())
@@ -77,7 +77,7 @@ def spill_copies(
 
 
 class _Walk:
-    """Which blocks each device holds, while runs are walked in issue order."""
+    """The blocks on each device, while runs are walked in issue order."""
 
     def __init__(self, graph: Graph, machine: Machine, future: Future, nbytes: Sequence[float]):
         self.graph = graph
@@ -106,7 +106,7 @@ class _Walk:
     # ---- what happens
 
     def reads_of_sources(self) -> list[Use]:
-        """Return what is there from the start and read from there, the first to be read ahead."""
+        """Return the versions that are read from their initial devices, in the order of first reads."""
         uses = [Use(value.index, 0) for value in self.graph.sources]
         first = {
             use: min(
@@ -118,7 +118,7 @@ class _Walk:
         return sorted(uses, key=first.__getitem__)
 
     def run(self, task: Task, run: Run) -> None:
-        """Bring what a run reads, make room for what it makes, and let it run."""
+        """Copy what a run reads, make room for its results, and issue it."""
         device = run.stream.device
         self.busy = set()
         missing = list(self._missing(task, device))
@@ -161,7 +161,7 @@ class _Walk:
             self.fetch_ahead(reader)
 
     def end(self, outputs: Mapping[str, str]) -> dict[str, str]:
-        """Bring outputs to where they are wanted, and return where each is."""
+        """Copy outputs to the devices where they are wanted, and return where each is."""
         places: dict[str, str] = {}
         self.busy = set()
         for label, index in self.graph.outputs.items():
@@ -194,7 +194,7 @@ class _Walk:
                     self._bring(use, device, "")
 
     def fetch_ahead(self, device: str) -> None:
-        """Copy what the next runs of a device read and is there already, as far as that takes no other's room."""
+        """Copy what the next runs of a device read, as far as it exists and fits without eviction."""
         need = 0.0  # of those runs, for what is not there yet
         coming: set[Use] = set()
         for task in islice(
@@ -217,7 +217,7 @@ class _Walk:
             need += sum(self.nbytes[use.value] for use in made)
 
     def _missing(self, task: Task, device: str) -> Iterator[Use]:
-        """Yield what a task reads and its device lacks; what is there must stay."""
+        """Yield what a task reads and its device lacks; what is there may not be evicted."""
         for use in task.reads:
             part = self.graph.touched(task, use.value) is not None
             there = (
@@ -247,7 +247,7 @@ class _Walk:
         block.users.add(stream)
 
     def _change(self, task: Task, device: str) -> Iterator[Use]:
-        """Take what a task writes to its next version; yield what stands then."""
+        """Advance the versions that a task writes; yield the resulting ones."""
         for value, version in task.changes:
             stands = self.standing.change(value, version, device)
             block = self.standing.held(value, device)
@@ -258,7 +258,7 @@ class _Walk:
                 yield Use(value, stands)
 
     def _give_back(self, changed: Sequence[Use], device: str) -> None:
-        """Copy an input that is written for the last time over the caller's tensor."""
+        """Copy an input back over the caller's tensor after its last write."""
         for use in changed:
             value = self.graph.values[use.value]
             where = home(self.graph, self.machine, value)
@@ -276,7 +276,7 @@ class _Walk:
         return self._copy(use, device)
 
     def _goes_home(self, use: Use, device: str) -> bool:
-        """Whether a copy goes over the caller's tensor: of an input that is written, to where it lives."""
+        """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
         value = self.graph.values[use.value]
         written = value.producer is None and self.graph.last_version(use.value) > 0
         return written and device == home(self.graph, self.machine, value)
@@ -324,7 +324,7 @@ class _Walk:
         return block
 
     def _look_ahead(self, block: _Block) -> None:
-        """Note when a block is used next, which changes only when a run of its device has used it."""
+        """Update when a block is used next, which changes only after a run of its device."""
         block.next = self._next(block)
         idle = self.idle[block.device]
         held = self._is_parted(block) or block.next == math.inf
@@ -345,7 +345,7 @@ class _Walk:
         self.holders[use].remove(device)
 
     def _free(self, block: _Block) -> None:
-        """Give a block back; it must be dead, or gone elsewhere."""
+        """Free a block, which must be dead or copied elsewhere."""
         value, version = next(iter(block.holds.items()))
         owner = block.owner or Stream(block.device, "compute")
         self.result.append(Free(owner, self.graph.values[value].name, version))
@@ -360,14 +360,14 @@ class _Walk:
     # ---- room
 
     def _room(self, device: str, nbytes: float, why: str) -> None:
-        """Free, or move out, as much as it takes. Raises ScheduleError where that is not enough."""
+        """Free or spill blocks until a new one fits. Raises ScheduleError if that is not enough."""
         while not self._reclaim(device, nbytes):
             blocks = sorted(self.blocks[device], key=lambda block: block.next, reverse=True)
             if not any(self._is_movable(block) and self._move(block) for block in blocks):
                 self._refuse(device, nbytes, why)
 
     def _reclaim(self, device: str, nbytes: float) -> bool:
-        """Free dead blocks, that which became so first ahead, if that gives enough; return whether it does."""
+        """Free dead blocks, the oldest first, if they give enough room; return whether they do."""
         missing = self.held[device] + nbytes - self.limit[device]
         if missing <= 0:
             return True
@@ -384,7 +384,7 @@ class _Walk:
         return False
 
     def _is_dead(self, block: _Block) -> bool:
-        """Whether nothing needs a block here, nor, for want of another, from here."""
+        """Whether a block is no longer needed, also not as the source of a copy."""
         if block.kept or block in self.busy or not self._is_whole(block):
             return False
         if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
@@ -392,7 +392,7 @@ class _Walk:
         return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
 
     def _is_whole(self, block: _Block) -> bool:
-        """Whether all that a block holds stands there with all its parts, by name and version."""
+        """Whether a block holds its versions with all their parts."""
         return all(
             self.standing.get(value, version, block.device) is block
             for value, version in block.holds.items()
@@ -410,7 +410,7 @@ class _Walk:
         return self.graph.values[next(iter(block.holds))].root in self.future.parted
 
     def _next(self, block: _Block) -> float:
-        """Return when a block is used on its device again."""
+        """Return when a block is next used on its device."""
         first = min(self.future.next(Use(*use), block.device) for use in block.holds.items())
         return min(
             first,
@@ -418,7 +418,10 @@ class _Walk:
         )
 
     def _wanted(self, block: _Block) -> list[Use]:
-        """Return of what a block holds that which will be read, here or where it is not yet, or is put out."""
+        """Return the versions in a block that are still read or are outputs.
+
+        They are read on this device, or on one that does not hold them yet.
+        """
         uses = [Use(*use) for use in block.holds.items()]
         return [
             use
@@ -435,7 +438,7 @@ class _Walk:
         return any(all(self.machine.link(other, at) for at in lacking) for other in others)
 
     def _move(self, block: _Block) -> bool:
-        """Free a block whose values are read again; those that stand nowhere else are copied out. Return whether."""
+        """Spill a block: copy out what no other device holds, and free it. Return whether it could."""
         out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
         need = sum(self.nbytes[use.value] for use in out)
         refuge = self._refuge(block.device, out, need) if out else block.device
@@ -447,7 +450,7 @@ class _Walk:
         return True
 
     def _refuge(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
-        """Return a device with room, the host if it can be, that all who read these versions can be reached from."""
+        """Return a device with room that is linked to all readers; the host if possible."""
         ends = {device} | {at for use in uses for at in self.future.readers(use)}
         for other in dict.fromkeys([self.machine.host, *self.machine.names]):
             linked = all(other == end or self.machine.link(other, end) for end in ends)
