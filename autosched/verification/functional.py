@@ -32,7 +32,7 @@ NOBODY = -2
 
 
 class Lines(NamedTuple):
-    """The program. A *place* is a value on a device: value * devices + device."""
+    """The program as arrays. A *place* is a value on a device: value * devices + device."""
 
     kind: Any
     own: Any  # its stream
@@ -44,7 +44,7 @@ class Lines(NamedTuple):
 
 
 class State(NamedTuple):
-    """What has come about so far."""
+    """The state of the walk."""
 
     ran: Any  # [task], where in the program; -1
     made: Any  # [place], by which instruction
@@ -60,9 +60,10 @@ class State(NamedTuple):
 
 
 def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = None) -> bool:
-    """Return whether it is proved that the program cannot race; False may mean that this is not known.
+    """Return whether it is proved that the program cannot race; False may mean unknown.
 
-    ``host`` is the device of tasks on ``"host"``. A small program is not looked at, unless ``how`` says how to.
+    ``host`` is the device of tasks on ``"host"``. A small program is not examined, unless ``how``
+    gives the mode.
     """
     small = how is None and not mode(len(program)).fast
     if small or not graph.is_plain:
@@ -88,7 +89,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
 
 
 class _Numbered:
-    """A program in the numbers of a graph. Raises KeyError for names that the graph does not have."""
+    """A program with names replaced by numbers of the graph. Raises KeyError for unknown names."""
 
     def __init__(self, program: Program, graph: Graph, p: Columns, host: str | None):
         self.graph = graph
@@ -150,7 +151,7 @@ class _Numbered:
 
     @property
     def is_placed(self) -> bool:
-        """Whether tasks run where they must, copies lead from one end to the other, and names at both ends fit."""
+        """Whether tasks run where they must, copies have two ends, and inputs and outputs match."""
         graph = self.graph
         program = self.program
         at = self.device[self.p.stream[self.p.kind == COPY]]
@@ -178,7 +179,7 @@ class _Numbered:
         )
 
     def is_left(self, made: Ints, ran: Ints) -> bool:
-        """Whether all tasks have run, and what is left is what was given and what is wanted."""
+        """Whether all tasks have run, and only inputs and outputs remain in memory."""
         kept = np.zeros(len(made), bool)
         kept[self.given] = True
         kept[self.wanted] = True
@@ -186,7 +187,10 @@ class _Numbered:
 
 
 def _alone(p: Columns, streams: int) -> NDArray[np.bool_]:
-    """Return which streams hold one copy alone, but for those for which another of them waits: see ``clocks``."""
+    """Return which streams hold a single copy for which no other such stream waits.
+
+    See ``vector_clocks``.
+    """
     copy = p.kind == COPY
     second = p.also[p.also >= 0]
     held = np.bincount(p.stream[copy], minlength=streams) + np.bincount(second, minlength=streams)
@@ -216,7 +220,7 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
 
 @kernel
 def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
-    """Return whether each instruction keeps the laws."""
+    """Return whether every instruction satisfies the laws."""
     for i in range(len(p.kind)):
         kind = p.kind[i]
         own = p.own[i]
@@ -249,7 +253,10 @@ def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
 
 @kernel
 def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
-    """Return whether a run keeps the laws: it is the first of its task, behind all that it reads or is to follow."""
+    """Return whether a run satisfies the laws.
+
+    It must be the first of its task, and come after all that it reads and its predecessors.
+    """
     task = p.subject[i]
     device = p.place[i]
     if s.ran[task] >= 0:
@@ -269,7 +276,7 @@ def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
 
 @kernel
 def behind(p: Lines, s: State, m: Moments, before: int, own: int) -> bool:
-    """Whether what a stream does now is ordered behind an instruction, or what was there from the start."""
+    """Whether the current instruction of a stream happens after another, or after an input."""
     if before == GIVEN or p.own[before] == own:
         return True
     return reaches(m, m.behind, own * m.places, p.own[before], s.position[before])
@@ -277,7 +284,7 @@ def behind(p: Lines, s: State, m: Moments, before: int, own: int) -> bool:
 
 @kernel
 def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
-    """Return whether what is read is there, and whoever put it there is waited for."""
+    """Return whether what is read is present, and its maker happens before."""
     if s.made[place] == NOWHERE or not behind(p, s, m, s.made[place], p.own[i]):
         return False
     note(s, i, place)
@@ -286,7 +293,7 @@ def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
 
 @kernel
 def make(s: State, i: int, place: int, owner: int) -> None:
-    """Put something where nothing is."""
+    """Put a result in an empty place."""
     s.made[place] = i
     s.owner[place] = owner
     s.used[place] = -1
@@ -295,7 +302,7 @@ def make(s: State, i: int, place: int, owner: int) -> None:
 
 @kernel
 def note(s: State, i: int, place: int) -> None:
-    """Note a use."""
+    """Add a use of a place."""
     k = s.uses[0]
     s.use[k], s.earlier[k], s.used[place] = i, s.used[place], k
     s.uses[0] = k + 1
@@ -303,7 +310,10 @@ def note(s: State, i: int, place: int) -> None:
 
 @kernel
 def free(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
-    """Return whether what is freed is there, is not the caller's, and all who use it are waited for by its owner."""
+    """Return whether a free satisfies the laws.
+
+    The block must be present and not the caller's, and all its uses must happen before.
+    """
     if s.made[place] == NOWHERE or s.owner[place] == NOBODY:
         return False
     if s.owner[place] != ANY and s.owner[place] != p.own[i]:

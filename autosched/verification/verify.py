@@ -42,7 +42,7 @@ _GIVEN = -1  # the position of what put there what was there from the start
 
 @dataclass(eq=False, slots=True)
 class _Memory:
-    """A block: who touched it, who may free it. Accesses are positions in the program."""
+    """A block: who accessed it, and who may free it. Accesses are positions in the program."""
 
     owners: tuple[Stream, ...]  # empty where any stream of the device may free it
     accesses: Accesses = field(default_factory=Accesses)
@@ -57,9 +57,9 @@ _Held = tuple[_Memory, int]
 
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
-    """Raise ProgramError if some legal interleaving of the program could differ from the serial run.
+    """Raise ProgramError if some legal interleaving could differ from the serial run.
 
-    Of a graph that grew since the program was made, pass ``schedule.graph``, which did not.
+    If the graph has grown since the program was made, pass ``schedule.graph``, which has not.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -81,7 +81,7 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
-    """Hold a program to the devices, compute streams and links of a machine."""
+    """Check a program against the devices, compute streams and links of a machine."""
     computing: dict[str, int] = {}
     for stream in program.streams:
         if stream.device not in machine.names:
@@ -169,7 +169,7 @@ class _Verifier:
         self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
-        """Let a run or copy take place; what is asked from now on is asked of it."""
+        """Advance the clocks by a run or copy, which becomes the current instruction."""
         self.own = self.index[stream]
         stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
         self.stamps[self.at] = stamp
@@ -221,7 +221,7 @@ class _Verifier:
             self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
-        """Hold an argument of a task to the laws."""
+        """Check one argument of a task."""
         value = self.graph.values[use.value]
         part = None if task.part is None else self.graph.touched(task, use.value)
         if part is None:
@@ -244,7 +244,7 @@ class _Verifier:
         return block
 
     def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
-        """Hold a task that touches a part to the writes of that part: all that were added before it, no other."""
+        """Check that a task sees exactly the writes of a part that were added before it."""
         if self.written.get(value.root, block) is not block:
             self._fail(
                 "presence",
@@ -265,7 +265,7 @@ class _Verifier:
                 )
 
     def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
-        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+        """Put a result into a new block, or into that of its base if it is a view."""
         root = self.graph.values[use.value].root
         place = (self.names[use.value], use.version, run.stream.device)
         if root == use.value:
@@ -378,7 +378,7 @@ class _Verifier:
         return block
 
     def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
-        """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
+        """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
@@ -394,7 +394,7 @@ class _Verifier:
         return block
 
     def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
-        """Hold an access to the laws: behind all that it conflicts with."""
+        """Check that an access happens after all accesses with which it conflicts."""
         readers: Sequence[int] = ()
         if writes:
             writers, readers = block.accesses.write(part, self.at)
@@ -413,7 +413,7 @@ class _Verifier:
         block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
-        """Return why a place holds nothing."""
+        """Return why a place is empty."""
         value, version, device = place
         stands = self.standing.latest(value, device)
         if stands is not None and stands > version:
@@ -427,7 +427,7 @@ class _Verifier:
         return f"not there; {where}"
 
     def _behind(self, before: int) -> bool:
-        """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
+        """Whether an earlier access happens before the current one, which the clocks contain."""
         if before == _GIVEN:
             return True
         stream, position, _ = self.stamps[before]
@@ -440,7 +440,7 @@ class _Verifier:
             self._fail("single", str(error))
 
     def _writing(self) -> str:
-        """Return what messages call the write at hand."""
+        """Return the beginning of a message about the current write."""
         instruction = self.program.instructions[self.at]
         return (
             f"task {instruction.task!r} writes"
@@ -449,7 +449,7 @@ class _Verifier:
         )
 
     def _verb(self, at: int) -> str:
-        """Return what messages call a run or copy."""
+        """Return the name of a run or copy in messages."""
         instruction = self.program.instructions[at]
         if isinstance(instruction, Run):
             return f"task {instruction.task!r}"
