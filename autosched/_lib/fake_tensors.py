@@ -40,7 +40,9 @@ _LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_align
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A mode in which tensors are fake; with ``learn=False`` no kernel runs, and what is known of others is used.
+    """A mode in which tensors are fake, with the strides of real kernels.
+
+    With ``learn=False`` no kernel runs, and only cached strides are used.
 
     >>> fakes = Fakes()
     >>> x, y = [fakes.from_tensor(torch.ones(n, 5).t()) for n in (5, 1)]
@@ -63,7 +65,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what an operator does to fake tensors."""
+        """Apply an operator to fake tensors."""
         kwargs = kwargs or {}
         if self._inside or not _may_differ(func, args, kwargs):
             if func in _LOOK_AT_NUMBERS:
@@ -91,7 +93,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the real kernel decides about strides: it makes new memory from what is not contiguous."""
+    """Whether the real kernel chooses the strides: it allocates, and an argument has gaps."""
     if not isinstance(func, OpOverload) or func.namespace != "aten":
         return False  # an operator of the user's: its kernel may do more than to return tensors
     schema = func._schema
@@ -133,7 +135,7 @@ def _looks(leaf: Any) -> Any:
 def _real_strides(
     func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Strides | None:
-    """Return the strides of what the real kernel makes of tensors like these; None if it does not take them."""
+    """Return the strides of the real kernel's results for such tensors; None if it fails."""
     device = next(leaf.device for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor))
     draws = torch.Tag.nondeterministic_seeded in func.tags
     if any(isinstance(leaf, torch.Generator) for leaf in flatten((args, kwargs))):
@@ -156,7 +158,7 @@ def _real_strides(
 
 
 def _real(leaf: Any, number: int) -> Any:
-    """Return a tensor that lies in memory as a fake one does."""
+    """Return a tensor with the memory layout of a fake one."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
@@ -168,7 +170,7 @@ def _real(leaf: Any, number: int) -> Any:
 
 
 def _restrided(result: Any, strides: Strides, mode: FakeTensorMode) -> Any:
-    """Return fake results with these strides, as far as they have others."""
+    """Return fake results with these strides."""
     wanted = iter(strides)
     if len(strides) != sum(isinstance(leaf, torch.Tensor) for leaf in flatten(result)):
         return result

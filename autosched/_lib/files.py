@@ -10,7 +10,7 @@ __all__ = ["write"]
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file beside and put it in place, so that there is never half of one."""
+    """Write a file atomically: to a temporary file that then replaces the target."""
     target = Path(path).resolve()  # through a symbolic link
     beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
     try:

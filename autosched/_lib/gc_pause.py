@@ -14,7 +14,7 @@ __all__ = ["without_collecting"]
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Do what stands inside a third faster; a decorator too."""
+    """Pause garbage collection in a block or decorated function, which saves a third of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

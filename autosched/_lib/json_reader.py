@@ -28,7 +28,7 @@ _NEWER = (
 
 
 def parse(text: str, reader: Reader) -> Any:
-    """Return what a reader makes of a text. Raises ScheduleError for what is no JSON or does not please the reader.
+    """Parse a text as JSON and apply a reader. Raises ScheduleError for invalid documents.
 
     >>> parse('{"latency": -1}', table(number("a number, 0 or more", lambda number: number >= 0)))
     Traceback (most recent call last):
@@ -42,7 +42,7 @@ def parse(text: str, reader: Reader) -> Any:
 
 
 def one(what: str, fits: Callable[[Any], bool]) -> Reader:
-    """Read a part that ``fits``, as it is; ``what`` tells the others what they must be."""
+    """Read a part that ``fits``, unchanged; ``what`` describes it in errors."""
 
     def read(item: Any, place: str) -> Any:
         return item if fits(item) else refuse(place, what, item)
@@ -51,7 +51,10 @@ def one(what: str, fits: Callable[[Any], bool]) -> Reader:
 
 
 def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> Reader:
-    """Read a number that ``fits`` and that a float can hold, or ``"inf"``: JSON has no infinity, and 1e999 is none."""
+    """Read a number that ``fits`` and that a float can hold, or ``"inf"``.
+
+    JSON has no infinity, and 1e999 is rejected.
+    """
     what += ', or "inf"' if infinite else ""
 
     def read(item: Any, place: str) -> Any:
@@ -66,7 +69,7 @@ def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> R
 
 
 def each(reader: Reader) -> Reader:
-    """Read a list of such parts as a tuple."""
+    """Read a list as a tuple, each item with ``reader``."""
 
     def read(item: Any, place: str) -> tuple[Any, ...]:
         if not isinstance(item, list):
@@ -77,7 +80,7 @@ def each(reader: Reader) -> Reader:
 
 
 def table(reader: Reader) -> Reader:
-    """Read an object of such parts, under whatever keys, as a dict."""
+    """Read an object with arbitrary keys as a dict, each value with ``reader``."""
 
     def read(item: Any, place: str) -> dict[str, Any]:
         if not isinstance(item, dict):
@@ -90,7 +93,10 @@ def table(reader: Reader) -> Reader:
 def record(
     make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()
 ) -> Reader:
-    """Read an object with these keys, all but the optional ones and no others, and make something of the parts."""
+    """Read an object with these keys, and call ``make`` with the values.
+
+    All keys are required but the ``optional`` ones, and no others are accepted.
+    """
 
     def read(item: Any, place: str) -> Any:
         if not isinstance(item, dict):
@@ -115,7 +121,7 @@ def record(
 
 
 def refuse(place: str, what: str, got: Any) -> NoReturn:
-    """Raise ScheduleError: this place holds something else than it must."""
+    """Raise ScheduleError with the place, what must be there, and what is."""
     if isinstance(got, (dict, list)):  # which may be too deep to print
         shown = "an object" if isinstance(got, dict) else "a list"
     else:
@@ -128,7 +134,7 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
 
 
 def plain(item: Any) -> Any:
-    """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
+    """Return data as JSON types: numbers as int or float, infinite ones and nan as strings."""
     if dataclasses.is_dataclass(item):
         said = [
             field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)
@@ -151,7 +157,7 @@ def plain(item: Any) -> Any:
 
 
 class _Twice(NamedTuple):
-    """An object in which a key stands twice; no reader takes it."""
+    """An object with a duplicate key, which no reader accepts."""
 
     key: str
 

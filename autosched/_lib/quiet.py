@@ -14,7 +14,7 @@ __all__ = ["quiet"]
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out the traceback that torch logs where an operator cannot run on fake tensors."""
+    """Suppress the traceback that torch logs if an operator cannot run on fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     drop = _Drop()
     logger.addFilter(drop)
@@ -25,7 +25,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Drop(logging.Filter):
-    """Lets nothing through that says that an operator failed; one per use, so that uses may overlap."""
+    """Drops log messages about failed operators; one per use, so that uses may overlap."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("failed while attempting to run meta")

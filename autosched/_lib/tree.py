@@ -31,7 +31,7 @@ def flatten(tree: Any) -> Iterator[Any]:
 
 
 def transform(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with each leaf changed; tuples, lists and dicts stay of their kinds.
+    """Return the tree with ``change`` applied to each leaf; containers keep their types.
 
     >>> transform(lambda leaf: leaf + 1, {"a": [1, 2], "b": (3,)})
     {'a': [2, 3], 'b': (4,)}
@@ -48,7 +48,10 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dict of a class of its own with other items: one that has them as attributes too sees to that itself."""
+    """Return a dict of a subclass with other items.
+
+    A subclass that also has its items as attributes keeps these in step by itself.
+    """
     twin = copy.copy(tree)
     for key, item in items.items():
         twin[key] = item
@@ -56,7 +59,7 @@ def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def is_deeper(most: int, tree: Any) -> bool:
-    """Whether tuples, lists and dicts stand in each other more than ``most`` deep, as those that hold themselves do.
+    """Whether containers are nested more than ``most`` deep, as those that contain themselves are.
 
     >>> is_deeper(2, [0, {"a": (1,)}]), is_deeper(3, [0, {"a": (1,)}])
     (True, False)
@@ -72,7 +75,7 @@ def is_deeper(most: int, tree: Any) -> bool:
 
 
 def match(shape: Any, tree: Any) -> Iterator[Any]:
-    """Yield the parts of ``tree`` that stand where ``shape`` has its leaves. Raises ValueError where they differ.
+    """Yield the parts of ``tree`` at the leaves of ``shape``. Raises ValueError if they differ.
 
     >>> list(match(("a", {"b": "c"}), (1, {"b": [2, 3]})))
     [1, [2, 3]]
