@@ -16,7 +16,7 @@ from autosched.graph.value import Value
 __all__ = ["Composite"]
 
 _Step = Callable[[list[Any]], None]
-_Slots = dict["int | Here", int]  # by value, or by what stands for the device
+_Slots = dict["int | Here", int]  # by value, or by placeholder for the device
 
 
 class Composite:
@@ -87,7 +87,7 @@ class Composite:
             def unpacking(data: list[Any]) -> None:
                 found = fn(*map(data.__getitem__, gather))
                 if targets and (not isinstance(found, (tuple, list)) or len(found) != len(targets)):
-                    list(task.results(found))  # raises, and says what is wrong with it
+                    list(task.results(found))  # raises an error about its shape
                 for target, item in zip(targets, found, strict=True) if targets else ():
                     data[target] = item
                 for slot in drop:

@@ -25,7 +25,7 @@ __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
 _UNMARKED_VIEWS = frozenset(
     "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split()
-)  # in schemas
+)  # views that schemas do not mark
 VIEWS = _UNMARKED_VIEWS | frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
     "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
@@ -38,13 +38,13 @@ MAY_ALIAS = frozenset(
     "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten Unflatten".split()
 )
 
-# Functions that write arguments no name gives away: the running statistics, when training.
+# Functions that write the running statistics in training, which their names do not show.
 BATCH_NORMS = frozenset(
     "batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split()
 )
 
-# Of other such functions: its parameters up to the one that it writes, and the one without which it
-# does not.
+# Other such functions: the parameters up to the one that is written, and the parameter without
+# which nothing is written.
 _ALSO_WRITES = {
     "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
     "embedding_bag": ("input weight", "max_norm"),
@@ -68,26 +68,25 @@ RANDOM = frozenset(
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
-_DRAW_TO_DROP = (
-    frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
-        "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
-        "_scaled_dot_product_flash_attention_for_cpu".split()
-    )
+_DRAW_TO_DROP = frozenset(  # random only if dropout_p > 0, though schemas say always
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu".split()
 )
 RESHAPE = frozenset(
     "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
-)  # their argument, in place
-MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
+)  # change the shape of their argument in place
+# These give their argument other memory, or another view of it.
+MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())
 COUNTS_IN_MEMORY = frozenset(
     "as_strided as_strided_copy as_strided_scatter".split()
-)  # whatever tensor has it
+)  # these address the whole storage of their argument
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
 _PLAIN = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, type, ModuleType}
-)  # from which nothing is reached
-_MOST_ITEMS = 1000  # of what holds modules; longer ones are data
+)  # types from which nothing else is reachable
+_MOST_ITEMS = 1000  # longest container that is searched; longer ones are data
 _TRAINING_ARGUMENT = (
-    5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+    5  # in F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm
 )
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
@@ -97,12 +96,12 @@ _UNINITIALIZED = frozenset(
 class Effects(NamedTuple):
     """The effects of a call: the arguments that it writes, the base of its result, and more."""
 
-    name: str = ""  # under which tables know the function; empty if none may
+    name: str = ""  # in the tables; empty for functions that are not torch's
     writes: Sequence[Any] = ()
     base: Any = None
-    view: bool = False  # only another look at the base's memory, at no cost
+    view: bool = False  # a view of the base's memory, at no cost
     random: bool = False
-    in_place: bool = False  # returns what it wrote
+    in_place: bool = False  # returns its written argument
 
 
 def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
@@ -126,7 +125,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     looks = name in VIEWS and (home, name) != (
         "torch.nn.functional",
         "unfold",
-    )  # im2col, no view, has that name too
+    )  # F.unfold is im2col, which is not a view
     may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
     looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
     shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
@@ -149,7 +148,7 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     ]
     kept = (
         ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()
-    )  # written where scaled
+    )  # gradients are written only where they are scaled
     written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
     writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
@@ -188,7 +187,7 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
     if name.startswith(
         "_fused_"
-    ):  # an optimizer's step: parameters, moments, and gradients where they are scaled
+    ):  # an optimizer's step writes parameters, moments and scaled gradients
         written = [
             leaf
             for leaf in flatten(args)
@@ -243,7 +242,7 @@ def _raw_name(fn: Callable[..., Any]) -> str:
     if getattr(fn, "__module__", None) == "_operator":
         return f"__{fn.__name__.strip('_')}__"
     name = getattr(fn, "__name__", None) or type(fn).__name__
-    if name == "__get__":  # a property of Tensor, such as T: the descriptor behind it has the name
+    if name == "__get__":  # a property of Tensor, such as T: its descriptor has the name
         name = getattr(getattr(fn, "__self__", None), "__name__", name)
     return str(name).partition(".")[0]  # an ATen overload is called mm.default
 
@@ -278,7 +277,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     []
     """
     found: dict[int, Any] = {}
-    seen: dict[int, Any] = {}  # kept, so that no id is used again
+    seen: dict[int, Any] = {}  # holds references, so that no id is reused
     pending = [fn, *args]
     while pending:
         item = pending.pop()
@@ -312,13 +311,13 @@ def _reached(item: Any) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset() | dict():
             inside = item.values() if isinstance(item, dict) else item
             return inside if len(item) <= _MOST_ITEMS else ()
-        case type() | ModuleType():  # of a class of their own: the plain ones are not asked
+        case type() | ModuleType():  # subclasses; instances of the plain types were skipped
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
     attributes = getattr(
         item, "__dict__", {}
-    )  # not their attributes in turn: one could reach the whole program
+    )  # but not their attributes, which could reach the whole program
     return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
 
 

@@ -33,7 +33,7 @@ class Flow(NamedTuple):
     makes_at: Ints
     makes: Ints  # values that are used
     after_at: Ints
-    after: Ints  # tasks that it was told to follow
+    after: Ints  # tasks on which it depends by order alone
     depends_at: Ints
     depends: Ints  # all tasks on which it depends
 

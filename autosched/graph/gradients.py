@@ -22,10 +22,8 @@ from autosched.graph.graph import Graph
 
 __all__ = ["Gradients", "guarded"]
 
-Where = Callable[
-    [list[bool]], list[str]
-]  # says of some outputs what they are; asked for where it goes wrong alone
-_MODULES = 1  # the bit for parameters of modules that tasks call; the values have those above it
+Where = Callable[[list[bool]], list[str]]  # describes outputs; called only for errors
+_MODULES = 1  # the bit for parameters of called modules; values have the higher bits
 
 
 class Gradients:

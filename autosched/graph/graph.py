@@ -61,7 +61,7 @@ class Graph:
     {'total': 25}
     """
 
-    followed: Followed | None = None  # what autograd would have followed, where that is known
+    followed: Followed | None = None  # what autograd would have followed, if known
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
         """``generators`` are devices with random number generators of their own, by name.
@@ -74,27 +74,26 @@ class Graph:
         self._drawn = {name: _Generator(name) for name in (None, *self._generators.values())}
         self.tasks: list[Task] = []
         self.values: list[Value] = []
-        self.outputs: dict[str, int] = {}  # what the user calls it -> value
+        self.outputs: dict[str, int] = {}  # label -> value
         self.names: dict[str, Value | Task] = {}
-        self.users: list[list[int]] = []  # of each task, the tasks that depend on it
+        self.users: list[list[int]] = []  # by task, its successors
         self._views: dict[
             int, list[int]
-        ] = {}  # root -> the values that share its memory, itself first
-        self._seen: dict[
-            int, Index[list[int]]
-        ] = {}  # the same by the part that they see, for roots that have views
+        ] = {}  # root -> the values that share its memory, the root first
+        self._seen: dict[int, Index[list[int]]] = {}  # the same by part, for roots that have views
         self._looks = Looks()
-        self._now: list[Use] = []  # of each value, the version that it is in
-        self._places: dict[tuple[str, int], Origin] = {}  # where tasks come from that nobody says
+        self._now: list[Use] = []  # by value, its present version
+        self._places: dict[tuple[str, int], Origin] = {}  # origins of tasks by file and line
         self._accesses: dict[int, Accesses] = {}  # by root
-        self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
+        self._left: dict[Use, int] = {}  # version -> the task whose write created it
         self._portions: dict[
             int, int
-        ] = {}  # by root, how many tasks write a part of it by an index
+        ] = {}  # root -> number of tasks that write a part of it by an index
         self.kept_together: list[
             tuple[int, ...]
         ] = []  # values whose makers and writers share a device
-        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # the same by value
+        # value -> the sets that contain it
+        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
@@ -102,7 +101,7 @@ class Graph:
         self._grows = True
         self._last: dict[
             int, int
-        ] = {}  # by the id of what tasks share beside values, the task that used it last
+        ] = {}  # id of an item of shared state -> the last task that used it
 
     # ---- building
 
@@ -137,7 +136,7 @@ class Graph:
         if found is None:
             device = str(
                 getattr(tensor, "device", "cpu")
-            )  # one on the CPU lives on the host, whatever that is called
+            )  # a CPU tensor is on the host, whatever its name
             found = self._new_value(
                 self._claim(name) if name is not None else self.fresh("constant"),
                 home=None if device == "cpu" else device,
@@ -245,7 +244,7 @@ class Graph:
             part = written[0].index, self._looks.item(written[0].part, args[1])
             if _is_there(
                 args[2:], written[0], part[1]
-            ):  # x[key] += y, which Python follows up with x[key] = x[key]
+            ):  # Python ends x[key] += y with x[key] = x[key]
                 return None
         result = self._add(
             fn,
@@ -261,7 +260,7 @@ class Graph:
             **facts,
         )
         if known.name in effects.RESHAPE | effects.MOVE:
-            for member in self.members(written[0].index):  # one of them may be the very same tensor
+            for member in self.members(written[0].index):  # one of them may be the same tensor
                 self.values[member].part = self._looks.anew(self.values[member].part)
         if not returns_written:
             return result
@@ -790,7 +789,7 @@ class Graph:
         for task in earlier:
             if (
                 found.get(task) != "data"
-            ):  # an anti dependency is between memory blocks, and does not order the tasks
+            ):  # an anti dependency orders accesses to a block, not the tasks
                 found[task] = "order"
         found.pop(index, None)
         return tuple([Dependency(task, kind) for task, kind in found.items()])
@@ -948,7 +947,8 @@ class Graph:
         return name
 
 
-_DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
+# nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper stack
+_DEEPEST = 100
 
 
 class _Generator(NamedTuple):

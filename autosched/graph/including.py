@@ -200,10 +200,11 @@ class _Parts:
     def now(self, part: Part, value: int) -> Part:
         """Return the part of the memory of a value (an index) in the new graph."""
         root = self.other.values[self.other.values[value].root]
-        if root.index not in self.values:  # of memory of which only a part was given
+        if root.index not in self.values:  # only a part of this memory was given
             return self.looks.opaque(self.values[value].part)
         base = self.values[root.index].part
-        if base.bounds or base.lead or base.tail != (base.look, 0):  # it is a part itself there
+        # the given value is itself a part in the new graph
+        if base.bounds or base.lead or base.tail != (base.look, 0):
             return self.looks.opaque(base)
         if root.part.look >= 0:
             self.known[root.part.look] = base.look

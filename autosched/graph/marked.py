@@ -29,7 +29,7 @@ class _Capture(threading.local):
     around: _Around | None = None
 
 
-CAPTURE = _Capture()  # no context variable: torch.compile cannot look into those
+CAPTURE = _Capture()  # not a context variable, which torch.compile cannot trace
 
 
 @overload

@@ -47,10 +47,10 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
-    sent: dict[tuple[Any, Any], Value] = {}  # what flows along an edge
+    sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
     for node in networkx.lexicographical_topological_sort(
         dag, key=position.__getitem__
-    ):  # ties as they were added
+    ):  # ties are broken by insertion order
         _add_node(graph, dag, node, sent)
     return graph
 

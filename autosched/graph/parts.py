@@ -34,8 +34,8 @@ from autosched._lib.tree import flatten
 
 __all__ = ["Accesses", "Index", "Looks", "Part", "is_basic"]
 
-Axis = tuple[int, int, bool]  # of which look, which dimension, counted from the end
-Bounds = tuple[float, float, int]  # first, behind the last, and how far from one to the next
+Axis = tuple[int, int, bool]  # look, dimension, whether counted from the end
+Bounds = tuple[float, float, int]  # first, end (exclusive), step
 
 
 class _Dimension(NamedTuple):
@@ -63,11 +63,11 @@ class Part:
     """
 
     bounds: tuple[tuple[Axis, Bounds], ...] = ()
-    look: int = field(default=-1, compare=False)  # -1: it has no coordinates
+    look: int = field(default=-1, compare=False)  # -1: no coordinates
     lead: tuple[_Dimension, ...] = field(default=(), compare=False)
     tail: tuple[int, int] = field(
         default=(-1, 0), compare=False
-    )  # what follows: that look's, from there on
+    )  # further dimensions: those of this look, from this number on
 
     def overlaps(self, other: Part) -> bool:
         """Whether the two parts may have an element in common."""
@@ -122,7 +122,7 @@ _PIECES = frozenset(
 )
 _SPLITS_AT = frozenset(
     "dsplit hsplit tensor_split vsplit".split()
-)  # at indices, which need not rise
+)  # at indices, which need not be increasing
 
 
 class Looks:
@@ -149,7 +149,7 @@ class Looks:
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
         """Return the part that a view of ``base`` sees, made by a torch function and arguments."""
         if name == "as_strided":
-            return Part()  # of the storage, not of the base
+            return Part()  # relative to the storage, not to the base
         if base.look < 0 or name in _OPAQUE:
             return self.opaque(base)
         if name in _SPLITS_AT and not all(
@@ -163,12 +163,12 @@ class Looks:
                 return self._along(base, number, key)
             case "narrow", [int(number), int(start), int(length)] if start >= 0:
                 return self._along(base, number, slice(start, start + length))
-            case "slice", [int(number), start, stop, *step]:  # as ATen spells it
+            case "slice", [int(number), start, stop, *step]:  # the ATen operator
                 return self._along(base, number, slice(start, stop, *step))
             case (("transpose" | "swapaxes" | "swapdims"), [int(a), int(b)]) if min(a, b) >= 0:
                 return self._swapped(base, a, b)
             case "t", []:
-                return self._swapped(base, 0, 1)  # one dimension alone is then called 1, throughout
+                return self._swapped(base, 0, 1)  # a single dimension then has the number 1
         if name in _SAME:
             return base
         look = self._look((base.look, name, _text((args, kwargs))))
@@ -195,7 +195,7 @@ class Looks:
         while keys and keys[0] is not ...:
             first = keys.pop(0)
             dimension = _dimension(new, len(lead))
-            if first is not None:  # None makes a dimension of its own
+            if first is not None:  # None makes a new dimension
                 kept = _narrowed(bounds, base.dimension(number), first, dimension)
                 number += 1
                 if kept is None:
@@ -210,7 +210,7 @@ class Looks:
         if any(low >= high for low, high, _ in bounds.values()):
             bounds = dict(
                 base.bounds
-            )  # it is empty, and whoever reads it still reads the shape of its base
+            )  # an empty part; its readers still read the shape of its base
         return Part(tuple(sorted(bounds.items())), new, tuple(lead), tail)
 
     def _along(self, base: Part, number: int, key: Any) -> Part:
@@ -269,14 +269,14 @@ def _narrowed(
     step = 1 if key.step is None else key.step
     if not all(isinstance(item, int) for item in (start or 0, stop or 0, step)) or step < 1:
         return fresh
-    # From the front: where it begins and ends is known if both are counted from there.
+    # Bounds from the front are known if start and stop are counted from there.
     first = old.offset + old.step * max(start or 0, 0)
     known = start is None or start >= 0
     end = math.inf if stop is None or stop < 0 else old.offset + old.step * stop
     _bound(bounds, old.front, (first, end, old.step * (step if known else 1)))
     if known:
         fresh = fresh._replace(front=old.front, offset=first, step=old.step * step)
-    # From the end.
+    # Bounds from the end.
     low = old.behind + start if start is not None and start < 0 else -math.inf
     behind = old.behind + (stop if stop is not None and stop < 0 else 0)
     _bound(bounds, old.back, (low, behind, 1))
@@ -324,8 +324,8 @@ class Index(Generic[Item]):
 
     def __init__(self) -> None:
         self._items: dict[Part, Item] = {}
-        # By axis, the parts that it bounds first: sorted by where they begin; and how long the
-        # longest is.
+        # By axis, the parts whose first bound is on it, sorted by start; and the length of the
+        # longest.
         self._along: dict[Axis | None, list[tuple[float, int, Part]]] = {}
         self._longest: dict[Axis | None, float] = {}
 
@@ -370,9 +370,9 @@ class Accesses:
     __slots__ = ("_parts", "_read", "_wrote")
 
     def __init__(self) -> None:
-        self._wrote: list[int] = []  # all of it
+        self._wrote: list[int] = []  # of the whole storage
         self._read: list[int] = []
-        self._parts: Index[tuple[list[int], list[int]]] | None = None  # and parts of it
+        self._parts: Index[tuple[list[int], list[int]]] | None = None  # of parts of it
 
     def writers(self, part: Part) -> list[int]:
         """Return the writers of a part that an access to it must follow."""
@@ -408,7 +408,7 @@ class Accesses:
         ):
             writers += wrote
             readers += read
-            if part.covers(other):  # whoever must come after those must come after this
+            if part.covers(other):  # a successor of those accesses is a successor of this one
                 wrote.clear()
                 read.clear()
         if not part.bounds:

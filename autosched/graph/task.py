@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HOST", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
 
-HOST = "host"  # in a constraint: the machine's host, whatever its name
+HOST = "host"  # in constraints: the machine's host, whatever its name
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
 
@@ -120,18 +120,14 @@ class Task:
     outputs: tuple[Use, ...]
     result: Any  # the shape of what fn returns, with a Value for each leaf
     dependencies: tuple[Dependency, ...]
-    device: str | None  # the constraint: where it must run
-    view: bool  # costs nothing and lives where its argument lives
+    device: str | None  # the constraint on its device
+    view: bool  # costs nothing, on the device of its argument
     random: bool  # draws random numbers
-    part: (
-        tuple[int, Part] | None
-    )  # an argument (a value) of which it touches only a part, where that is known
-    seconds: Seconds | None  # what it costs, where the user knows
+    part: tuple[int, Part] | None  # an argument (value index) of which it touches only this part
+    seconds: Seconds | None  # as given by the user
     origin: Origin
-    shared: tuple[
-        Any, ...
-    ] = ()  # beside values: modules, optimizers, the generators of random numbers
-    composite: Composite | None = None  # what it was merged of
+    shared: tuple[Any, ...] = ()  # shared state: modules, optimizers, random number generators
+    composite: Composite | None = None  # the parts of a merged task
 
     @property
     def source(self) -> str:

@@ -111,17 +111,17 @@ class Value:
         self.index = index
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
-        self.root = root  # index of the value whose memory it shares; its own where it shares none
+        self.root = root  # index of the value whose memory it shares, or its own
         self.part = part  # of that memory
-        self.home = home  # the device where an input must live; None where schedule() may say
+        self.home = home  # the device of an input; None if schedule() may choose it
         self.tensor = tensor  # of a constant
-        self.nbytes = nbytes  # its size, where the user said
+        self.nbytes = nbytes  # its size, if the user gave it
 
     def __repr__(self) -> str:
         return f"Value({self.name!r})"
 
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # so that numpy numbers leave operators to us
+    __array_ufunc__ = None  # so that operators of NumPy numbers defer to this class
 
     @classmethod
     def __torch_function__(
