@@ -37,7 +37,7 @@ class Device:
     launch_seconds: float = 5e-6
     nbytes: float = math.inf  # of memory
     physical: str | None = None
-    # The machine says in JSON whether its devices are imagined.
+    # Not saved: the JSON of the machine has it.
     imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
     def __post_init__(self) -> None:
@@ -110,13 +110,11 @@ def plain(item: Device | Link) -> dict[str, Any]:
     if made.get("pageable_bytes_per_second", math.inf) is None:
         del made[
             "pageable_bytes_per_second"
-        ]  # so that what says nothing of it reads as it ever did
+        ]  # omitted, so that the JSON is compatible with older files
     return made
 
 
-_STREAMS = (
-    24  # torch hands out 32 streams per device and then the first again; copies need some of them
-)
+_STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
 
 
 def _check_device(device: Device) -> None:

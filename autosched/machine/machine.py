@@ -26,8 +26,8 @@ from autosched.machine.device import Device, Link, device_line, link_line, plain
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
-# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds
-# to start a copy.
+# Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
+# latency.
 LINKS: Mapping[str, tuple[float, float]] = {
     "pcie3": (12e9, 1e-5),
     "pcie4": (25e9, 1e-5),
@@ -35,9 +35,11 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink3": (240e9, 1e-5),
     "nvlink4": (360e9, 1e-5),
 }
-_PAGEABLE = 0.5  # of the rate, since the driver first moves all bytes to page-locked memory; 0.3 to 0.7 are reported
+# Factor on the rate, since the driver first copies all bytes to page-locked memory; reports range
+# from 0.3 to 0.7.
+_PAGEABLE = 0.5
 
-# Measurement belongs to a higher layer, which registers itself here.
+# Measurement is in a higher layer, which registers its function here.
 _MEASURED: dict[str, Callable[[Machine], float]] = {}
 
 
@@ -88,9 +90,9 @@ class Machine:
         if any(device.imagined != imagined for device in self.devices):
             marked = tuple(replace(device, imagined=imagined) for device in self.devices)
             object.__setattr__(self, "devices", marked)
-            self.__dict__.pop("_by_name", None)  # which the check above has filled
+            self.__dict__.pop("_by_name", None)  # a cache, filled by the check above
 
-    # ---- making one
+    # ---- constructors
 
     @classmethod
     def local(cls, gpus: int | None = None, cpu_streams: int = 1) -> Machine:
@@ -194,7 +196,7 @@ class Machine:
         ]
         return Machine(devices, links, contention=self.contention, imagined=self.imagined)
 
-    # ---- asking it
+    # ---- queries
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -313,9 +315,7 @@ class Machine:
 
 
 _CPU_RATES = (50e9, 10e9, 5e-6)
-_USABLE = (
-    15 / 16
-)  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
+_USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
 
 
@@ -330,7 +330,7 @@ def _memory(kind: str, index: int, wanted: int, count: int) -> float:
             * _USABLE
             / sharers
         )
-    return math.inf  # torch cannot tell
+    return math.inf  # torch does not report it
 
 
 def _links(
