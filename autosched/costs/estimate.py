@@ -83,7 +83,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False), quiet():
         data: dict[int, Any] = {}
         for index, example in given.items():
-            with contextlib.suppress(Exception):  # its readers will say that it is unknown
+            with contextlib.suppress(Exception):  # its readers are then unknown, too
                 data[index] = transform(_twin, example)
         for task in graph.tasks:
             _learn(task, data, work, unknown)
@@ -159,7 +159,7 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
         raise _UnknownError("has no tensor among its arguments")
     if (
         task.fn is aten._local_scalar_dense.default
-    ):  # any number that optimizers can divide by one less
+    ):  # optimizers may divide by the number, or by one less
         return dict(task.results(0.5 if args[0].is_floating_point() else 1)), Work(0, 0)
     with _Counter() as counter:
         returned = task.fn(*args, **kwargs)
@@ -170,7 +170,7 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     return results, Work(counter.flops, counter.nbytes, max(counter.launches, least))
 
 
-_PYTHON = 0.02  # launches that a function of Python's numbers costs: some 0.1 us
+_PYTHON = 0.02  # launches per function of Python numbers: about 0.1 us
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -191,7 +191,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["device"] = torch.device("cpu")
         result = op(*args, **kwargs)
         if not (op.is_view or torch.Tag.inplace_view in op.tags or op.overloadpacket in _FREE):
-            self.launches += op.namespace != "prim"  # which asks fake tensors for their device
+            # prim operators query the device of fake tensors
+            self.launches += op.namespace != "prim"
             formula = _FORMULAS.get(op.overloadpacket)
             self._count(
                 op,
@@ -208,7 +209,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             unread.add(op._schema.arguments[0].name)
         read = _once([item for name, item in given.items() if name not in unread])
         made = _once([result, _written(op, given)])
-        if not made:  # a question about a shape
+        if not made:  # a query of a shape
             return
         self.nbytes += sum(map(_memory, read)) + sum(map(_memory, made)) * (2 if is_lookup else 1)
         elements = max(
@@ -219,8 +220,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _LOOKUPS = frozenset(
     {aten.embedding, aten.gather, aten.index, aten.index_select}
-)  # the table is the first argument
-_OVERWRITES = frozenset(  # what the first argument held before plays no part
+)  # their first argument is the table
+_OVERWRITES = frozenset(  # their first argument is written without being read
     {
         aten.bernoulli_,
         aten.copy_,
@@ -232,7 +233,7 @@ _OVERWRITES = frozenset(  # what the first argument held before plays no part
         aten.zero_,
     }
 )
-_FREE = frozenset(  # these look at memory in another way without saying so, or get memory without filling it
+_FREE = frozenset(  # views that schemas do not mark, and uninitialised allocations
     {
         aten._unsafe_view,
         aten.empty,

@@ -56,7 +56,7 @@ def learn(
     runs = [run for each in timelines for run in each.runs or (each,)]
     seconds: dict[
         str, dict[str, list[float]]
-    ] = {}  # by task and device, those where it ran last at the end
+    ] = {}  # by task and device, the device of the last run at the end
     nbytes: dict[str, float] = {}
     for span in (span for run in runs for span in run.spans):
         if span.kind == "run":
@@ -105,8 +105,7 @@ def _by_device(
         elif alike:
             yield other.name, alike[-1]
         else:
-            # The quotient first: it may be out of a float's range, and then nothing is known of
-            # speeds.
+            # The quotient may overflow or underflow; then the ratio of speeds is unknown.
             scaled = last * (there / known) if 0 < known < math.inf else 0.0
             yield other.name, scaled if 0 < scaled < math.inf else last
 
