@@ -36,7 +36,7 @@ class Folding:
         self.graph = graph
         self.told_apart = (
             self._told_apart()
-        )  # roots of memory whose views stay, and so do those who write to it
+        )  # roots of memory whose views and writers are left unmerged
         while more := self._needed_and_written() - self.told_apart:
             self.told_apart |= more
         needed = self._views_needed()
@@ -46,11 +46,10 @@ class Folding:
         self.merged = {
             task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
         }
-        self.devices = _devices(
-            graph
-        )  # by task, where it must run because it is said of it, or of what stays with it
-        self.before: dict[int, list[int]] = {}  # of kept tasks, those that they depend on
-        self.behind: dict[int, list[int]] = {}  # of views that may be folded, the same
+        self.devices = _devices(graph)  # by task, the device to which it is bound
+        self.before: dict[int, list[int]] = {}  # of kept tasks, their kept predecessors
+        # of views that may be folded, their kept predecessors
+        self.behind: dict[int, list[int]] = {}
         self._follow()
 
     def foldable(self, task: Task) -> bool:
@@ -97,7 +96,7 @@ class Folding:
                     dict.fromkeys(chain(*(self.follows(task.index, i) for i in first)))
                 )
 
-    # ---- what stays as it is
+    # ---- what is not merged
 
     def _root(self, value: int) -> int:
         return self.graph.values[value].root
@@ -173,7 +172,7 @@ def _devices(graph: Graph) -> list[str | None]:
             parent[i] = i = parent[parent[i]]
         return i
 
-    first: list[int | None] = []  # by task, one of its bonds
+    first: list[int | None] = []  # by task, one of the sets of values kept together
     for task in graph.tasks:
         roots = dict.fromkeys(
             graph.values[use.value].root for use in (*task.changes, *task.outputs)

@@ -35,8 +35,9 @@ __all__ = ["Granularity", "by_cost", "by_mark", "by_module", "check_granularity"
 Granularity = Literal["op", "module", "auto"]
 G = TypeVar("G", bound=Graph)
 
-STEP = 1e-6  # seconds that a task costs beside its operators: measured, 0.4 us on one CPU; events take longer
-_REDUCED = 20_000  # tasks up to which it is known who comes before whom (n * n bits); beyond, less is merged
+STEP = 1e-6  # overhead of a task in seconds: measured as 0.4 us on one CPU; events take longer
+# Up to so many tasks the transitive reduction is computed (n * n bits); beyond, less is merged.
+_REDUCED = 20_000
 
 
 def merge(
@@ -73,7 +74,7 @@ def merge(
     return merged(graph, groups)
 
 
-_DEVICE = Device("cuda:0")  # of the usual rates
+_DEVICE = Device("cuda:0")  # with default rates
 
 
 def check_granularity(word: object) -> None:
@@ -128,7 +129,7 @@ def by_mark(graph: Graph) -> dict[str, str]:
     return _named((label, tasks) for (label, _), tasks in found.items())
 
 
-# ---- clusters of tasks, in an order in which each comes behind what it depends on
+# ---- clusters of tasks, in topological order
 
 
 @dataclass(eq=False)
@@ -139,7 +140,7 @@ class _Cluster:
     successors.
     """
 
-    kind: object  # only those of one kind are merged; None: with nothing
+    kind: object  # only clusters of one kind are merged; None: never merged
     work: float = 0.0
     waiting: float = 0.0
     tasks: list[int] = field(default_factory=list)
@@ -240,7 +241,7 @@ def _reduced(
 ) -> tuple[dict[_Cluster, list[_Cluster]], dict[_Cluster, list[_Cluster]]]:
     """Return predecessors and successors of each cluster in the transitive reduction."""
     position = {cluster: i for i, cluster in enumerate(clusters)}
-    reached: list[int] = []  # by cluster, a bit set of those before it
+    reached: list[int] = []  # by cluster, a bit set of its ancestors
     before: dict[_Cluster, list[_Cluster]] = {}
     behind: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
     keeps = len(clusters) <= _REDUCED

@@ -140,11 +140,11 @@ class _Writer:
         self.old = graph
         self.folding = folding
         self.cluster = cluster
-        self.new = copy.copy(graph)  # what else a graph of a subclass holds
+        self.new = copy.copy(graph)  # with the other attributes of a subclass
         Graph.__init__(self.new, graph.name, generators=graph._generators)
         self.new._looks = graph._looks
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
-        self.values: dict[int, Value] = {}  # by those of the old graph
+        self.values: dict[int, Value] = {}  # by index in the old graph
         self.names: dict[int, str] = {}  # of new tasks, by cluster
         for value in graph.sources:
             twin = self.new._new_value(
