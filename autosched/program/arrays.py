@@ -41,8 +41,9 @@ class Columns:
 
     kind: Ints
     stream: Ints
-    also: Ints  # of copies, the second stream; -1 where there is none
-    event: Ints  # of records, how many there are before; of waits, which of these it is for; -1: none, or later
+    also: Ints  # second stream of a copy; -1 if there is none
+    # Number of the record, also for its waits; -1 for other instructions and unknown events.
+    event: Ints
     records: int
     runs: list[Run]
     copies: list[Copy]

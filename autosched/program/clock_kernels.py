@@ -19,11 +19,11 @@ class Moments(NamedTuple):
     places: int
     behind: Any  # [stream, place]
     count: Any  # [stream]
-    last: Any  # [stream], the last of those who wait for a stream that has no place, -1 for none
-    waiter: Any  # who that is,
-    since: Any  # from where on,
-    before: Any  # and who waited before
-    used: Any  # how many there are
+    last: Any  # [stream], the last wait for it if it has no entry, -1 for none
+    waiter: Any  # [wait], the waiting stream
+    since: Any  # [wait], the position from which it has waited
+    before: Any  # [wait], the previous wait for the same stream
+    used: Any  # number of waits
 
     @classmethod
     def of(cls, mode: Mode, streams: int, places: int, waits: int) -> Moments:

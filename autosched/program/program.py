@@ -153,7 +153,7 @@ class Program:
             match instruction:
                 case Record(
                     stream, event
-                ):  # where no run or copy stands between a wait and this, it hands that on
+                ):  # without a run or copy since a wait, that wait's producers are passed on
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:
@@ -230,7 +230,7 @@ def excerpt(
     return f"{what} (law: {law})\n\n" + "\n".join(lines)
 
 
-_EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to read numbers of thousands of digits
+_EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to parse numbers of thousands of digits
 _VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
 
 

@@ -25,9 +25,9 @@ from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wa
 __all__ = ["Clocks", "Stamp", "alone", "joined"]
 
 
-# A moment: a stream, how far along that is, and how far along each stream that has a place it is
-# behind. Plain tuples of numbers all through: the garbage collector leaves those alone, and
-# planning makes very many.
+# A stream, a position on it, and the clock there: a position on each stream that has an entry.
+# Plain tuples of numbers, because the garbage collector does not track those, and
+# planning makes very many of them.
 Stamp = tuple[int, int, tuple[int, ...]]
 
 
@@ -49,16 +49,16 @@ class Clocks:
         known = dict.fromkeys(streams)
         placed = [stream for stream in known if stream not in alone] if alone else known
         self.index = {stream: i for i, stream in enumerate(placed)}
-        self.places = len(self.index)  # streams from here on have none
+        self.places = len(self.index)  # streams from this number on have no entry
         for stream in known if alone else ():
             self.index.setdefault(stream, len(self.index))
         self.count = [0] * len(
             self.index
-        )  # of each stream, its runs and copies so far, and its waits for copies alone
+        )  # by stream, its runs, copies and waits for single-copy streams so far
         self.behind = [(0,) * self.places] * len(self.index)
         self.waiters: dict[
             int, list[tuple[int, int]]
-        ] = {}  # of streams alone: who is behind them, from where on
+        ] = {}  # of single-copy streams: (stream, position) that waited for them
 
     def resume(self, m: Moments) -> None:
         """Continue from the state that kernels have reached."""
@@ -95,8 +95,8 @@ class Clocks:
         if other < self.places:
             behind[other] = max(behind[other], position)
         elif not self.reaches(behind, other, position):
-            # A moment of its own, so that who waits for this stream from now on is told from who
-            # did before.
+            # Advance this stream's position, to distinguish streams that wait for it from now on
+            # from those that waited before.
             behind[own] = self.count[own] = self.count[own] + 1
             self.waiters.setdefault(other, []).append((own, behind[own]))
         self.behind[own] = tuple(behind)
@@ -129,7 +129,8 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
         if isinstance(instruction, Copy):
             copies.append(instruction)
         elif isinstance(instruction, Run):
-            held[instruction.stream] = 2  # or more: that it is no copy is enough
+            # any number but 1 excludes a stream with other instructions
+            held[instruction.stream] = 2
     for stream in chain.from_iterable(map(occupied, copies)):
         held[stream] = held.get(stream, 0) + 1
     found = {copy.stream for copy in copies if copy.also is None and held[copy.stream] == 1}
