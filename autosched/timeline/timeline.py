@@ -43,7 +43,7 @@ class Span:
     instruction: int
     nbytes: float = field(
         default=0.0, compare=False
-    )  # a measured tensor may be of another size than costs say
+    )  # a measured tensor may differ in size from the costs
 
     @property
     def seconds(self) -> float:
@@ -61,7 +61,7 @@ class Overlap:
     compute_seconds: float
     copy_seconds: float
     together_seconds: float
-    copies_hidden: float  # of all copies' seconds, the share during which some device computed
+    copies_hidden: float  # share of copy seconds during which some device computed
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,14 @@ class Timeline:
             return ()
         before: dict[int, list[int]] = {}
         for a, b in self.arrows:
-            if a < b:  # clocks that disagree by a little may measure it the other way round
+            if a < b:  # small clock errors may reverse the measured order
                 before.setdefault(b, []).append(a)
         last: dict[Stream, int] = {}
         for i, span in enumerate(self.spans):
             for stream in span.streams:
                 if (
                     last.get(stream, i) != i
-                ):  # a span that names a stream twice is not before itself
+                ):  # a span that names a stream twice does not precede itself
                     before.setdefault(i, []).append(last[stream])
                 last[stream] = i
         path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]

@@ -63,7 +63,7 @@ def read(
     return Timeline.median(runs)
 
 
-# ---- texts
+# ---- parsing
 
 
 def _events(trace: Any) -> list[Mapping[str, Any]]:
@@ -144,7 +144,7 @@ def _thread(event: Mapping[str, Any]) -> _Thread:
     return str(event.get("pid")), str(event.get("tid"))
 
 
-# ---- ours
+# ---- traces of viz.perfetto
 
 
 def _is_ours(found: _Slice) -> bool:
@@ -247,7 +247,7 @@ def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> li
     return [(pair["s"], pair["f"]) for pair in ends.values() if len(pair) == 2]
 
 
-# ---- torch.profiler's
+# ---- traces of torch.profiler
 
 
 def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timeline]:
@@ -261,7 +261,7 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
     lines = [_best(by_category) for by_category in seen.values()]
     arrows = program.arrows if program is not None else ()
     runs = min(map(len, lines), default=0)
-    # A later call may come from another thread, and is no other program for that.
+    # A later call may come from another thread, but it is the same program.
     return [
         _from_zero([replace(line[k], streams=line[0].streams) for line in lines], arrows)
         for k in range(runs)
