@@ -129,7 +129,7 @@ class _Walk:
 
     def run(self, task: Task, device: str) -> None:
         """Hold the results of a run; advance the versions of values that it writes."""
-        memory: dict[int, int] = {}  # of what it reads, by root
+        memory: dict[int, int] = {}  # by root, the block of what it reads
         for value, version in task.reads:
             partly = self.graph.touched(task, value) is not None
             stands = (
