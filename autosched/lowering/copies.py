@@ -98,16 +98,16 @@ class _Travel:
     ):
         self.graph = graph
         self.slots = slots
-        self.at = -1  # the run before the one at hand
+        self.at = -1  # the run before the current one
         self.machine = machine
-        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for what was there
+        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for inputs
         self.holders: dict[
             Use, tuple[str, ...]
-        ] = {}  # the devices where it is, that where it was made first
-        self.standing: Standing[int, None] = Standing()  # of values that are written, alone
+        ] = {}  # devices that hold it; the first is where it was made
+        self.standing: Standing[int, None] = Standing()  # only of values that are written
         self.copies: dict[
             int, list[tuple[int, Copy]]
-        ] = {}  # by the run that they stand behind, with their rank there
+        ] = {}  # by the run after which they go, with their rank there
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:

@@ -20,14 +20,14 @@ class Ending:
     def __init__(
         self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
     ):
-        """``events`` are (stream, position, run or copy before it); ``stamp`` returns a use's stamp."""
+        """``events`` are (stream, position, run or copy before it); ``stamp`` maps uses to stamps."""
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
         self.behind: list[int | Stamp] = [
             producer for *_, producer in events
-        ]  # of each event, what it is behind
-        self.records: dict[int, list[tuple[int, int]]] = {}  # of each stream, (position, event)
+        ]  # by event, the run or copy before it, or its stamp
+        self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
         for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
 
@@ -73,9 +73,7 @@ class Ending:
         lone, top = self._latest(last, clocks)
         rest = [user for user in last if user < len(top) and top[user] < last[user]]
         implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(
-            rest
-        ):  # one that implies all that this one does, not only this one: that may go in turn
+        for user in sorted(rest):  # if another wait implies all that this one does, drop this one
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
         lone = [
@@ -96,7 +94,7 @@ class Ending:
         top = [0] * self.clocks.places
         for user in sorted(
             [user for user in last if user >= len(top)], reverse=True
-        ):  # what is later implies more
+        ):  # later ones imply more
             if not self.clocks.reaches(top, user, last[user]):
                 lone.append(user)
                 top = joined(top, clocks[user])

@@ -25,7 +25,7 @@ from autosched.program.vector_clocks import Clocks, Stamp
 
 __all__ = ["insert_events"]
 
-_RECORD = 3  # what is issued, beside what ``frees`` knows
+_RECORD = 3  # a kind of issued item, in addition to those of ``frees``
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ def insert_events(
     have no entry in vector clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
+    clocks = Clocks(chain(streams, hazards.owners), alone)  # owners may have no other instruction
     how = mode(len(instructions) * (5 + clocks.places / 4))
     o = how.of(_order(instructions, hazards, clocks))
     m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))

@@ -16,7 +16,7 @@ from autosched.program.clock_kernels import Moments, reaches
 
 __all__ = ["DO", "FREE", "WAIT", "Held", "Order", "emit", "ended", "release", "waited"]
 
-DO, WAIT, FREE = range(3)  # what is issued
+DO, WAIT, FREE = range(3)  # kinds of issued items
 
 
 class Order(NamedTuple):
@@ -29,26 +29,28 @@ class Order(NamedTuple):
     own: Any  # [instruction], its stream
     also: Any  # and its second, -1 if it has none
     after_at: Any
-    after: Any  # [instruction], those that it must come behind
+    after: Any  # [instruction], its predecessors
     owner: Any  # [block], the stream that frees it
     uses_at: Any
     uses: Any  # [block], the last instruction of each stream that uses it
     ending_at: Any
-    ending: Any  # [instruction], blocks that it is the last to use
+    ending: Any  # [instruction], blocks that it uses last
 
 
 class Held(NamedTuple):
     """The instructions issued so far, and the blocks that wait to be freed."""
 
-    position: Any  # [instruction], how far along its stream that is,
-    behind: Any  # [instruction, place], and how far along the others it is behind
-    kind: Any  # of what is issued,
-    item: Any  # which instruction, or block, or for which instruction is waited,
-    line: Any  # and with which instruction
-    issued: Any  # how many that are
-    stuck: Any  # [block], the first use that its owner has not passed; -1 if there is none, -2 before it is asked
-    # Of each owner and stream, a skew heap of (position there, use, block), to be tried when the
-    # owner has passed that.
+    position: Any  # [instruction], its position on its stream
+    behind: Any  # [instruction, place], its clock
+    kind: Any  # [issued item], DO, WAIT, FREE or a record
+    item: Any  # [issued item], the instruction, block, or instruction waited for
+    line: Any  # [issued item], the instruction with which it is issued
+    issued: Any  # number of issued items
+    # [block], the first use that does not happen before its owner's next instruction; -1 if there
+    # is none, -2 before the first check
+    stuck: Any
+    # For each owner and stream, a skew heap of (position, use, block), to be tried when the
+    # owner's clock reaches that position.
     root: Any  # [owner, place]
     at: Any  # [entry]
     use: Any
@@ -56,10 +58,10 @@ class Held(NamedTuple):
     left: Any
     right: Any
     entries: Any  # how many there are
-    due: Any  # entries, room to sort them
-    watched: Any  # [stream], of streams alone, an entry of a block that such a stream uses
-    earlier: Any  # [entry of those], the one before
-    watching: Any  # and its block
+    due: Any  # scratch space to sort entries
+    watched: Any  # [stream], of single-copy streams, the last entry of a block that it uses
+    earlier: Any  # [such an entry], the entry before
+    watching: Any  # [such an entry], its block
     watches: Any  # how many there are
 
     @classmethod
@@ -71,7 +73,7 @@ class Held(NamedTuple):
         issued = count + len(o.after) + blocks
         entries = (
             uses + 2 * len(o.after) if places < streams else uses
-        )  # a copy alone uses two blocks at most
+        )  # a copy uses at most two blocks
         return cls(
             how.counts(count), how.small(count * places),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),

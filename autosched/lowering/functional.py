@@ -68,11 +68,11 @@ class _Lines:
         self.count = len(machine.names)
         self.number = {name: p for p, name in enumerate(machine.names)}
         self.task = np.array([task.index for task in tasks], np.int64)
-        self.run = np.empty_like(self.task)  # of each task
+        self.run = np.empty_like(self.task)  # by task, its run
         self.run[self.task] = np.arange(len(runs))
         self.device = np.array([self.number[run.stream.device] for run in runs], np.int64)[self.run]
-        self.maker = np.full(len(graph.values), -1)  # of each value, the run that makes it
-        self.first = np.zeros_like(self.maker)  # and the device where it is made
+        self.maker = np.full(len(graph.values), -1)  # by value, the run that makes it
+        self.first = np.zeros_like(self.maker)  # by value, the device where it is made
         self.reader, maker, self.follower = map(
             rows_of, (self.flow.reads_at, self.flow.makes_at, self.flow.after_at)
         )
@@ -109,11 +109,11 @@ class _Lines:
             self.maker[self.copies // self.count], np.minimum(slot[self.copies], before)
         )
         order = np.lexsort((rank[self.copies], slot))
-        self.copied = np.empty_like(slot)  # the position of each copy,
+        self.copied = np.empty_like(slot)  # the position of each copy
         self.copied[order] = slot[order] + 1 + np.arange(len(slot))
         self.ran = np.arange(len(self.runs)) + np.searchsorted(
             slot[order], np.arange(len(self.runs))
-        )  # and run
+        )  # the position of each run
         lines = np.empty(len(self.runs) + len(slot), object)
         lines[self.ran], lines[self.copied] = self.runs, self._made()
         self.instructions: list[Run | Copy] = lines.tolist()
@@ -154,7 +154,7 @@ class _Lines:
         flown = self.flow
         count = self.count
         total = len(self.instructions)
-        done = self.ran[self.run]  # where each task is
+        done = self.ran[self.run]  # the position of each task
         source = self.copies // count * count + self.first[self.copies // count]
         used = np.concatenate([flown.reads * count + self.device[self.reader], source])
         users = np.concatenate([done[self.reader], self.copied])

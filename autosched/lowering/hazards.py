@@ -39,10 +39,8 @@ class Block:
 
     value: str
     version: int
-    owner: Stream | None  # the stream that allocated it, and frees it
-    uses: dict[Stream, int] = field(
-        default_factory=dict
-    )  # the last of each stream, which is behind those before
+    owner: Stream | None  # the stream that allocated it and frees it
+    uses: dict[Stream, int] = field(default_factory=dict)  # the last use by each stream
     accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
     freed: bool = False
@@ -56,12 +54,12 @@ class Hazards:
     """
 
     after_at: Ints
-    after: Ints  # [instruction], positions before it, in order
-    values: Sequence[str]  # [block], what it holds,
-    versions: Sequence[int]  # in which version,
-    owners: Sequence[Stream]  # and who frees it
+    after: Ints  # [instruction], the positions that it must follow, sorted
+    values: Sequence[str]  # [block], the value that it holds
+    versions: Sequence[int]  # [block], the version of that value
+    owners: Sequence[Stream]  # [block], the stream that frees it
     uses_at: Ints
-    uses: Ints  # [block], the last use of each stream, by the first
+    uses: Ints  # [block], the last use by each stream, ordered by first use
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]], blocks: Sequence[Block]) -> Hazards:
@@ -115,12 +113,12 @@ def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozen
         )
         if not any(
             before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]]
-        )  # which imply it
+        )  # another predecessor already implies it
     ]
     return frozenset(found.values()).difference(waited, hazards.owners)
 
 
-# A value on a device: its block, and what put it there; of a view, that is not who wrote the block.
+# A value on a device: its block and its maker. The maker of a view did not write the block.
 _Held = tuple[Block, int]
 
 
@@ -164,10 +162,10 @@ class _Walk:
         self.blocks: list[Block] = []
         self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
-        self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
+        self.room: dict[str, dict[Stream, int]] = {}  # by device, the last free of each stream
         self.unread: list[
             tuple[Block, str]
-        ] = []  # what no stream of its device had touched when it came
+        ] = []  # copied blocks not yet used by a stream of their device
         for value in graph.sources:
             self.home[value.index] = self._new(
                 -1, Use(value.index, 0), home(graph, machine, value), None

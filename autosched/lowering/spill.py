@@ -37,7 +37,7 @@ from autosched.program.residency import Standing
 
 __all__ = ["spill_copies"]
 
-_AHEAD = 32  # runs of a device for which to fetch what they read
+_AHEAD = 32  # number of runs of a device whose reads are prefetched
 _MOST_NAMED = 8
 
 
@@ -47,10 +47,10 @@ class _Block:
 
     device: str
     nbytes: float
-    owner: Stream | None  # which frees it; None until a stream of its device touches it
+    owner: Stream | None  # frees it; None until a stream of its device uses it
     holds: dict[int, int] = field(default_factory=dict)
     users: set[Stream] = field(default_factory=set)
-    next: float = -1.0  # the run of its device that reads it next; infinity if none does
+    next: float = -1.0  # the next run that reads it there; infinity if none does
     kept: bool = False
 
 
@@ -92,9 +92,9 @@ class _Walk:
         self.holders: dict[Use, list[str]] = {}
         self.idle: dict[str, dict[_Block, None]] = {
             name: {} for name in machine.names
-        }  # what its device is done with
+        }  # blocks without a next use on their device
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
-        self.busy: set[_Block] = set()  # what the run at hand needs: that stays
+        self.busy: set[_Block] = set()  # blocks that the current run needs, never evicted
         self.copies = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
@@ -103,10 +103,10 @@ class _Walk:
             if held > self.limit[device]:
                 self._refuse(device, 0.0, "more")
 
-    # ---- what happens
+    # ---- runs and outputs
 
     def reads_of_sources(self) -> list[Use]:
-        """Return the versions that are read from their initial devices, in the order of first reads."""
+        """Return the versions read from their initial devices, in the order of first reads."""
         uses = [Use(value.index, 0) for value in self.graph.sources]
         first = {
             use: min(
@@ -154,7 +154,7 @@ class _Walk:
                 and block.users <= {block.owner}
                 and self._is_dead(block)
             ):
-                self._free(block)  # no stream has to wait for that
+                self._free(block)  # no stream has to wait for this free
         for reader in dict.fromkeys(
             [device, *(reader for use in left for reader in self.future.readers(use))]
         ):
@@ -194,8 +194,8 @@ class _Walk:
                     self._bring(use, device, "")
 
     def fetch_ahead(self, device: str) -> None:
-        """Copy what the next runs of a device read, as far as it exists and fits without eviction."""
-        need = 0.0  # of those runs, for what is not there yet
+        """Copy what the next runs of a device read, as far as it fits without eviction."""
+        need = 0.0  # bytes that those runs read and their device lacks
         coming: set[Use] = set()
         for task in islice(
             self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0
@@ -438,7 +438,7 @@ class _Walk:
         return any(all(self.machine.link(other, at) for at in lacking) for other in others)
 
     def _move(self, block: _Block) -> bool:
-        """Spill a block: copy out what no other device holds, and free it. Return whether it could."""
+        """Spill a block: copy out what no other device holds, and free it. Return success."""
         out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
         need = sum(self.nbytes[use.value] for use in out)
         refuge = self._refuge(block.device, out, need) if out else block.device

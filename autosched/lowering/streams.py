@@ -20,8 +20,8 @@ from autosched.program.program import Run, Stream
 
 __all__ = ["assign_streams"]
 
-_EXACT = 20_000  # tasks of one device up to which all reachability is kept (n * n bits)
-_WINDOW = 4_096  # beyond: how many tasks ahead is known who reaches whom
+_EXACT = 20_000  # up to so many tasks of one device, full reachability (n * n bits)
+_WINDOW = 4_096  # beyond, reachability within so many tasks
 
 
 def assign_streams(
@@ -69,7 +69,7 @@ def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]
     reduced: list[list[int]] = [[] for _ in edges]
     mask = (1 << window + 1) - 1
     for u in reversed(range(len(edges))):
-        for v in edges[u]:  # nearest first, so that what a nearer one reaches is left out
+        for v in edges[u]:  # nearest first, to drop edges that a nearer one implies
             if v - u > window:
                 reduced[u].append(v)
             elif not reach[u] >> v - u & 1:
@@ -85,9 +85,7 @@ def _match(edges: Sequence[Iterable[int]]) -> dict[int, int]:
 
     n = len(edges)
     sides: Undirected[int] = Undirected()
-    sides.add_nodes_from(
-        range(2 * n)
-    )  # integers, in order: with strings the matching would vary from run to run
+    sides.add_nodes_from(range(2 * n))  # integers in order, so that the matching is deterministic
     sides.add_edges_from((u, n + v) for u, followers in enumerate(edges) for v in followers)
     matching = hopcroft_karp_matching(sides, top_nodes=range(n))
     return {u: v - n for u, v in sorted(matching.items()) if u < n}
@@ -108,7 +106,7 @@ def _chains(follower: dict[int, int], n: int) -> list[list[int]]:
 def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: int) -> list[int]:
     """Put chains on ``count`` streams: behind one that must end before, else on a free one, else behind the oldest."""
     number = [0] * n
-    last: list[int] = []  # the last task so far of each stream
+    last: list[int] = []  # by stream, its last task so far
     for chain in chains:
         before = [
             s
