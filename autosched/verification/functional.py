@@ -25,9 +25,9 @@ __all__ = ["proves"]
 
 Ints = NDArray[np.int64]
 
-NOWHERE = -2  # what made a place, beside instructions
+NOWHERE = -2  # maker of a place that is empty
 GIVEN = -1
-ANY = -1  # who may free it, beside streams
+ANY = -1  # any stream of the device may free it
 NOBODY = -2
 
 
@@ -38,25 +38,25 @@ class Lines(NamedTuple):
     own: Any  # its stream
     also: Any
     subject: Any  # the task, value or event
-    place: Any  # of runs the device; what a copy makes, what a free gives back
+    place: Any  # the device of a run; the place that a copy fills or a free empties
     source: Any  # the place that a copy reads
-    owner: Any  # of copies, the stream that may free what they make
+    owner: Any  # the stream that may free what a copy makes
 
 
 class State(NamedTuple):
     """The state of the walk."""
 
-    ran: Any  # [task], where in the program; -1
-    made: Any  # [place], by which instruction
+    ran: Any  # [task], its position in the program; -1 if it has not run
+    made: Any  # [place], the instruction that made it
     owner: Any  # [place]
-    used: Any  # [place], its last use; -1
-    use: Any  # where in the program a use is,
-    earlier: Any  # and the use of the same place before
-    uses: Any  # how many there are
-    position: Any  # [instruction], how far its stream was
-    event_own: Any  # [event], its stream,
-    event_position: Any  # how far that was,
-    event_behind: Any  # and what it was behind
+    used: Any  # [place], its last use; -1 if there is none
+    use: Any  # [use], its position in the program
+    earlier: Any  # [use], the previous use of the same place
+    uses: Any  # number of uses
+    position: Any  # [instruction], its position on its stream
+    event_own: Any  # [event], its stream
+    event_position: Any  # [event], the position on that stream
+    event_behind: Any  # [event, place], its clock
 
 
 def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = None) -> bool:
@@ -75,7 +75,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
         return False
     try:
         found = _Numbered(program, graph, p, host)
-    except KeyError:  # a name that the graph does not have
+    except KeyError:  # an unknown name
         return False
     if not found.is_placed:
         return False
@@ -106,7 +106,7 @@ class _Numbered:
         self.places = len(streams) - int(alone.sum())
         self.rank = np.argsort(
             np.argsort(alone, kind="stable")
-        )  # of streams; those that are alone come last
+        )  # of streams; single-copy streams come last
         self.device = self._each(self.devices, [stream.device for stream in streams])
         self.copies = p.copies
         self.p = p
@@ -145,7 +145,7 @@ class _Numbered:
         also = np.where(p.also >= 0, self.rank[p.also], -1)
         owner[copy] = np.where(
             self.device[p.also[copy]] == self.target, also[copy], ANY
-        )  # where there is none, -1
+        )  # -1 if there is none
         owner[copy] = np.where(at[copy] == self.target, own[copy], owner[copy])
         return Lines(p.kind, own, also, subject, place, source, owner)
 

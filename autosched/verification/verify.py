@@ -37,21 +37,21 @@ __all__ = ["verify"]
 
 
 _Place = tuple[str, int, str]  # a version of a value on a device
-_GIVEN = -1  # the position of what put there what was there from the start
+_GIVEN = -1  # the maker of inputs and constants
 
 
 @dataclass(eq=False, slots=True)
 class _Memory:
     """A block: who accessed it, and who may free it. Accesses are positions in the program."""
 
-    owners: tuple[Stream, ...]  # empty where any stream of the device may free it
+    owners: tuple[Stream, ...]  # empty if any stream of the device may free it
     accesses: Accesses = field(default_factory=Accesses)
-    uses: dict[int, int] = field(default_factory=dict)  # the last of each stream
+    uses: dict[int, int] = field(default_factory=dict)  # by stream, its last use
     freed: bool = False
-    kept: bool = False  # inputs, constants and outputs stay
+    kept: bool = False  # inputs, constants and outputs are not freed
 
 
-# A value on a device: its memory, and what put it there; of a view, that is not who wrote the
+# A value on a device: its memory and its maker. The maker of a view did not write the
 # memory.
 _Held = tuple[_Memory, int]
 
@@ -112,11 +112,11 @@ class _Verifier:
         self.host = host
         self.bound: dict[
             tuple[int, ...], Run
-        ] = {}  # by what is kept together, the first run that left some of it
+        ] = {}  # by set of values kept together, the first run that made or wrote one
         self.clocks = Clocks(program.streams, alone(program.instructions))
         self.index = self.clocks.index
-        self.own = 0  # the stream of the instruction at hand
-        self.clock: tuple[int, ...] = ()  # and what that is behind
+        self.own = 0  # the stream of the current instruction
+        self.clock: tuple[int, ...] = ()  # the clock of the current instruction
         self.events: dict[int, Stamp] = {}
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
@@ -125,11 +125,11 @@ class _Verifier:
         self.standing: Standing[str, _Held] = Standing()
         self.written: dict[
             int, _Memory
-        ] = {}  # by root, of what is written in parts: the one block that is
-        self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
+        ] = {}  # by root of memory written in parts, the one block that is written
+        self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
-        self.at_home: dict[str, int] = {}  # the version of it that is there
-        self.ran: dict[int, int] = {}  # by task, where in the program
+        self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
+        self.ran: dict[int, int] = {}  # by task, its position in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
     def run(self) -> None:
@@ -227,7 +227,7 @@ class _Verifier:
         if part is None:
             place = value.name, use.version, device
             block = self._use(place, self.standing.get(*place), value.part, writes)
-        else:  # the versions of other parts do not matter
+        else:  # the versions of other parts are irrelevant
             stands = self.standing.latest(value.name, device)
             place = value.name, use.version if stands is None else stands, device
             block = self._use(place, self.standing.held(value.name, device), part, writes)
