@@ -153,7 +153,7 @@ def _extent_of_array(array: Any) -> Extent:
     owner = array
     while _is_array(owner.base):
         owner = owner.base
-    tensor = getattr(owner.base, "untyped_storage", None)  # of which it is a view
+    tensor = getattr(owner.base, "untyped_storage", None)  # the tensor of which it is a view
     storage = owner.ctypes.data if tensor is None else tensor().data_ptr()
     return Extent(first + sum(span for span in reach if span < 0), end, storage, array)
 
@@ -166,4 +166,4 @@ def _arrays_meet(a: Any, b: Any) -> bool:
         return True
 
 
-_MOST_WORK = 10_000  # of solving for an element in common, which NumPy does exactly
+_MOST_WORK = 10_000  # limit of NumPy's exact search for a common element

@@ -26,7 +26,7 @@ WORDS = (
     "repeat",
     "timeout",
     "warmup",
-)  # which runs of a schedule take beside its inputs, so no input has these names
+)  # keywords of runs of a schedule, so no input has these names
 
 _MISFIT = re.compile(r"[\s@]")
 
@@ -82,7 +82,7 @@ def is_number(item: Any, infinite: bool = False) -> bool:
     >>> [is_number(item) for item in (0, 2.5, 10**400, True, "1", math.nan, math.inf)]
     [True, True, False, False, False, False, False]
     """
-    if type(item) is not float:  # most are; asking for Real takes ten times as long
+    if type(item) is not float:  # most are floats; isinstance of Real takes ten times as long
         if isinstance(item, bool) or not isinstance(item, Real):
             return False
         try:

@@ -27,15 +27,15 @@ from autosched._lib.tree import flatten, transform
 
 __all__ = ["Fakes"]
 
-Strides = tuple[tuple[int, ...] | None, ...]  # of each tensor that an operator returns
+Strides = tuple[tuple[int, ...] | None, ...]  # by tensor that an operator returns
 
 _MOST_KNOWN = 10_000
-_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel could not be run
+_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel failed
 
 # Costly operators whose results are contiguous whatever their arguments are.
 _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv vdot".split())
 
-# Questions that torch would answer for zeros, though the answer depends on the numbers in a tensor.
+# Queries that torch would answer for zeros, though the answer depends on a tensor's elements.
 _LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
 
 
@@ -52,11 +52,11 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, learn: bool = True) -> None:
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            # without an environment, numbers in tensors have no symbols: asking for one is an error
+            # without an environment, reading a number from a tensor is an error
             env = ShapeEnv() if learn else None
             super().__init__(allow_fallback_kernels=True, shape_env=env, static_shapes=True)
         self.learn = learn
-        self._inside = False  # an operator that is made of others: only the outermost counts
+        self._inside = False  # inside a composite operator: only the outermost counts
 
     def dispatch(
         self,
@@ -95,7 +95,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the real kernel chooses the strides: it allocates, and an argument has gaps."""
     if not isinstance(func, OpOverload) or func.namespace != "aten":
-        return False  # an operator of the user's: its kernel may do more than to return tensors
+        return False  # a user's operator, whose kernel may have side effects
     schema = func._schema
     name = schema.name.partition("::")[2]
     if (
@@ -139,16 +139,16 @@ def _real_strides(
     device = next(leaf.device for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor))
     draws = torch.Tag.nondeterministic_seeded in func.tags
     if any(isinstance(leaf, torch.Generator) for leaf in flatten((args, kwargs))):
-        return None  # which would move
+        return None  # the kernel would advance the generator
     if draws and device.type != "cpu":
-        return None  # some of these end the process on an accelerator if they are given zeros
+        return None  # some of these abort the process on an accelerator if given zeros
     number = 1 if torch.Tag.pointwise in func.tags else 0  # indices must be 0; divisors must not
     with no_dispatch():
         before = torch.get_rng_state() if draws else None
         try:
             given, named = transform(lambda leaf: _real(leaf, number), (tuple(args), dict(kwargs)))
             result = func(*given, **named)
-        except Exception:  # kernels refuse numbers in many ways
+        except Exception:  # kernels raise many kinds of errors
             return None
         finally:
             if before is not None:

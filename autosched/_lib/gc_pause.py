@@ -14,7 +14,10 @@ __all__ = ["without_collecting"]
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pause garbage collection in a block or decorated function, which saves a third of the time."""
+    """Pause garbage collection in a block or decorated function.
+
+    Planning then takes about a third less time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

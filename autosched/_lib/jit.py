@@ -51,21 +51,21 @@ def _compiled(function: F) -> F:
 
     for known in _KERNELS[len(_REGISTERED) :]:
         _REGISTERED.append(register_jitable(known))
-    # The name is that of the file. Numba itself sees changes in the function's own module, not in
-    # those it calls.
+    # The name becomes the file name of the cache. Numba detects changes in the function's own
+    # module, but not in the modules of functions that it calls.
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
     twin.__module__ = function.__module__
     try:
         return cast(F, numba.njit(cache=True)(twin))
-    except RuntimeError:  # no folder can be written to, neither the source's nor the user's
+    except RuntimeError:  # no cache folder is writable
         return cast(F, numba.njit(twin))
 
 
 def _stamp(function: Callable[..., Any]) -> str:
     """Return a hash of the sources of a kernel, of those it may call and of their tables."""
     modules = [function.__module__]
-    for name in modules:  # which grows
+    for name in modules:  # the list grows during the loop
         for item in vars(sys.modules[name]).values():
             is_table = isinstance(item, type) and issubclass(item, tuple)
             is_kernel = isinstance(item, types.FunctionType) and item in _KERNELS
@@ -122,4 +122,4 @@ def mode(work: float) -> Mode:
 
 
 _WORTH_CALLING = 5e3  # steps
-_WORTH_IMPORTING = 3e4  # which takes half a second, and compiling for the first time some seconds
+_WORTH_IMPORTING = 3e4  # importing takes half a second, and the first compilation some seconds

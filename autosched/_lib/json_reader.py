@@ -24,7 +24,7 @@ Reader = Callable[[Any, str], Any]
 _NEWER = (
     "pageable",
     "pageable_bytes_per_second",
-)  # written only where they say something, as files had none at first
+)  # written only if set, because older files do not have them
 
 
 def parse(text: str, reader: Reader) -> Any:
@@ -122,7 +122,7 @@ def record(
 
 def refuse(place: str, what: str, got: Any) -> NoReturn:
     """Raise ScheduleError with the place, what must be there, and what is."""
-    if isinstance(got, (dict, list)):  # which may be too deep to print
+    if isinstance(got, (dict, list)):  # it may be too deep to print
         shown = "an object" if isinstance(got, dict) else "a list"
     else:
         shown = (

@@ -24,7 +24,7 @@ def flatten(tree: Any) -> Iterator[Any]:
         yield tree
         return
     for item in tree.values() if isinstance(tree, dict) else tree:
-        if isinstance(item, _TREES):  # a generator for each leaf would take three times as long
+        if isinstance(item, _TREES):  # a generator per leaf would take three times as long
             yield from flatten(item)
         else:
             yield item
