@@ -70,7 +70,7 @@ class Choices:
 
     devices: Sequence[tuple[str, ...]]
     group: Sequence[int]
-    open: bool = False  # it is known that each task may run on each device, whatever the others do
+    open: bool = False  # every task may run on every device, without constraints
 
 
 def constraint(task: Task, machine: Machine) -> str | None:
@@ -148,7 +148,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
     """Yield pairs of tasks (indices) that must share a device."""
     first: dict[
         int | tuple[int, ...], int
-    ] = {}  # of those that share memory (its root), or are kept together
+    ] = {}  # the first task by root of shared memory, or by set of values kept together
     for task in graph.tasks:
         for root in _bases(graph, task):
             if root.producer is not None:
@@ -189,7 +189,7 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
         root = values[use.value].root
         many = (
             sum(values[read.value].root == root for read in task.reads) > 1
-        )  # apart if copied: which is it?
+        )  # with several reads of the root, the right copy is ambiguous
         if task.view or many or graph.last_version(root):
             roots[root] = None
     return [values[root] for root in roots]
