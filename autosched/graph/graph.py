@@ -51,7 +51,7 @@ __all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "calle
 
 
 class Graph:
-    """The tasks of one step and what they depend on.
+    """The tasks of one step and their dependencies.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("sum of squares")
