@@ -51,7 +51,10 @@ class Work:
         _check_finite(self.launches, "launches of work")
 
     def seconds(self, device: Device) -> float:
-        """Return the seconds on a device by the roofline model (Williams, Waterman, Patterson, CACM 2009)."""
+        """Return the seconds on a device by the roofline model.
+
+        Source: Williams, Waterman, Patterson, CACM 2009.
+        """
         busy = max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
         return self.launches * device.launch_seconds + busy
 
