@@ -78,7 +78,7 @@ _DEVICE = Device("cuda:0")  # with default rates
 
 
 def check_granularity(word: object) -> None:
-    """Raise GraphError unless this is a granularity."""
+    """Raise GraphError unless ``word`` is a granularity."""
     if word not in ("op", "module", "auto"):
         raise GraphError(f"granularity must be 'op', 'module' or 'auto', got {word!r}")
 

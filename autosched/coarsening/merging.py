@@ -134,7 +134,7 @@ class _Merger:
 
 
 class _Writer:
-    """Writes tasks of a graph into a new one of the same kind."""
+    """Adds the tasks of a graph to a new graph of the same class."""
 
     def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
         self.old = graph
