@@ -29,7 +29,7 @@ __all__ = ["Copy", "Free", "Instruction", "Program", "Record", "Run", "Stream", 
 
 
 class Stream(NamedTuple):
-    """An in-order queue of one device: ``compute`` (``compute1``, ...), ``copy-in`` or ``copy-out``."""
+    """An in-order queue of one device: ``compute``, ``compute1``, ``copy-in`` or ``copy-out``."""
 
     device: str
     name: str

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 class Standing(Generic[Name, Item]):
-    """An item for each (value, version, device).
+    """A table of items by value, version and device.
 
     >>> standing = Standing()
     >>> standing.put("x", 0, "cpu", "memory")
