@@ -189,7 +189,7 @@ class Timeline:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams with spans, by device as first seen, compute before copies."""
+        """The streams with spans: by device in order of appearance, compute before copies."""
         seen = dict.fromkeys(stream for span in self.spans for stream in span.streams)
         devices = list(dict.fromkeys(stream.device for stream in seen))
         return tuple(

@@ -32,7 +32,7 @@ _Thread = tuple[Any, Any]  # pid, tid
 
 
 class _Slice(NamedTuple):
-    """An ``X`` event: seconds, and what else it says."""
+    """An ``X`` event of a trace, with times in seconds."""
 
     start: float
     end: float
