@@ -97,7 +97,7 @@ def last_end(
 def _moments(
     program: Program, seconds: Sequence[float]
 ) -> Iterator[tuple[int, Run | Copy, float, float]]:
-    """Yield runs and copies, when they start and when they end."""
+    """Yield (position, run or copy, start, end)."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
     for i, instruction in enumerate(program.instructions):
@@ -147,7 +147,9 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
 def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
     """Return whether one end of a copy is host memory that is not page-locked.
 
-    That is memory of an input or constant, or a view of it.
+    That is the memory of an input or constant, or a view of it. Host memory that a run allocates is
+    page-locked, as ``to("cpu", non_blocking=True)`` does. So only copies from, or back to, a
+    caller's memory are slow.
     """
     value = graph.value(copy.value)
     root = graph.values[value.root]
