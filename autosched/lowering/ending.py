@@ -20,7 +20,7 @@ class Ending:
     def __init__(
         self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
     ):
-        """``events`` are (stream, position, run or copy before it); ``stamp`` maps uses to stamps."""
+        """``events`` are (stream, position, run or copy before it); ``stamp`` returns use stamps."""
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
@@ -60,22 +60,26 @@ class Ending:
 
         An event of None has still to be recorded.
         """
+        # 1. The last use on each stream that does not yet happen before the owner's next instruction.
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = stamp = self.stamp(use)
             if not self.clocks.passed(stamp, own):
                 last[user] = max(last.get(user, 0), position)
+        # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
         clocks = {
             u: self.clocks.behind[u] if found is None else self._moment(found)[2]
             for u, found in event.items()
         }
+        # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
         lone, top = self._latest(last, clocks)
         rest = [user for user in last if user < len(top) and top[user] < last[user]]
         implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
         for user in sorted(rest):  # if another wait implies all that this one does, drop this one
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
+        # 4. Drop single-copy streams that the remaining streams imply.
         lone = [
             user
             for user in lone

@@ -71,6 +71,7 @@ def walk(o: Order, h: Held, m: Moments) -> None:
     for i in range(len(o.own)):
         own = o.own[i]
         also = o.also[i]
+        # 1. Wait for predecessors that earlier waits do not imply, the latest predecessor first.
         for k in range(o.after_at[i + 1] - 1, o.after_at[i] - 1, -1):
             producer = o.after[k]
             stream = o.own[producer]
@@ -84,11 +85,13 @@ def walk(o: Order, h: Held, m: Moments) -> None:
             catch_up(m, own, stream, position, h.behind, producer * m.places)
             emit(h, WAIT, producer, i)
             waited(o, h, m, own, stream, i)
+        # 2. Issue the instruction, and keep its position and its clock for later waits.
         advance(m, own, also)
         h.position[i] = m.count[own]
         for k in range(m.places):
             h.behind[i * m.places + k] = m.behind[own * m.places + k]
         emit(h, DO, i, i)
+        # 3. Free blocks whose uses all happen before by now.
         if also >= 0:
             release(o, h, m, also, i)
         ended(o, h, m, i)

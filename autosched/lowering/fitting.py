@@ -79,9 +79,9 @@ def confined(
 ) -> Costs:
     """Return costs with infinite seconds where a task alone exceeds the memory of a device.
 
-    A task needs its arguments, its results, and the inputs that are on the device. Raises
-    MemoryLimitError if this, or the outputs that are wanted on a device, prove that no schedule
-    exists.
+    A task needs its arguments, its results, and the inputs that are on the device. So policies and
+    bounds avoid the device without modelling memory. Raises MemoryLimitError if this, or the
+    outputs that are wanted on a device, prove that no schedule exists.
     """
     if not is_limited(graph, machine, costs):
         return costs

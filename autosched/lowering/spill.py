@@ -121,6 +121,7 @@ class _Walk:
         """Copy what a run reads, make room for its results, and issue it."""
         device = run.stream.device
         self.busy = set()
+        # 1. Copy what the task reads, and make room for its results.
         missing = list(self._missing(task, device))
         for use in missing:
             self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
@@ -130,6 +131,7 @@ class _Walk:
             sum(self.nbytes[use.value] for use in made),
             f"for what task {task.name!r} makes",
         )
+        # 2. Issue the run, and advance the versions that it writes and makes.
         self.result.append(run)
         blocks = {
             self.graph.values[use.value].root: self._touched(task, use, run.stream)
@@ -145,9 +147,11 @@ class _Walk:
         self.busy = set()
         for block in dict.fromkeys(blocks.values()):
             self._look_ahead(block)
+        # 3. Copy the new versions: back to the caller, and to readers without a memory limit.
         self._give_back(changed, device)
         left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         self.send(left)
+        # 4. Free blocks that are dead already, if only their owner's stream has used them.
         for block in dict.fromkeys(blocks.values()):
             if (
                 self.limit[device] < math.inf
@@ -155,6 +159,7 @@ class _Walk:
                 and self._is_dead(block)
             ):
                 self._free(block)  # no stream has to wait for this free
+        # 5. Prefetch for the devices that may now copy more.
         for reader in dict.fromkeys(
             [device, *(reader for use in left for reader in self.future.readers(use))]
         ):

@@ -27,7 +27,7 @@ _WINDOW = 4_096  # beyond, reachability within so many tasks
 def assign_streams(
     graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]
 ) -> list[Run]:
-    """Return a run for each of all tasks, which are in issue order, on its device."""
+    """Return a run for each task on its device; ``tasks`` are in issue order."""
     on: dict[str, list[int]] = {name: [] for name in machine.names}
     for task in tasks:
         on[device[task.name]].append(task.index)
@@ -50,7 +50,12 @@ def assign_streams(
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
-    """Return a stream number for each of the tasks, which are in issue order."""
+    """Return a stream number for each task; ``tasks`` are in issue order.
+
+    1. Reduce the edges between these tasks transitively.
+    2. Partition the tasks into chains by a maximum matching of the reduced edges.
+    3. Pack the chains onto ``count`` streams.
+    """
     position = {task: i for i, task in enumerate(tasks)}
     edges = [
         sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks
@@ -60,10 +65,10 @@ def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
 
 
 def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]], list[int]]:
-    """Return the transitive reduction, and for each task a bit set of those it reaches: bit i is the i-th behind it.
+    """Return the transitive reduction, and for each task a bit set of the tasks that it reaches.
 
-    What is further ahead than the window is not known, and edges that reach so far are all kept.
-    What an edge within it leaps over lies within it too.
+    Bit i is for the i-th task after it. Reachability beyond the window is unknown, and edges that
+    are longer are all kept. A path that implies an edge within the window is within it, too.
     """
     reach = [0] * len(edges)
     reduced: list[list[int]] = [[] for _ in edges]
@@ -79,7 +84,7 @@ def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]
 
 
 def _match(edges: Sequence[Iterable[int]]) -> dict[int, int]:
-    """Return for each task at most one follower, no two the same, as many as can be."""
+    """Return a maximum matching: at most one successor for each task, all different."""
     from networkx import Graph as Undirected
     from networkx.algorithms.bipartite import hopcroft_karp_matching
 
@@ -104,7 +109,11 @@ def _chains(follower: dict[int, int], n: int) -> list[list[int]]:
 
 
 def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: int) -> list[int]:
-    """Put chains on ``count`` streams: behind one that must end before, else on a free one, else behind the oldest."""
+    """Put chains on ``count`` streams.
+
+    Each chain is appended to a stream whose last task happens before the chain; else it gets a new
+    stream; else it goes to the stream whose last task is earliest.
+    """
     number = [0] * n
     last: list[int] = []  # by stream, its last task so far
     for chain in chains:
