@@ -51,8 +51,7 @@ class _Memory:
     kept: bool = False  # inputs, constants and outputs are not freed
 
 
-# A value on a device: its memory and its maker. The maker of a view did not write the
-# memory.
+# A value on a device: its memory and its maker. The maker of a view did not write the memory.
 _Held = tuple[_Memory, int]
 
 
