@@ -56,7 +56,7 @@ class UnknownMethodError(GraphError, AttributeError):
 
 
 class MachineError(AutoschedError, ValueError):
-    """A machine is malformed, or is asked for a device or a link that it does not have."""
+    """A machine is malformed, or does not have the requested device or link."""
 
 
 class ScheduleError(AutoschedError, ValueError):
@@ -99,7 +99,7 @@ class UsageError(AutoschedError, ValueError):
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return names for an error message: the first few, and how many more.
+    """Return names for an error message: the first few, and the number of the others.
 
     >>> listed("abc", most=2)
     "'a', 'b' and 1 more"
