@@ -1,4 +1,5 @@
 """Describe machines: devices and links, as plain data.
 
-device   Device and Link machine  Machine: local, emulated or loaded from JSON
+device   Device and Link
+machine  Machine: local, emulated or loaded from JSON
 """
