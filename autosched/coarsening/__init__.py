@@ -1,6 +1,7 @@
 """Merge tasks into fewer, larger tasks with the same results.
 
-grouping  which tasks become one, by cost or by module folding   which tasks may be merged at all
+grouping  which tasks become one, by cost or by module
+folding   which tasks may be merged at all
 merging   the graph with each group as one task
 
 Merging is a function from graph to graph, and precedes everything else: a merged task is a task
