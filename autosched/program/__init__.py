@@ -1,6 +1,8 @@
 """Represent programs, the instruction lists of schedules.
 
-program        Program, its instructions, text form and parser arrays         a program as arrays,
-for kernels vector_clocks  which instruction happens before which clock_kernels  the same arithmetic
-for kernels residency      which version of a value is on which device during a walk
+program        Program, its instructions, text form and parser
+arrays         a program as arrays, for kernels
+vector_clocks  which instruction happens before which
+clock_kernels  the same arithmetic for kernels
+residency      which version of a value is on which device during a walk
 """
