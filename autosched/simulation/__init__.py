@@ -1,4 +1,5 @@
 """Predict the times and the memory of a program.
 
-simulate   when each instruction runs footprint  how many bytes each device holds
+simulate   when each instruction runs
+footprint  how many bytes each device holds
 """
