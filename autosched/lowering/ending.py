@@ -20,7 +20,7 @@ class Ending:
     def __init__(
         self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
     ):
-        """``events`` are (stream, position, run or copy before it); ``stamp`` returns use stamps."""
+        """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
