@@ -1,6 +1,7 @@
-"""Every error autosched raises on purpose: one class per kind of mistake.
+"""Define the exceptions of the package.
 
-Each also inherits the built-in class that a reader would expect, so ``except ValueError`` works.
+There is one class for each kind of mistake. Each also inherits from the built-in class that a
+reader would expect, so ``except ValueError`` works.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ class AutoschedError(Exception):
 
 
 class CaptureError(AutoschedError, RuntimeError):
-    """A function does what no graph can say."""
+    """A function does something that a graph cannot represent."""
 
 
 class ChartError(AutoschedError, ValueError):
-    """A chart is asked to draw what it cannot: no finite number, an error bar with one end."""
+    """A chart is asked to draw invalid data: a number that is not finite, half an error bar."""
 
 
 class GradientError(AutoschedError, RuntimeError):
-    """A gradient would be lost: it reached what a schedule computed, which autograd did not follow."""
+    """A gradient would be lost: it reached an output of a schedule, which autograd did not see."""
 
 
 class GraphError(AutoschedError, ValueError):
-    """A graph was built or used wrongly: an unknown name, a value of another graph, a missing input."""
+    """A graph was built or used wrongly: an unknown name, a foreign value or a missing input."""
 
 
 class UnknownMethodError(GraphError, AttributeError):
-    """A value is asked for a method that tensors do not have; to ``hasattr`` it is a missing attribute."""
+    """A value has no such method, since tensors have none; ``hasattr`` sees a missing attribute."""
 
 
 class MachineError(AutoschedError, ValueError):
-    """A machine is malformed, or is asked for a device or a link that it does not have."""
+    """A machine is malformed, or does not have the requested device or link."""
 
 
 class ScheduleError(AutoschedError, ValueError):
@@ -63,11 +64,14 @@ class ScheduleError(AutoschedError, ValueError):
 
 
 class MemoryLimitError(ScheduleError):
-    """No schedule was found that keeps to the memory of each device; the message says whether that is proved."""
+    """No schedule was found that fits the memory of each device.
+
+    The message says whether it is proved that none exists.
+    """
 
 
 class ProgramError(AutoschedError, ValueError):
-    """A program breaks a law of ``verify``: it would race, hang, or read what is not there."""
+    """A program breaks a law of ``verify``: it would race, hang, or read what is not present."""
 
 
 class HazardError(AutoschedError, RuntimeError):
@@ -75,11 +79,11 @@ class HazardError(AutoschedError, RuntimeError):
 
 
 class InterleavingError(AutoschedError, AssertionError):
-    """A graph does not do what its serial run does, when scheduled or when run again."""
+    """A graph, when scheduled or run again, differs from its serial run."""
 
 
 class RunTimeoutError(AutoschedError, TimeoutError):
-    """A run did not end in time; the message says what each thread was doing, and who waited for whom."""
+    """A run did not end in time; the message says what each thread was doing or waiting for."""
 
 
 class TaskError(AutoschedError, RuntimeError):
@@ -87,15 +91,15 @@ class TaskError(AutoschedError, RuntimeError):
 
 
 class TimelineError(AutoschedError, ValueError):
-    """A text is no trace of a schedule, or a timeline is asked for what it cannot know."""
+    """A text is not a trace of a schedule, or a timeline lacks the requested information."""
 
 
 class UsageError(AutoschedError, ValueError):
-    """A command line asks for what is not there, or for what does not go together."""
+    """A command line asks for something unknown, or for options that exclude each other."""
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Return names for an error message: the first few, and how many more.
+    """Return names for an error message: the first few, and the number of the others.
 
     >>> listed("abc", most=2)
     "'a', 'b' and 1 more"
@@ -106,7 +110,7 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 
 def shown(item: Any) -> str:
-    """Return what an error message shows of an object: its repr, or its type where Python refuses to write that.
+    """Return the repr of an object for an error message, or its type if its repr raises.
 
     >>> shown(1.5), shown(10**5000)
     ('1.5', 'a int that cannot be shown')

@@ -1,7 +1,14 @@
-"""Placement: the device of each task, and the order in which tasks are issued. What a policy returns.
+"""Define placements, the results of policies, and check them.
 
-Holds no times and no streams. ``groups`` says which tasks must go together, ``check`` whether a
-placement may be.
+A placement has the device of each task, and the order in which tasks are issued. It holds no times
+and no streams. ``choices`` returns which tasks must share a device, and ``check`` raises an error
+if a placement breaks a constraint.
+
+A placement also has the order of its copies, because copy streams are first in, first out: a plan
+that gives only the devices of tasks does not determine when copies take place. These copies are
+hints. Lowering skips copies that nothing needs, and never issues a copy before its value exists or
+after its first reader. So a program is correct whatever copies a policy asks for; only unknown
+names are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ __all__ = ["Placement", "Send", "check", "choices", "constraint", "home"]
 
 
 class Send(NamedTuple):
-    """A copy of a version of a value to a device, and the task right before which it is issued."""
+    """A copy of a version of a value to a device, and the task before which it is issued."""
 
     value: str
     version: int
@@ -32,12 +39,12 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each task runs (by name), and in which order tasks are issued.
+    """The device of each task (by name), and the order in which tasks are issued.
 
-    ``copies``, where copies queue for copy streams, says in which order and how early they leave: each is issued right
-    before a task, but never before what makes it, nor behind the first that needs it. Others leave
-    when they can.
-    ``bound`` is a makespan, in seconds, that no placement beats, as far as the policy has proved one.
+    ``copies`` are hints for the order of copies that queue for copy streams. Each is issued
+    immediately before the task that it names, but never before its value exists or after its first
+    reader. Copies that are not listed are issued as early as possible. ``bound`` is a lower bound
+    on the makespan of all placements, in seconds, as far as the policy has proved one.
 
     >>> Placement({"a": "cuda:0", "b": "cpu"}, ("a", "b")).device["b"]
     'cpu'
@@ -50,33 +57,33 @@ class Placement:
 
 
 def home(graph: Graph, machine: Machine, value: Value) -> str:
-    """Return where an input or constant lives: its own device, or the host."""
+    """Return where an input or constant is at the start: on its own device, or on the host."""
     return value.home or machine.host
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Which devices each task may run on, and which tasks must share one.
+    """The devices on which each task may run, and which tasks must share a device.
 
-    ``devices`` and ``group`` are by task index; tasks of one group run on one device and share their devices.
+    ``devices`` and ``group`` are by task index. The tasks of one group run on one device.
     """
 
     devices: Sequence[tuple[str, ...]]
     group: Sequence[int]
-    open: bool = False  # it is known that each task may run on each device, whatever the others do
+    open: bool = False  # every task may run on every device, without constraints
 
 
 def constraint(task: Task, machine: Machine) -> str | None:
-    """Return where a task must run, if that is said."""
+    """Return the device to which a task is constrained, if any."""
     return machine.host if task.device == HOST else task.device
 
 
 def choices(graph: Graph, machine: Machine) -> Choices:
-    """Return where tasks may run: constraints, and what must stay together.
+    """Return where tasks may run: constraints, and which tasks must share a device.
 
-    A view lives where its base lives. Where a value that has views is written in place, its maker
-    if a task made it, all views and all writers stay on one device; so do those who write parts of
-    a value by an index, and those who make or write what ``Graph.together`` names. Raises
+    A view is on the device of its base. If a value that has views is written in place, the task
+    that made it (if any), all views and all writers share a device. So do tasks that write parts of
+    a value by an index, and tasks that make or write values of one ``Graph.together``. Raises
     ScheduleError naming the task whose constraints contradict each other.
     """
     parent = list(range(len(graph.tasks)))
@@ -113,7 +120,7 @@ def choices(graph: Graph, machine: Machine) -> Choices:
 
 
 def _writers_between(graph: Graph, first: int, last: int) -> str:
-    """Say which tasks write in place and so tie two tasks (indices) together, each to the next."""
+    """Describe the in-place writes that connect two tasks (indices), along a shortest path."""
     tied: dict[int, list[int]] = {}
     for one, other in _pairs(graph):
         tied.setdefault(one, []).append(other)
@@ -138,10 +145,10 @@ _MOST_TOLD = 3
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Yield tasks (indices) that must share a device, two by two."""
+    """Yield pairs of tasks (indices) that must share a device."""
     first: dict[
         int | tuple[int, ...], int
-    ] = {}  # of those that share memory (its root), or are kept together
+    ] = {}  # the first task by root of shared memory, or by set of values kept together
     for task in graph.tasks:
         for root in _bases(graph, task):
             if root.producer is not None:
@@ -156,7 +163,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def _pins(graph: Graph, machine: Machine) -> Iterator[tuple[int, str, str]]:
-    """Yield tasks (indices), the device on which each must be, and why."""
+    """Yield tasks (indices) with a required device, that device, and the reason."""
     for task in graph.tasks:
         device = constraint(task, machine)
         if device:
@@ -182,16 +189,17 @@ def _bases(graph: Graph, task: Task) -> Sequence[Value]:
         root = values[use.value].root
         many = (
             sum(values[read.value].root == root for read in task.reads) > 1
-        )  # apart if copied: which is it?
+        )  # with several reads of the root, the right copy is ambiguous
         if task.view or many or graph.last_version(root):
             roots[root] = None
     return [values[root] for root in roots]
 
 
 def check(placement: Placement, graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError if a placement leaves out a task, breaks a constraint, or orders against a dependency.
+    """Raise ScheduleError if a placement is invalid.
 
-    Names in its copies must be known; MachineError for devices.
+    It is invalid if it leaves out a task, breaks a constraint, orders tasks against a dependency,
+    or has copies with unknown names. Raises MachineError for unknown devices.
     """
     table = placement.device
     order = placement.order
@@ -223,7 +231,7 @@ def check(placement: Placement, graph: Graph, machine: Machine) -> None:
 def _check_tasks(
     table: Mapping[str, str], graph: Graph, machine: Machine, allowed: Choices, at: Sequence[int]
 ) -> None:
-    """Raise ScheduleError for the first task that breaks a rule; ``at`` says where each stands in the order."""
+    """Raise ScheduleError for the first task that breaks a rule; ``at`` has its position."""
     chosen: dict[int, Task] = {}
     for task, here, group, possible in zip(
         graph.tasks, at, allowed.group, allowed.devices, strict=True
@@ -253,7 +261,7 @@ def _check_tasks(
 def _check_copies(
     copies: Sequence[Send], graph: Graph, machine: Machine, tasks: Mapping[str, int]
 ) -> None:
-    """Raise ScheduleError for what cannot be a copy. One that nothing needs is none: lowering looks the others up."""
+    """Raise ScheduleError for a malformed copy. Lowering ignores copies that nothing needs."""
     if not isinstance(copies, Sequence) or not all(isinstance(send, Send) for send in copies):
         raise ScheduleError(f"copies of a placement are a tuple of Send, got {shown(copies)}")
     for send in copies:

@@ -1,7 +1,8 @@
-"""Layout: which bytes tensors and NumPy's arrays lie on. Tells whether two of them meet, and reads no number.
+"""Determine which bytes tensors and NumPy arrays occupy.
 
-What is neither a strided tensor with memory of its own nor an array (sparse, meta, a number) lies
-nowhere. Imports neither torch nor NumPy.
+This module answers whether two of them overlap, without reading their elements. What is neither a
+strided tensor with memory of its own nor an array (sparse, meta, a number) occupies no bytes. It
+imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ __all__ = ["Extent", "are_apart", "extents", "first_meeting", "overlaps_itself"]
 
 
 class Extent(NamedTuple):
-    """A tensor's or array's bytes: somewhere from address ``first`` to before ``end``, in a storage (its address)."""
+    """The bytes of a tensor or array: from address ``first`` to before ``end``, in a storage.
+
+    ``storage`` is the address of the storage.
+    """
 
     first: int
     end: int
@@ -51,7 +55,7 @@ class Extent(NamedTuple):
 
 
 def extents(tree: Any) -> Iterator[Extent]:
-    """Yield where the tensors and arrays of a tree lie; those without elements lie nowhere."""
+    """Yield the extents of the tensors and arrays of a tree; those without elements have none."""
     for leaf in flatten(tree):
         if _is_array(leaf):
             if leaf.size:
@@ -70,7 +74,9 @@ def extents(tree: Any) -> Iterator[Extent]:
 def first_meeting(
     owned: Sequence[tuple[Hashable, Extent]], matters: Callable[[Any, Any], bool] = ne
 ) -> tuple[Any, Any] | None:
-    """Return two owners that matter to each other (default: who differ) of tensors that meet; None where none do.
+    """Return two owners of overlapping tensors; None if no tensors overlap.
+
+    ``matters`` decides which pairs of owners count (default: different ones).
 
     >>> import torch
     >>> x = torch.zeros(4)
@@ -91,7 +97,7 @@ def first_meeting(
 
 
 def are_apart(items: Iterable[Any]) -> bool:
-    """Whether these are tensors with a storage each; what takes a closer look is not, for all that is known here.
+    """Whether these are tensors with separate storages; False if a closer look is needed.
 
     >>> import torch
     >>> x = torch.zeros(4)
@@ -111,7 +117,7 @@ def are_apart(items: Iterable[Any]) -> bool:
 
 
 def overlaps_itself(tensor: Any) -> bool:
-    """Whether elements of a strided tensor or array may lie on each other, as those of an expanded one do.
+    """Whether elements of a strided tensor or array may overlap, as those of an expanded one do.
 
     >>> import torch
     >>> overlaps_itself(torch.zeros(3, 2).t()), overlaps_itself(torch.zeros(2).expand(3, 2))
@@ -147,7 +153,7 @@ def _extent_of_array(array: Any) -> Extent:
     owner = array
     while _is_array(owner.base):
         owner = owner.base
-    tensor = getattr(owner.base, "untyped_storage", None)  # of which it is a view
+    tensor = getattr(owner.base, "untyped_storage", None)  # the tensor of which it is a view
     storage = owner.ctypes.data if tensor is None else tensor().data_ptr()
     return Extent(first + sum(span for span in reach if span < 0), end, storage, array)
 
@@ -160,4 +166,4 @@ def _arrays_meet(a: Any, b: Any) -> bool:
         return True
 
 
-_MOST_WORK = 10_000  # of solving for an element in common, which NumPy does exactly
+_MOST_WORK = 10_000  # limit of NumPy's exact search for a common element

@@ -1,6 +1,6 @@
-"""Allowed: what a name, the name of a device, and a number may be, wherever one comes in.
+"""Define which names, device names and numbers are valid.
 
-Each rule stands here once; whoever asks says what is wrong, with its own error. Knows nothing else.
+Each rule is here once; callers raise their own errors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WORDS = (
     "repeat",
     "timeout",
     "warmup",
-)  # which runs of a schedule take beside its inputs, so no input has these names
+)  # keywords of runs of a schedule, so no input has these names
 
 _MISFIT = re.compile(r"[\s@]")
 
 
 def is_name(item: Any) -> TypeGuard[str]:
-    """Whether this is one word in the text of a program, with room for a version behind it.
+    """Whether this is one word in the text of a program, which a version can follow.
 
     >>> [is_name(item) for item in ("h", "h.1", "größe/2", "h@1", "two words", "", None)]
     [True, True, True, False, False, False, False]
@@ -41,7 +41,7 @@ def is_name(item: Any) -> TypeGuard[str]:
 
 
 def is_device(item: Any) -> TypeGuard[str]:
-    """Whether this can name a device: a name, with room for a stream behind it.
+    """Whether this can name a device: a name that a stream can follow.
 
     >>> [is_device(item) for item in ("cpu", "cuda:0", "cuda:0/compute", "")]
     [True, True, False, False]
@@ -50,9 +50,9 @@ def is_device(item: Any) -> TypeGuard[str]:
 
 
 def device_name(item: Any) -> Any:
-    """Return the name of a device that is given as torch takes one: a text, a ``torch.device``, the index of a GPU.
+    """Return the name of a device given as in torch: a string, ``torch.device`` or GPU index.
 
-    Anything else comes back as it is, for the caller to refuse.
+    Anything else is returned unchanged, for the caller to reject.
 
     >>> device_name("cuda:0"), device_name(1), device_name(-1), device_name(None)
     ('cuda:0', 'cuda:1', -1, None)
@@ -66,7 +66,7 @@ def device_name(item: Any) -> Any:
 
 
 def by_device(item: Any) -> Any:
-    """Return what is given for each device, if it is, by the names of the devices.
+    """Return a table by device with the names of the devices as keys; other items unchanged.
 
     >>> by_device({0: 1.0, "cpu": 2.0}), by_device(3.0)
     ({'cuda:0': 1.0, 'cpu': 2.0}, 3.0)
@@ -77,12 +77,12 @@ def by_device(item: Any) -> Any:
 
 
 def is_number(item: Any, infinite: bool = False) -> bool:
-    """Whether this is a number, 0 or more, that a float can hold; a bool is none.
+    """Whether this is a number, 0 or more, that a float can hold, and not a bool.
 
     >>> [is_number(item) for item in (0, 2.5, 10**400, True, "1", math.nan, math.inf)]
     [True, True, False, False, False, False, False]
     """
-    if type(item) is not float:  # most are; asking for Real takes ten times as long
+    if type(item) is not float:  # most are floats; isinstance of Real takes ten times as long
         if isinstance(item, bool) or not isinstance(item, Real):
             return False
         try:
@@ -93,7 +93,7 @@ def is_number(item: Any, infinite: bool = False) -> bool:
 
 
 def is_whole(item: Any) -> bool:
-    """Whether this is a whole number.
+    """Whether this is an integer, and not a bool.
 
     >>> [is_whole(item) for item in (-1, 10**400, 1.0, True)]
     [True, True, False, False]
@@ -102,7 +102,9 @@ def is_whole(item: Any) -> bool:
 
 
 def no_seconds(item: Any) -> Iterator[Any]:
-    """Yield what is no number in the seconds of a task: a number or one per device, infinite where it cannot run.
+    """Yield the invalid numbers in the seconds of a task: one number, or one per device.
+
+    Infinity is valid: the task cannot run there.
 
     >>> list(no_seconds({"cpu": 1.0, "cuda:0": math.inf, "cuda:1": -1})), list(no_seconds("1"))
     ([-1], ['1'])

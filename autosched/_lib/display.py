@@ -1,7 +1,8 @@
-"""How objects draw themselves without importing what draws them.
+"""Register how objects draw themselves.
 
-``Graph.draw`` and the notebook display of graphs and timelines are methods of classes in lower layers than ``viz``.
-``viz.drawing`` registers its functions here when it is imported, which ``import autosched`` does.
+``Graph.draw`` and the notebook display of graphs and timelines are methods of classes in lower
+layers than ``viz``. ``viz.drawing`` registers its functions here when it is imported, which
+``import autosched`` does. So neither imports the other.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Fakes: fake tensors with the strides that real kernels give.
+"""Create fake tensors with the strides of real kernels.
 
-Torch predicts what an operator returns without running it. Where arguments are not contiguous, some
-predictions of strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed tensor,
-``div`` with a rounding mode). Code that asks for strides (``view``, ``reshape``, ``as_strided``,
-``contiguous``) would then take another path than it takes eagerly. So those operators run once on
-tensors without meaning, and their strides are remembered: a list of operators with wrong
-predictions would differ between versions of torch, and between devices.
+Torch predicts the result of an operator without running it. For arguments that are not contiguous,
+some predictions of strides are wrong (batch norms and ``adaptive_avg_pool1d`` over a transposed
+tensor, ``div`` with a rounding mode). Code that asks for strides (``view``, ``reshape``,
+``as_strided``, ``contiguous``) would then take another path than in eager mode. So such operators
+run once on uninitialised tensors, and their strides are cached. A fixed list of operators with
+wrong predictions would differ between versions of torch, and between devices.
 
-Knows no graph.
+This module knows no graph.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from autosched._lib.tree import flatten, transform
 
 __all__ = ["Fakes"]
 
-Strides = tuple[tuple[int, ...] | None, ...]  # of each tensor that an operator returns
+Strides = tuple[tuple[int, ...] | None, ...]  # by tensor that an operator returns
 
 _MOST_KNOWN = 10_000
-_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel could not be run
+_known: OrderedDict[Hashable, Strides | None] = OrderedDict()  # None: the kernel failed
 
 # Costly operators whose results are contiguous whatever their arguments are.
 _CONTIGUOUS = frozenset("addbmm addmm addmv addr baddbmm bmm dot embedding mm mv vdot".split())
 
-# Questions that torch would answer for zeros, though the answer depends on the numbers in a tensor.
+# Queries that torch would answer for zeros, though the answer depends on a tensor's elements.
 _LOOK_AT_NUMBERS = frozenset((torch.ops.aten._nested_tensor_from_mask_left_aligned.default,))
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A mode in which tensors are fake; with ``learn=False`` no kernel runs, and what is known of others is used.
+    """A mode in which tensors are fake, with the strides of real kernels.
+
+    With ``learn=False`` no kernel runs, and only cached strides are used.
 
     >>> fakes = Fakes()
     >>> x, y = [fakes.from_tensor(torch.ones(n, 5).t()) for n in (5, 1)]
@@ -50,11 +52,11 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, learn: bool = True) -> None:
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
-            # without an environment, numbers in tensors have no symbols: asking for one is an error
+            # without an environment, reading a number from a tensor is an error
             env = ShapeEnv() if learn else None
             super().__init__(allow_fallback_kernels=True, shape_env=env, static_shapes=True)
         self.learn = learn
-        self._inside = False  # an operator that is made of others: only the outermost counts
+        self._inside = False  # inside a composite operator: only the outermost counts
 
     def dispatch(
         self,
@@ -63,7 +65,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what an operator does to fake tensors."""
+        """Apply an operator to fake tensors."""
         kwargs = kwargs or {}
         if self._inside or not _may_differ(func, args, kwargs):
             if func in _LOOK_AT_NUMBERS:
@@ -91,9 +93,9 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 def _may_differ(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the real kernel decides about strides: it makes new memory from what is not contiguous."""
+    """Whether the real kernel chooses the strides: it allocates, and an argument has gaps."""
     if not isinstance(func, OpOverload) or func.namespace != "aten":
-        return False  # an operator of the user's: its kernel may do more than to return tensors
+        return False  # a user's operator, whose kernel may have side effects
     schema = func._schema
     name = schema.name.partition("::")[2]
     if (
@@ -135,20 +137,20 @@ def _looks(leaf: Any) -> Any:
 def _real_strides(
     func: OpOverload[Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Strides | None:
-    """Return the strides of what the real kernel makes of tensors like these; None if it does not take them."""
+    """Return the strides of the real kernel's results for such tensors; None if it fails."""
     device = next(leaf.device for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor))
     draws = torch.Tag.nondeterministic_seeded in func.tags
     if any(isinstance(leaf, torch.Generator) for leaf in flatten((args, kwargs))):
-        return None  # which would move
+        return None  # the kernel would advance the generator
     if draws and device.type != "cpu":
-        return None  # some of these end the process on an accelerator if they are given zeros
+        return None  # some of these abort the process on an accelerator if given zeros
     number = 1 if torch.Tag.pointwise in func.tags else 0  # indices must be 0; divisors must not
     with no_dispatch():
         before = torch.default_generator.get_state() if draws else None
         try:
             given, named = transform(lambda leaf: _real(leaf, number), (tuple(args), dict(kwargs)))
             result = func(*given, **named)
-        except Exception:  # kernels refuse numbers in many ways
+        except Exception:  # kernels raise many kinds of errors
             return None
         finally:
             if before is not None:
@@ -158,7 +160,7 @@ def _real_strides(
 
 
 def _real(leaf: Any, number: int) -> Any:
-    """Return a tensor that lies in memory as a fake one does."""
+    """Return a tensor with the memory layout of a fake one."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     span = 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
@@ -170,7 +172,7 @@ def _real(leaf: Any, number: int) -> Any:
 
 
 def _restrided(result: Any, strides: Strides, mode: FakeTensorMode) -> Any:
-    """Return fake results with these strides, as far as they have others."""
+    """Return fake results with these strides."""
     wanted = iter(strides)
     if len(strides) != sum(isinstance(leaf, torch.Tensor) for leaf in flatten(result)):
         return result

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["write"]
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file beside and put it in place, so that there is never half of one."""
-    target = Path(path).resolve()  # through a symbolic link
+    """Write a file atomically: to a temporary file that then replaces the target."""
+    target = Path(path).resolve()  # follows symbolic links
     beside = target.with_name(f".autosched-{secrets.token_hex(8)}")
     try:
         with beside.open("xb") as file:
@@ -19,7 +19,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
-    except OSError as error:  # is to name the file that was asked for
+    except OSError as error:  # name the requested file in the error
         if str(error.filename) != str(beside):
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None

@@ -1,7 +1,7 @@
-"""Forks: notice that this is a child process, and free its locks.
+"""Detect child processes after a fork, and release their locks.
 
-Of a parent's threads, a child of ``os.fork`` has only the one that forked. Locks that the others
-held at that moment stay locked in the child, and nobody releases them. Knows no schedule.
+A child of ``os.fork`` has only the thread that forked. Locks that other threads of the parent held
+at that moment stay locked in the child, and nothing releases them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ _forks = [0]
 
 
 def forks() -> int:
-    """Return how many forks lie between this process and the first: threads of another number are gone."""
+    """Return the number of forks between this process and the first one.
+
+    Threads that were started under another number do not exist here.
+    """
     return _forks[0]
 
 
 def rlock() -> Any:
-    """Return a ``threading.RLock`` that is free in a child process, unless the thread that forked holds it."""
+    """Return an RLock that is free in a child process, unless the forking thread holds it."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
 
 
 def in_child(call: Callable[[], None]) -> Callable[[], None]:
-    """Have a function called in every child process, right after the fork."""
+    """Call a function in every child process, immediately after the fork."""
     _to_call.append(call)
     return call
 

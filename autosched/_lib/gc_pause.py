@@ -1,4 +1,7 @@
-"""Keep the garbage collector away for a while: planning makes many objects and no circles. Knows nothing else."""
+"""Pause cyclic garbage collection.
+
+Planning makes many objects and no reference cycles.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ __all__ = ["without_collecting"]
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """Do what stands inside a third faster; a decorator too."""
+    """Pause garbage collection in a block or decorated function.
+
+    Planning then takes about a third less time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,10 @@
-"""Compile loops over tables of numbers where that pays, and run the same source as plain Python where it does not.
+"""Compile numeric loops with numba where that pays off.
 
 A *kernel* is a function of numbers and flat sequences of numbers that calls only kernels and
-``math``. Compiling takes seconds the first time on a machine (later it is found on disk), so small
-work is done by the uncompiled source, over lists, which plain Python reads faster than arrays. Both
-give the same bits. Knows no graph and no machine.
+``math``. Compiling takes seconds the first time on a machine (later the result is loaded from
+disk). So small work is done by the uncompiled source, over lists, which plain Python reads faster
+than arrays. Which of the two runs depends on the process, so both must give the same bits;
+``tests/policies`` checks that. This module knows no graph and no machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _REGISTERED: list[Callable[..., Any]] = []
 
 
 def kernel(function: F) -> F:
-    """Mark a function as one that can be compiled and that others which are may call; returns it as it is."""
+    """Mark a function as a kernel, which kernels may call; return it unchanged."""
     _KERNELS.append(function)
     return function
 
@@ -44,27 +45,27 @@ def is_there() -> bool:
 
 @functools.cache
 def _compiled(function: F) -> F:
-    """Return a kernel compiled to machine code, which is kept on disk next to its source."""
+    """Return a kernel compiled to machine code, which is cached on disk next to its source."""
     import numba
     from numba.extending import register_jitable
 
     for known in _KERNELS[len(_REGISTERED) :]:
         _REGISTERED.append(register_jitable(known))
-    # The name is that of the file. Numba itself sees changes in the function's own module, not in
-    # those it calls.
+    # The name becomes the file name of the cache. Numba detects changes in the function's own
+    # module, but not in the modules of functions that it calls.
     twin = types.FunctionType(function.__code__, function.__globals__, function.__name__)
     twin.__qualname__ = f"{function.__name__}_{_stamp(function)}"
     twin.__module__ = function.__module__
     try:
         return cast(F, numba.njit(cache=True)(twin))
-    except RuntimeError:  # no folder can be written to, neither the source's nor the user's
+    except RuntimeError:  # no cache folder is writable
         return cast(F, numba.njit(twin))
 
 
 def _stamp(function: Callable[..., Any]) -> str:
-    """Return what tells the sources of a kernel, of those it may call and of the tables they read, from any other."""
+    """Return a hash of the sources of a kernel, of those it may call and of their tables."""
     modules = [function.__module__]
-    for name in modules:  # which grows
+    for name in modules:  # the list grows during the loop
         for item in vars(sys.modules[name]).values():
             is_table = isinstance(item, type) and issubclass(item, tuple)
             is_kernel = isinstance(item, types.FunctionType) and item in _KERNELS
@@ -75,41 +76,42 @@ def _stamp(function: Callable[..., Any]) -> str:
 
 
 class Mode(NamedTuple):
-    """How kernels run: compiled over arrays, or as they are over lists."""
+    """How kernels run: compiled over arrays, or uncompiled over lists."""
 
     fast: bool
 
     def __call__(self, function: F) -> F:
-        """Return a kernel as it is to be called."""
+        """Return a kernel, compiled if this mode is fast."""
         return _compiled(function) if self.fast else function
 
     def numbers(self, size: int, fill: float = 0.0) -> Any:
-        """Return so many floats."""
+        """Return an array or list of floats."""
         return np.full(size, fill) if self.fast else [fill] * size
 
     def counts(self, size: int, fill: int = 0) -> Any:
-        """Return so many whole numbers."""
+        """Return an array or list of integers."""
         return np.full(size, fill, np.int64) if self.fast else [fill] * size
 
     def small(self, size: int) -> Any:
-        """Return so many zeros for whole numbers up to two billion; memory is taken where something is written."""
+        """Return zeros for 32-bit integers; memory is allocated where they are written."""
         return np.zeros(size, np.int32) if self.fast else [0] * size
 
     def of(self, tables: T) -> T:
-        """Return a named tuple of flat arrays as kernels are to read it."""
+        """Return a named tuple of flat arrays in the form for kernels."""
         return type(tables)(
             *(np.ascontiguousarray(item) if self.fast else item.tolist() for item in tables)
         )
 
     def whole(self, items: Any) -> Any:
-        """Return a copy of whole numbers as kernels are to read them."""
+        """Return a copy of integers in the form for kernels."""
         return np.array(items, np.int64) if self.fast else np.asarray(items, np.int64).tolist()
 
 
 def mode(work: float) -> Mode:
-    """Return the mode for so much work, in steps of a kernel, of which plain Python does about a million a second.
+    """Return the mode for an amount of work, in steps of a kernel.
 
-    Numba is imported for so much work that it pays, and then used for less.
+    Plain Python does about a million steps a second. Numba is imported if the work is worth it, and
+    used for smaller work from then on.
 
     >>> mode(1000).fast
     False
@@ -120,4 +122,4 @@ def mode(work: float) -> Mode:
 
 
 _WORTH_CALLING = 5e3  # steps
-_WORTH_IMPORTING = 3e4  # which takes half a second, and compiling for the first time some seconds
+_WORTH_IMPORTING = 3e4  # importing takes half a second, and the first compilation some seconds

@@ -1,7 +1,8 @@
-"""Readers: JSON held to a shape, by hand, so that what is wrong is said with its place in the document.
+"""Read JSON and check it against a shape.
 
-A reader takes a part of a document and its place there, and returns what the part stands for. Small
-readers make up larger ones. Knows nothing of what documents are about.
+Errors name the place in the document. A reader takes a part of a document and its place there, and
+returns the object that the part describes. Readers are composed of smaller readers. This module
+does not know what documents are about.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Reader = Callable[[Any, str], Any]
 _NEWER = (
     "pageable",
     "pageable_bytes_per_second",
-)  # written only where they say something, as files had none at first
+)  # written only if set, because older files do not have them
 
 
 def parse(text: str, reader: Reader) -> Any:
-    """Return what a reader makes of a text. Raises ScheduleError for what is no JSON or does not please the reader.
+    """Parse a text as JSON and apply a reader. Raises ScheduleError for invalid documents.
 
     >>> parse('{"latency": -1}', table(number("a number, 0 or more", lambda number: number >= 0)))
     Traceback (most recent call last):
@@ -41,7 +42,7 @@ def parse(text: str, reader: Reader) -> Any:
 
 
 def one(what: str, fits: Callable[[Any], bool]) -> Reader:
-    """Read a part that ``fits``, as it is; ``what`` tells the others what they must be."""
+    """Read a part that ``fits``, unchanged; ``what`` describes it in errors."""
 
     def read(item: Any, place: str) -> Any:
         return item if fits(item) else refuse(place, what, item)
@@ -50,7 +51,10 @@ def one(what: str, fits: Callable[[Any], bool]) -> Reader:
 
 
 def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> Reader:
-    """Read a number that ``fits`` and that a float can hold, or ``"inf"``: JSON has no infinity, and 1e999 is none."""
+    """Read a number that ``fits`` and that a float can hold, or ``"inf"``.
+
+    JSON has no infinity, and 1e999 is rejected.
+    """
     what += ', or "inf"' if infinite else ""
 
     def read(item: Any, place: str) -> Any:
@@ -65,7 +69,7 @@ def number(what: str, fits: Callable[[float], bool], infinite: bool = True) -> R
 
 
 def each(reader: Reader) -> Reader:
-    """Read a list of such parts as a tuple."""
+    """Read a list as a tuple, each item with ``reader``."""
 
     def read(item: Any, place: str) -> tuple[Any, ...]:
         if not isinstance(item, list):
@@ -76,7 +80,7 @@ def each(reader: Reader) -> Reader:
 
 
 def table(reader: Reader) -> Reader:
-    """Read an object of such parts, under whatever keys, as a dict."""
+    """Read an object with arbitrary keys as a dict, each value with ``reader``."""
 
     def read(item: Any, place: str) -> dict[str, Any]:
         if not isinstance(item, dict):
@@ -89,7 +93,10 @@ def table(reader: Reader) -> Reader:
 def record(
     make: Callable[..., Any], readers: Mapping[str, Reader], optional: Collection[str] = ()
 ) -> Reader:
-    """Read an object with these keys, all but the optional ones and no others, and make something of the parts."""
+    """Read an object with these keys, and call ``make`` with the values.
+
+    All keys are required but the ``optional`` ones, and no others are accepted.
+    """
 
     def read(item: Any, place: str) -> Any:
         if not isinstance(item, dict):
@@ -114,8 +121,8 @@ def record(
 
 
 def refuse(place: str, what: str, got: Any) -> NoReturn:
-    """Raise ScheduleError: this place holds something else than it must."""
-    if isinstance(got, (dict, list)):  # which may be too deep to print
+    """Raise ScheduleError with the place, what must be there, and what is."""
+    if isinstance(got, (dict, list)):  # it may be too deep to print
         shown = "an object" if isinstance(got, dict) else "a list"
     else:
         shown = (
@@ -127,7 +134,7 @@ def refuse(place: str, what: str, got: Any) -> NoReturn:
 
 
 def plain(item: Any) -> Any:
-    """Return data as JSON has it: numbers of all kinds as int or float, those that are not finite as strings."""
+    """Return data as JSON types: numbers as int or float, infinite ones and nan as strings."""
     if dataclasses.is_dataclass(item):
         said = [
             field.name for field in dataclasses.fields(item) if field.metadata.get("saved", True)
@@ -150,7 +157,7 @@ def plain(item: Any) -> Any:
 
 
 class _Twice(NamedTuple):
-    """An object in which a key stands twice; no reader takes it."""
+    """An object with a duplicate key, which no reader accepts."""
 
     key: str
 

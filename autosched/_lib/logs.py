@@ -1,8 +1,8 @@
-"""The logger ``autosched``: captures, recaptures and plans, with the seconds that they took.
+"""Define the logger ``autosched``.
+
+It logs captures, recaptures and plans, with their seconds. To show them:
 
     logging.basicConfig(level=logging.INFO)
-
-shows them. Knows nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Quiet: what torch logs of fake tensors is left out, for the error that follows says it in one line."""
+"""Silence torch's logs of failed fake tensor operations.
+
+The error that follows contains the same information in one line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["quiet"]
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out the traceback that torch logs where an operator cannot run on fake tensors."""
+    """Suppress the traceback that torch logs if an operator cannot run on fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     drop = _Drop()
     logger.addFilter(drop)
@@ -22,7 +25,7 @@ def quiet() -> Iterator[None]:
 
 
 class _Drop(logging.Filter):
-    """Lets nothing through that says that an operator failed; one per use, so that uses may overlap."""
+    """Drops log messages about failed operators; one per use, so that uses may overlap."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("failed while attempting to run meta")

@@ -1,4 +1,4 @@
-"""Tables for a terminal: cells in columns, and amounts that fit into them. Knows text alone."""
+"""Format tables for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """Return lines with cells in columns, the first ``left`` of them flush left.
+    """Return lines with cells in columns, the first ``left`` of them left-aligned.
 
     >>> table(["task", "ms"], [("h", "1.25"), ("loss", "0.5")])
     ['task    ms', 'h     1.25', 'loss   0.5']
@@ -27,7 +27,7 @@ def _cells(line: Sequence[str], widths: Sequence[int], left: int) -> Iterable[st
 
 
 def amount(number: float, unit: str) -> str:
-    """Return a number with three digits, and a unit with the prefix that suits it.
+    """Return a number with three digits, and a unit with a suitable prefix.
 
     >>> amount(0, "B"), amount(25e9, "B/s"), amount(999.7, "B"), amount(math.inf, "B/s")
     ('0 B', '25 GB/s', '1 kB', 'inf B/s')

@@ -1,6 +1,6 @@
-"""Trees of tuples, lists and dicts: find the leaves in them, replace them, match one with another.
+"""Flatten, transform and match nested tuples, lists and dicts.
 
-The few lines of a pytree library that graphs need, without importing torch.
+These are the few functions of a pytree library that graphs need, without importing torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def flatten(tree: Any) -> Iterator[Any]:
         yield tree
         return
     for item in tree.values() if isinstance(tree, dict) else tree:
-        if isinstance(item, _TREES):  # a generator for each leaf would take three times as long
+        if isinstance(item, _TREES):  # a generator per leaf would take three times as long
             yield from flatten(item)
         else:
             yield item
 
 
 def transform(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with each leaf changed; tuples, lists and dicts stay of their kinds.
+    """Return the tree with ``change`` applied to each leaf; containers keep their types.
 
     >>> transform(lambda leaf: leaf + 1, {"a": [1, 2], "b": (3,)})
     {'a': [2, 3], 'b': (4,)}
@@ -48,7 +48,10 @@ def transform(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dict of a class of its own with other items: one that has them as attributes too sees to that itself."""
+    """Return a dict of a subclass with other items.
+
+    A subclass that also has its items as attributes keeps these in step by itself.
+    """
     twin = copy.copy(tree)
     for key, item in items.items():
         twin[key] = item
@@ -56,7 +59,7 @@ def _of_its_kind(tree: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def is_deeper(most: int, tree: Any) -> bool:
-    """Whether tuples, lists and dicts stand in each other more than ``most`` deep, as those that hold themselves do.
+    """Whether containers are nested more than ``most`` deep, as those that contain themselves are.
 
     >>> is_deeper(2, [0, {"a": (1,)}]), is_deeper(3, [0, {"a": (1,)}])
     (True, False)
@@ -72,7 +75,7 @@ def is_deeper(most: int, tree: Any) -> bool:
 
 
 def match(shape: Any, tree: Any) -> Iterator[Any]:
-    """Yield the parts of ``tree`` that stand where ``shape`` has its leaves. Raises ValueError where they differ.
+    """Yield the parts of ``tree`` at the leaves of ``shape``. Raises ValueError if they differ.
 
     >>> list(match(("a", {"b": "c"}), (1, {"b": [2, 3]})))
     [1, [2, 3]]

@@ -1,6 +1,9 @@
-"""Coarsening: a graph with fewer, larger tasks and the same results.
+"""Merge tasks into fewer, larger tasks with the same results.
 
 grouping  which tasks become one, by cost or by module
 folding   which tasks may be merged at all
 merging   the graph with each group as one task
+
+Merging is a function from graph to graph, and precedes everything else: a merged task is a task
+with parts, and only costs, the estimate and generated code look at the parts.
 """

@@ -1,11 +1,11 @@
-"""Folding: what of a graph may become part of a merged task, and which views such a task makes anew.
+"""Determine which tasks may be merged and which views folded.
 
-A view costs nothing, and a task's results can share memory with one argument at most. So a merged
-task takes the value behind a view and makes the view itself, and so does each other that needs it.
-That says the same unless a write tells parts of that memory apart, or changes its shape: tasks and
-views of such memory stay as they are.
+A view costs nothing, and the results of a task can share memory with at most one argument. So a
+merged task takes the base of a view as its argument and makes the view itself; each other task that
+needs the view does so, too. This preserves the results unless a write distinguishes parts of that
+memory, or changes its shape. Tasks and views of such memory are left unmerged.
 
-Knows dependencies and memory, no cost and no module.
+This module knows dependencies and memory, no cost and no module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ __all__ = ["Folding"]
 
 
 class Folding:
-    """Sorts the tasks of a graph: those that may be ``merged``, views that are ``folded`` away, and all others.
+    """Classify the tasks of a graph: tasks that may be ``merged``, and tasks that are ``kept``.
+
+    ``kept`` are all tasks but the views that are folded away, because each task that needs them
+    makes them itself.
 
     >>> graph = Graph()
     >>> x, w = graph.inputs("x", "w")
@@ -33,7 +36,7 @@ class Folding:
         self.graph = graph
         self.told_apart = (
             self._told_apart()
-        )  # roots of memory whose views stay, and so do those who write to it
+        )  # roots of memory whose views and writers are left unmerged
         while more := self._needed_and_written() - self.told_apart:
             self.told_apart |= more
         needed = self._views_needed()
@@ -43,15 +46,14 @@ class Folding:
         self.merged = {
             task.index for task in graph.tasks if not task.view and not self._is_fixed(task)
         }
-        self.devices = _devices(
-            graph
-        )  # by task, where it must run because it is said of it, or of what stays with it
-        self.before: dict[int, list[int]] = {}  # of kept tasks, those that they depend on
-        self.behind: dict[int, list[int]] = {}  # of views that may be folded, the same
+        self.devices = _devices(graph)  # by task, the device to which it is bound
+        self.before: dict[int, list[int]] = {}  # of kept tasks, their kept predecessors
+        # of views that may be folded, their kept predecessors
+        self.behind: dict[int, list[int]] = {}
         self._follow()
 
     def foldable(self, task: Task) -> bool:
-        """Whether a task is a view that may be made again at any time: its argument is all that it needs."""
+        """Whether a task is a view that may be made again at any time from its one argument."""
         return (
             task.view
             and len(task.reads) == 1
@@ -60,7 +62,7 @@ class Folding:
         )
 
     def views(self, task: Task) -> list[int]:
-        """Return the views (indices) that a merged task of which this is a part makes for it."""
+        """Return the views (indices) that a merged task makes itself for this part."""
         found: dict[int, None] = {}
         pending = [use.value for use in task.reads]
         while pending:
@@ -75,12 +77,15 @@ class Folding:
         return list(found)
 
     def follows(self, task: int, first: int) -> list[int]:
-        """Return the kept tasks that a task follows as it depends on ``first``: a merged one makes its views itself."""
+        """Return the kept predecessors that a dependency on ``first`` stands for.
+
+        A merged task makes its views itself, and so depends on the predecessors of these views.
+        """
         is_folded = first in self.behind and (task in self.merged or first not in self.kept)
         return self.behind[first] if is_folded else [first]
 
     def _follow(self) -> None:
-        """Find what each task depends on, of kept tasks."""
+        """Find the kept predecessors of each task."""
         for task in self.graph.tasks:
             first = [dependency.task for dependency in task.dependencies]
             if self.foldable(task):
@@ -91,13 +96,13 @@ class Folding:
                     dict.fromkeys(chain(*(self.follows(task.index, i) for i in first)))
                 )
 
-    # ---- what stays as it is
+    # ---- what is not merged
 
     def _root(self, value: int) -> int:
         return self.graph.values[value].root
 
     def _told_apart(self) -> set[int]:
-        """Return the roots of memory of which tasks write parts, or which they give another shape."""
+        """Return the roots of memory that tasks write in part, or give another shape."""
         found = set()
         for task in self.graph.tasks:
             for use in task.writes:
@@ -111,10 +116,10 @@ class Folding:
         return found
 
     def _is_fixed(self, task: Task) -> bool:
-        """Whether a task that is no view stays as it is: its result may be its argument, or it touches parts.
+        """Whether a non-view task is never merged.
 
-        Who makes or writes memory that is told apart must share a device with its views, and so
-        with no one else.
+        Its result may be its argument, or it touches parts of memory. A task that makes or writes
+        memory whose parts are distinguished must share a device with its views, and only with them.
         """
         touched = any(
             self._root(use.value) in self.told_apart for use in (*task.writes, *task.outputs)
@@ -155,7 +160,7 @@ class Folding:
 
 
 def _devices(graph: Graph) -> list[str | None]:
-    """Return by task the device to which it is bound, by itself or with those whose values are kept with its own."""
+    """Return by task the device to which it, or a task that is kept together with it, is bound."""
     bonds: dict[int, list[int]] = {}  # by root
     for number, values in enumerate(graph.kept_together):
         for root in dict.fromkeys(graph.values[value].root for value in values):
@@ -167,7 +172,7 @@ def _devices(graph: Graph) -> list[str | None]:
             parent[i] = i = parent[parent[i]]
         return i
 
-    first: list[int | None] = []  # by task, one of its bonds
+    first: list[int | None] = []  # by task, one of the sets of values kept together
     for task in graph.tasks:
         roots = dict.fromkeys(
             graph.values[use.value].root for use in (*task.changes, *task.outputs)

@@ -1,13 +1,19 @@
-"""Grouping: which tasks of a graph to merge into one, by what they cost or by where they come from.
+"""Choose groups of tasks to merge, by cost or by module.
 
-Each task costs a step of ours, and perhaps an event and a wait, beside its operators, which are
-launched one by one in any case. What merging can cost is waiting: who could begin behind a part of
-a merged task now waits for all of it. So a task is merged with the only one that follows it, or
-that it follows, where that is mutual, and nobody waits; or where all the waiting at a merged task
-is at most such a step. So are tasks that nothing follows, and that follow the same. None of this
-makes a circle, and no path gets longer by more than is saved.
+Each task has a fixed overhead: a step of the executor, and perhaps an event and a wait. Its
+operators are launched one by one whether it is merged or not, so merging saves no kernel launches.
+Merging can delay tasks: a successor of one part of a merged task now waits for all of it. So
+``by_cost`` merges on the transitive reduction of the graph, in these cases:
 
-Returns names; merges at the very end, if asked to.
+* A task is merged with its only successor, if it is that task's only predecessor. Then no other
+  task is delayed.
+* Tasks are merged where the total delay is at most the overhead that is saved.
+* Tasks without successors that have the same predecessors are merged.
+
+None of this creates a cycle, and no path gets longer by more than is saved. Inputs that must be
+copied count as tasks, because otherwise copies would not overlap with computation.
+
+The functions return names of groups; ``merge`` also applies them.
 """
 
 from __future__ import annotations
@@ -29,8 +35,9 @@ __all__ = ["Granularity", "by_cost", "by_mark", "by_module", "check_granularity"
 Granularity = Literal["op", "module", "auto"]
 G = TypeVar("G", bound=Graph)
 
-STEP = 1e-6  # seconds that a task costs beside its operators: measured, 0.4 us on one CPU; events take longer
-_REDUCED = 20_000  # tasks up to which it is known who comes before whom (n * n bits); beyond, less is merged
+STEP = 1e-6  # overhead of a task in seconds: measured as 0.4 us on one CPU; events take longer
+# Up to so many tasks the transitive reduction is computed (n * n bits); beyond, less is merged.
+_REDUCED = 20_000
 
 
 def merge(
@@ -40,13 +47,13 @@ def merge(
     costs: Costs | None = None,
     device: Device | None = None,
 ) -> G:
-    """Return the graph with groups of tasks as one task each, which says the same.
+    """Return the graph with each group of tasks as one task, and the same results.
 
-    ``groups`` has for tasks, by name, the name of their group; or is ``"module"``, a task for each call of a module,
-    forward and backward, or ``"auto"``: chains, and what is tiny by its ``costs`` on ``device``, if
-    no parallelism is lost that pays. A group is split where it would have to wait for itself, and
-    where its tasks are pinned to different devices. Raises GraphError for tasks that are not there
-    and for other words.
+    ``groups`` has the name of the group for tasks, by name. Or it is ``"module"``: one task for
+    each call of a module, forward and backward; or ``"auto"``: chains, and tasks that are tiny by
+    their ``costs`` on ``device``, unless that loses parallelism that pays off. A group is split
+    where merging it would create a cycle, and where its tasks are pinned to different devices.
+    Raises GraphError for unknown tasks and for other words.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -67,17 +74,17 @@ def merge(
     return merged(graph, groups)
 
 
-_DEVICE = Device("cuda:0")  # of the usual rates
+_DEVICE = Device("cuda:0")  # with default rates
 
 
 def check_granularity(word: object) -> None:
-    """Raise GraphError unless this is a granularity."""
+    """Raise GraphError unless ``word`` is a granularity."""
     if word not in ("op", "module", "auto"):
         raise GraphError(f"granularity must be 'op', 'module' or 'auto', got {word!r}")
 
 
 def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
-    """Return groups of tasks on a device, as far as waiting for them costs no more than merging them saves.
+    """Return groups of tasks on a device whose merging costs at most as much delay as it saves.
 
     >>> graph = Graph()
     >>> x, y = graph.inputs("x", "y")
@@ -96,9 +103,9 @@ def by_cost(graph: Graph, costs: Costs, device: Device) -> dict[str, str]:
 
 
 def by_module(graph: Graph) -> dict[str, str]:
-    """Return a group for each call of a module, for its backward, and for what an optimizer does to its parameters.
+    """Return a group for each call of a module, each backward, and each module's optimizer step.
 
-    Tasks that do not know their module make a group for each phase.
+    Tasks without a module form one group per phase.
     """
     found: dict[tuple[str, int], list[Task]] = {}
     for task in graph.tasks:
@@ -110,7 +117,7 @@ def by_module(graph: Graph) -> dict[str, str]:
 
 
 def by_mark(graph: Graph) -> dict[str, str]:
-    """Return a group for each call of a function that is to stay whole, and for its backward."""
+    """Return a group for each call of a marked function, and for its backward."""
     found: dict[tuple[str, int], list[Task]] = {}
     for task in graph.tasks:
         origin = task.origin
@@ -122,17 +129,18 @@ def by_mark(graph: Graph) -> dict[str, str]:
     return _named((label, tasks) for (label, _), tasks in found.items())
 
 
-# ---- clusters of tasks, in an order in which each comes behind what it depends on
+# ---- clusters of tasks, in topological order
 
 
 @dataclass(eq=False)
 class _Cluster:
-    """Tasks that are to be one; a source that must be copied is one of no tasks.
+    """Tasks to be merged; a source that must be copied is a cluster without tasks.
 
-    ``work`` is their seconds, ``waiting`` what all that wait for one of them wait for the others.
+    ``work`` is the sum of their seconds; ``waiting`` is the delay that merging adds for their
+    successors.
     """
 
-    kind: object  # only those of one kind are merged; None: with nothing
+    kind: object  # only clusters of one kind are merged; None: never merged
     work: float = 0.0
     waiting: float = 0.0
     tasks: list[int] = field(default_factory=list)
@@ -140,7 +148,7 @@ class _Cluster:
     gone_to: _Cluster | None = None
 
     def found(self) -> _Cluster:
-        """Return the cluster that this has become a part of, or itself."""
+        """Return the cluster into which this one was merged, or itself (with path compression)."""
         last = self
         while last.gone_to is not None:
             last = last.gone_to
@@ -149,14 +157,14 @@ class _Cluster:
         return last
 
     def join(self, other: _Cluster, waiting: float) -> None:
-        """Become a part of another."""
+        """Merge this cluster into another."""
         other.work += self.work
         other.waiting += self.waiting + waiting
         self.gone_to = other
 
 
 def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
-    """Return a cluster for each task that a merged graph keeps, and for each source that is elsewhere."""
+    """Return a cluster for each task that is kept, and for each source on another device."""
     folding = Folding(graph)
     sources = {
         v.index: _Cluster(None)
@@ -178,7 +186,7 @@ def _clusters(graph: Graph, costs: Costs, device: Device) -> list[_Cluster]:
 
 
 def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
-    """Merge clusters with the one that follows, or that they follow, if it is one alone; return how many."""
+    """Merge clusters with their only successor or predecessor; return how many."""
     before, behind = _reduced(clusters)
     there, back = (behind, before) if ahead else (before, behind)
     joined = 0
@@ -191,7 +199,7 @@ def _join_neighbours(clusters: list[_Cluster], most: float, ahead: bool) -> int:
 
 
 def _join_ends(clusters: list[_Cluster], most: float) -> int:
-    """Merge clusters that nothing follows, and that follow the same; return how many."""
+    """Merge clusters without successors that have the same predecessors; return how many."""
     before, behind = _reduced(clusters)
     joined = 0
     first = dict[tuple[object, ...], _Cluster]()
@@ -208,7 +216,7 @@ def _join_ends(clusters: list[_Cluster], most: float) -> int:
 
 
 def _join(cluster: _Cluster, other: _Cluster, alone: bool, most: float) -> bool:
-    """Merge one cluster into another, if they are alone with each other, or others wait no longer than ``most``."""
+    """Merge one cluster into another if the delay of other clusters is at most ``most``."""
     if not alone and cluster.waiting + other.waiting + cluster.work > most:
         return False
     cluster.join(other, 0.0 if alone else cluster.work)
@@ -216,7 +224,7 @@ def _join(cluster: _Cluster, other: _Cluster, alone: bool, most: float) -> bool:
 
 
 def _close_ranks(clusters: list[_Cluster]) -> None:
-    """Take out the clusters that have become a part of others."""
+    """Remove the clusters that were merged into others."""
     for cluster in clusters:
         if (found := cluster.found()) is not cluster:
             found.tasks += cluster.tasks
@@ -231,9 +239,9 @@ def _close_ranks(clusters: list[_Cluster]) -> None:
 def _reduced(
     clusters: Sequence[_Cluster],
 ) -> tuple[dict[_Cluster, list[_Cluster]], dict[_Cluster, list[_Cluster]]]:
-    """Return what each cluster follows, and what follows it, leaving out what other followers lead to anyway."""
+    """Return predecessors and successors of each cluster in the transitive reduction."""
     position = {cluster: i for i, cluster in enumerate(clusters)}
-    reached: list[int] = []  # by cluster, a bit set of those before it
+    reached: list[int] = []  # by cluster, a bit set of its ancestors
     before: dict[_Cluster, list[_Cluster]] = {}
     behind: dict[_Cluster, list[_Cluster]] = {cluster: [] for cluster in clusters}
     keeps = len(clusters) <= _REDUCED
@@ -254,7 +262,7 @@ def _reduced(
 
 
 def _named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
-    """Return the group of each task by name, groups of one label numbered."""
+    """Return the group of each task by name; groups with the same label are numbered."""
     counts: dict[str, int] = {}
     found: dict[str, str] = {}
     for label, tasks in groups:
@@ -264,7 +272,7 @@ def _named(groups: Iterable[tuple[str, Sequence[Task]]]) -> dict[str, str]:
 
 
 def _label(tasks: Sequence[Task]) -> str:
-    """Return a name for tasks: their module and phase, if they have one in common, or else the first, and how many."""
+    """Return a name for a group: its common module and phase, or its first task and a count."""
     origin = common_origin(tasks)
     if origin.module:
         return ".".join(filter(None, (origin.module, origin.phase)))

@@ -1,9 +1,9 @@
-"""Merging: a graph whose tasks run several calls of another graph's, in an order that says the same.
+"""Build a graph in which each group is one task.
 
-Groups are given; where one task of a group would make a circle, because something else must run
-between, the group is split. Tasks that are pinned to different devices, or some of them to none,
-are not merged, nor is what ``Folding`` calls fixed. Knows no costs: which groups pay is for
-``grouping`` to say.
+Groups are given. Where merging a group would create a cycle, because another task must run between
+its members, the group is split. Tasks that are pinned to different devices, or of which only some
+are pinned, are not merged, nor are tasks that ``Folding`` calls fixed. This module knows no costs;
+``grouping`` decides which groups pay off.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ G = TypeVar("G", bound=Graph)
 
 
 def merged(graph: G, groups: Mapping[str, str]) -> G:
-    """Return the graph with the tasks of each group as one; ``groups`` has the name of the group by that of a task.
+    """Return the graph with each group as one task; ``groups`` has group names by task name.
 
-    Tasks make the views that they need themselves. Other values keep their names, inputs and
-    outputs too. Raises GraphError for tasks that are not there.
+    Merged tasks make the views that they need themselves. Other values keep their names, as do
+    inputs and outputs. Raises GraphError for unknown tasks.
 
     >>> graph = Graph("step")
     >>> x, w = graph.inputs("x", "w")
@@ -49,7 +49,7 @@ def merged(graph: G, groups: Mapping[str, str]) -> G:
 
 
 def common_origin(tasks: Sequence[Task]) -> Origin:
-    """Return where tasks come from: the first one's line, and the module, phase and call that are those of all."""
+    """Return the origin of a group: the first line, and the common module, phase and call."""
     first, *others = [task.origin for task in tasks]
     module = first.module.split(".")
     for other in others:
@@ -67,7 +67,7 @@ def common_origin(tasks: Sequence[Task]) -> Origin:
 
 
 class _Merger:
-    """Cuts a graph into clusters, each of which is a task of the new graph."""
+    """Partitions a graph into clusters, each of which becomes a task of the new graph."""
 
     def __init__(self, graph: Graph, wanted: Mapping[int, str]):
         self.graph, self.wanted, self.folding = graph, wanted, Folding(graph)
@@ -80,7 +80,7 @@ class _Merger:
         self.cluster = _split(cluster, self.folding.before)  # by kept task
 
     def build(self) -> Graph:
-        """Add the clusters to a new graph, those that nothing holds up in the order of their first tasks."""
+        """Add the clusters to a new graph, in topological order, earliest first task first."""
         writer = _Writer(self.graph, self.folding, self.cluster)
         clusters = [self._members(tasks) for tasks in self._ordered()]
         taken = [_taken(self.graph, tasks) for tasks in clusters]
@@ -109,7 +109,7 @@ class _Merger:
         return sorted({*tasks, *chain(*views)})
 
     def _ordered(self) -> list[list[int]]:
-        """Return the tasks of each cluster, clusters in an order in which they can be added."""
+        """Return the tasks of each cluster, clusters in topological order."""
         tasks: dict[int, list[int]] = {}
         for task, cluster in self.cluster.items():
             tasks.setdefault(cluster, []).append(task)
@@ -134,17 +134,17 @@ class _Merger:
 
 
 class _Writer:
-    """Writes tasks of a graph into a new one of the same kind."""
+    """Adds the tasks of a graph to a new graph of the same class."""
 
     def __init__(self, graph: Graph, folding: Folding, cluster: Mapping[int, int]):
         self.old = graph
         self.folding = folding
         self.cluster = cluster
-        self.new = copy.copy(graph)  # what else a graph of a subclass holds
+        self.new = copy.copy(graph)  # with the other attributes of a subclass
         Graph.__init__(self.new, graph.name, generators=graph._generators)
         self.new._looks = graph._looks
         self.taken = {*graph.names, *chain(*(_part_names(task) for task in graph.tasks))}
-        self.values: dict[int, Value] = {}  # by those of the old graph
+        self.values: dict[int, Value] = {}  # by index in the old graph
         self.names: dict[int, str] = {}  # of new tasks, by cluster
         for value in graph.sources:
             twin = self.new._new_value(
@@ -159,7 +159,7 @@ class _Writer:
             self._note(value, twin)
 
     def repeat(self, task: Task) -> None:
-        """Add a task as it was."""
+        """Add an unmerged task."""
         made = [self.old.values[use.value] for use in task.outputs]
         result = repeat(
             self.new, self.old, task, self.values, task.name, outputs=transform(_name, task.result),
@@ -171,7 +171,7 @@ class _Writer:
     def compose(
         self, tasks: Sequence[Task], takes: Sequence[int], needed: set[int], label: str | None
     ) -> None:
-        """Add tasks as one, which returns what others need."""
+        """Add tasks as one merged task, which returns the results that other tasks need."""
         own = [task for task in tasks if task.index in self.cluster and not task.view]
         made = [self.old.values[u.value] for task in own for u in task.outputs if u.value in needed]
         composite = Composite(tasks, takes, [value.index for value in made])
@@ -189,7 +189,7 @@ class _Writer:
         self._added(own[0], made, flatten(results))
 
     def together(self, bond: Sequence[int]) -> None:
-        """Keep together what of these values others see; for a view that is made anew, what it is a view of."""
+        """Keep the remaining values together; a folded view is replaced by its base."""
         seen = [index if index in self.values else self.old.values[index].root for index in bond]
         if found := [self.values[index] for index in seen if index in self.values]:
             self.new.together(*found)
@@ -204,7 +204,7 @@ class _Writer:
         self.values[value.index] = twin
 
     def _after(self, tasks: Sequence[Task]) -> list[str]:
-        """Return the new tasks that are to come first though they leave nothing that these read."""
+        """Return the new tasks on which these depend by order alone."""
         here = self.cluster[tasks[0].index]
         pairs = (
             (task.index, d.task) for task in tasks for d in task.dependencies if d.kind == "order"
@@ -213,7 +213,7 @@ class _Writer:
         return list(dict.fromkeys(self.names[cluster] for cluster in others if cluster != here))
 
     def _label(self, task: Task, label: str | None) -> str:
-        """Return the name of a new task: that of the old one, or one that means nothing else in the old graph."""
+        """Return the name of a new task, which must not mean something else in the old graph."""
         if label is None or label == task.name:
             return task.name
         name = self.new.fresh(label)
@@ -223,10 +223,11 @@ class _Writer:
 
 
 def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Take clusters that follow each other in a circle apart, into steps that do not.
+    """Split the clusters of each cycle into steps without cycles.
 
-    A task is one step later than what it follows in another cluster of the circle; where it can, it
-    goes with what follows it in its own.
+    1. A task is one step later than its predecessors in other clusters of the same strongly
+       connected component.
+    2. Where possible, it is delayed to the step of its successors in its own cluster.
     """
     circle = _circles(cluster, before)
     step = dict[int, int]()
@@ -249,7 +250,7 @@ def _split(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> d
 
 
 def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Return a number for each cluster, the same for those that follow each other in a circle."""
+    """Return the number of the strongly connected component of each cluster."""
     import networkx
 
     follows: networkx.DiGraph[int] = networkx.DiGraph()
@@ -262,7 +263,7 @@ def _circles(cluster: Mapping[int, int], before: Mapping[int, Sequence[int]]) ->
 
 
 def _taken(graph: Graph, tasks: Sequence[int]) -> list[int]:
-    """Return the values that tasks read and do not make, in the order in which they are read."""
+    """Return the values that tasks read and do not make, in order of first read."""
     made = {use.value for task in tasks for use in graph.tasks[task].outputs}
     reads = (use.value for task in tasks for use in graph.tasks[task].reads)
     return [value for value in dict.fromkeys(reads) if value not in made]

@@ -1,7 +1,12 @@
-"""Costs: how many seconds a task takes on a device, how many bytes a value has.
+"""Define the seconds of tasks and the bytes of values.
 
-Pure data, given by a table, estimated from work and rates (the roofline model), measured, or learnt
-from a profile. Where a copy goes and how long the link takes is the machine's part. Knows no torch.
+Costs are plain data: given as a table, estimated from work and rates (the roofline model),
+measured, or learnt from a profile. The route of a copy and the time on a link belong to the
+machine. This module does not import torch.
+
+A task that alone exceeds the memory of a device has infinite seconds there. So policies and bounds
+avoid that device without modelling memory, and a task without any device is a proof that no
+schedule exists.
 """
 
 from __future__ import annotations
@@ -27,9 +32,10 @@ Seconds = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class Work:
-    """What a task does, whatever the device: floating point operations, bytes read and written, operators launched.
+    """The work of a task on any device: floating point operations, bytes, operators launched.
 
-    Raises ScheduleError for numbers that are negative, infinite or no numbers.
+    The bytes are those read and written. Raises ScheduleError for numbers that are negative,
+    infinite or not numbers.
 
     >>> Work(flops=2e9, nbytes=1e6).seconds(Device("cuda:0", flops_per_second=1e12, launch_seconds=0))
     0.002
@@ -45,24 +51,30 @@ class Work:
         _check_finite(self.launches, "launches of work")
 
     def seconds(self, device: Device) -> float:
-        """Return the seconds on a device by the roofline model (Williams, Waterman, Patterson, CACM 2009)."""
+        """Return the seconds on a device by the roofline model.
+
+        Source: Williams, Waterman, Patterson, CACM 2009.
+        """
         busy = max(self.flops / device.flops_per_second, self.nbytes / device.bytes_per_second)
         return self.launches * device.launch_seconds + busy
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per task and device, bytes per value. What comes first here wins.
+    """Seconds per task and device, and bytes per value.
 
-    1. ``seconds`` and ``nbytes`` of this table, by name; 2. what the user said when adding the
-       task;
-    3. views cost nothing; 4. merged tasks what their parts cost, by name; 5. the roofline of
-       ``work``;
+    The first source that has a number is used:
+
+    1. ``seconds`` and ``nbytes`` of this table, by name;
+    2. what the user gave when adding the task;
+    3. 0 for views;
+    4. for merged tasks, the costs of their parts, by name;
+    5. the roofline of ``work``;
     6. ``default_seconds`` and ``default_nbytes``.
 
-    Numbers are 0 or more; seconds may be infinite: a task cannot run there. Raises ScheduleError
-    for any other.
-    ``pageable`` names inputs and constants in host memory that is not page-locked: see ``Link``.
+    Numbers are 0 or more. Seconds may be infinite: a task cannot run there. Raises ScheduleError
+    for any other. ``pageable`` names inputs and constants in host memory that is not page-locked:
+    see ``Link``.
 
     >>> costs = Costs.table(seconds={"a": 1.0, "b": {"cpu:0": 2.0, "cpu:1": 3.0}}, nbytes={"a": 4096})
     >>> costs.override(seconds={"a": 0.5}).seconds["a"]
@@ -107,12 +119,15 @@ class Costs:
     def table(
         cls, seconds: Mapping[str, Seconds], nbytes: Mapping[str, float] | None = None
     ) -> Costs:
-        """Make costs of plain tables: seconds by task name (a number, or one per device), bytes by value name."""
+        """Make costs of tables: seconds by task name, bytes by value name.
+
+        The seconds of a task are one number, or one per device.
+        """
         return cls().override(seconds, nbytes)
 
     @classmethod
     def estimate(cls, graph: Graph, examples: Mapping[str, Any]) -> Costs:
-        """Return the work of a graph's tasks and the bytes of its values, for inputs like these: nothing is computed.
+        """Return the work of tasks and the bytes of values for such inputs, without computing them.
 
         What cannot be estimated keeps its default. Raises GraphError for missing and unknown
         examples.
@@ -128,12 +143,17 @@ class Costs:
         return estimate(graph, examples).costs
 
     def to_json(self) -> str:
-        """Return the costs as JSON; infinite seconds stand as the string "inf". Raises ScheduleError for odd keys."""
+        """Return the costs as JSON; infinite seconds are the string "inf".
+
+        Raises ScheduleError for keys that are not strings.
+        """
         return json.dumps(json_reader.plain(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Costs:
-        """Read what ``to_json`` wrote, or parts of it. Raises ScheduleError naming what is malformed.
+        """Read the text of ``to_json``, or parts of it.
+
+        Raises ScheduleError naming what is malformed.
 
         >>> costs = Costs.table(seconds={"a": math.inf}, nbytes={"a": 4096})
         >>> Costs.from_json(costs.to_json()) == costs
@@ -153,7 +173,7 @@ class Costs:
         nbytes: Mapping[str, float] | None = None,
         pageable: Iterable[str] = (),
     ) -> Costs:
-        """Return costs in which these entries replace or join what is there.
+        """Return costs in which these entries replace, or are added to, the present ones.
 
         >>> Costs().override(pageable=["x"]).pageable
         frozenset({'x'})
@@ -166,7 +186,7 @@ class Costs:
         )
 
     def task_seconds(self, task: Task, device: Device) -> float:
-        """Return the seconds of a task on a device; infinity where a table per device leaves the device out."""
+        """Return the seconds of a task on a device; infinity if a table omits the device."""
         given = self.seconds.get(task.name, task.seconds)
         if given is not None:
             return float(given.get(device.name, math.inf) if isinstance(given, Mapping) else given)
@@ -178,7 +198,7 @@ class Costs:
         return self.default_seconds if work is None else work.seconds(device)
 
     def everywhere(self, task: Task, devices: Sequence[Device]) -> float | list[float]:
-        """Return the seconds of a task on each of these devices, or one number if a table says the same for all."""
+        """Return the seconds of a task on each device, or one number if it is the same on all."""
         given = self.seconds.get(task.name, task.seconds)
         if type(given) is float or type(given) is int:
             return float(given)
@@ -190,7 +210,10 @@ class Costs:
         return float(self.default_nbytes if given is None else given)
 
     def check(self, graph: Graph) -> None:
-        """Raise ScheduleError if a table names what the graph does not have: a misspelt name would cost nothing."""
+        """Raise ScheduleError if a table has names that the graph does not have.
+
+        A misspelt name would have no effect.
+        """
         if not (self.seconds or self.nbytes or self.work or self.pageable):
             return
         called = list(chain.from_iterable(map(_with_parts, graph.tasks)))
@@ -211,7 +234,7 @@ class Costs:
 
 
 def _with_parts(task: Task) -> Iterator[Task]:
-    """Yield a task, and what it was merged of."""
+    """Yield a task and its parts."""
     yield task
     for part in task.parts:
         yield from _with_parts(part)

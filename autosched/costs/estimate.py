@@ -1,24 +1,26 @@
-"""Estimate the work of torch tasks, and the bytes of values, from example inputs: nothing is computed.
+"""Estimate the work of tasks and bytes of values from examples.
 
-The tasks run once, in the order they were added, on fake tensors: shapes without memory, all on one
-fake CPU, so that constraints and the devices of examples do not matter. Each op that they reach is
-counted, as follows.
+The tasks run once, in the order in which they were added, on fake tensors: shapes without memory,
+all on one fake CPU, so constraints and the devices of the examples do not matter. Nothing is
+computed. Each operator that the tasks reach is counted:
 
-* FLOPs: of products, convolutions and attention what torch's own formulas say; of any other op one
-  per element that it makes, or reads where that is more. Decompositions, such as an SVD, are
-  therefore underestimated.
-* Bytes: what it reads and what it writes, each tensor once; a dimension of stride 0 counts once.
-  Lookups read of their table only what they return. Views, ``empty`` and questions about shapes
-  cost nothing.
+* FLOPs: for matrix products, convolutions and attention, torch's own formulas. For any other
+  operator, one per element that it returns, or reads if that is more. Decompositions, such as an
+  SVD, are therefore underestimated.
+* Bytes: everything read and everything written, each tensor once. A dimension of stride 0 counts
+  once. Lookups read of their table only the rows that they return. Views, ``empty`` and queries of
+  shapes cost nothing.
 
-A task is **unknown**, and keeps its default cost, where its function fails on fake tensors
-(``.item()``, numpy, shapes that depend on data), reads what an unknown task returned, writes or
-differentiates by a tensor that is not among its arguments, or sees no tensor at all: that one could
-do anything, so only torch's own functions (``torch.zeros``) run. What an unknown task writes in
-place stays known, because writing changes no shape.
+A task is **unknown**, and keeps its default cost, in these cases: its function fails on fake
+tensors (``.item()``, NumPy, shapes that depend on data); it reads a result of an unknown task; it
+writes, or differentiates by, a tensor that is not among its arguments; or it has no tensor
+argument. A function without tensor arguments could do anything, so only torch functions
+(``torch.zeros``) are run then. A value that an unknown task writes in place stays known, because a
+write changes no shape.
 
-Functions run as they do while torch.compile traces them: one that prints, prints; one that keeps
-its arguments, keeps fake tensors. Knows no device, no rate and no time.
+Functions run as they do while torch.compile traces them: a function that prints will print, and a
+function that stores its arguments will store fake tensors. This module knows no device, no rate and
+no time.
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ Op = OpOverload[..., Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Costs with the work and bytes that could be estimated, and the reason for each task (by name) that could not.
+    """Costs with estimated work and bytes, and the reason for each task without an estimate.
 
-    Of a merged task it has the parts.
+    Reasons are by task name. A merged task is represented by its parts.
     """
 
     costs: Costs
@@ -64,7 +66,7 @@ class Estimate:
 def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     """Return the work of each task and the bytes of each value, for inputs like ``examples``.
 
-    Examples may be on any device, also ``"meta"``, which holds no data; they are not changed, and
+    Examples may be on any device, also ``"meta"``, which holds no data. They are not changed, and
     no random number is drawn. Raises GraphError for missing or unknown examples, and for those
     whose sizes do not fit.
 
@@ -81,7 +83,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), Fakes(learn=False), quiet():
         data: dict[int, Any] = {}
         for index, example in given.items():
-            with contextlib.suppress(Exception):  # its readers will say that it is unknown
+            with contextlib.suppress(Exception):  # its readers are then unknown, too
                 data[index] = transform(_twin, example)
         for task in graph.tasks:
             _learn(task, data, work, unknown)
@@ -97,7 +99,7 @@ def estimate(graph: Graph, examples: Mapping[str, Any]) -> Estimate:
 def _learn(
     task: Task, data: dict[int, Any], work: dict[str, Work], unknown: dict[str, str]
 ) -> None:
-    """Run a task on fake tensors, or its parts; note results, by the index of their value, and work."""
+    """Run a task, or its parts, on fake tensors; store results (by value index) and work."""
     if task.composite is not None:
         given = zip(task.composite.takes, task.args, strict=False)
         inner = {index: data[value.index] for index, value in given if value.index in data}
@@ -117,7 +119,7 @@ def _learn(
 
 
 def _is_misfit(task: Task, error: Exception) -> bool:
-    """Whether one of torch's own functions says that the sizes of its arguments do not fit."""
+    """Whether a torch function reported that the sizes of its arguments do not fit."""
     own = task.fn is not None and _is_torch(task.fn)
     return own and type(error) is RuntimeError and bool(_SIZES.search(str(error)))
 
@@ -126,7 +128,7 @@ _SIZES = re.compile(r"\b(sizes?|shapes?|dim|dims|dimensions?)\b")
 
 
 def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
-    """Return what to say of a task that cannot run on the examples."""
+    """Return the error message for a task that cannot run on the examples."""
     graph = next(
         leaf.graph for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)
     )
@@ -142,11 +144,11 @@ def _misfit(task: Task, data: Mapping[int, Any], error: Exception) -> str:
 
 
 class _UnknownError(Exception):
-    """Why we do not run a task."""
+    """The reason why a task is not run."""
 
 
 def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
-    """Run one task on fake tensors; return its results, by the index of their value, and its work."""
+    """Run one task on fake tensors; return its results, by value index, and its work."""
     if task.fn is None:
         raise _UnknownError("has no function")
     for value in flatten((task.args, task.kwargs)):
@@ -157,7 +159,7 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
         raise _UnknownError("has no tensor among its arguments")
     if (
         task.fn is aten._local_scalar_dense.default
-    ):  # any number that optimizers can divide by one less
+    ):  # optimizers may divide by the number, or by one less
         return dict(task.results(0.5 if args[0].is_floating_point() else 1)), Work(0, 0)
     with _Counter() as counter:
         returned = task.fn(*args, **kwargs)
@@ -168,11 +170,11 @@ def _run(task: Task, data: Mapping[int, Any]) -> tuple[dict[int, Any], Work]:
     return results, Work(counter.flops, counter.nbytes, max(counter.launches, least))
 
 
-_PYTHON = 0.02  # launches that a function of Python's numbers costs: some 0.1 us
+_PYTHON = 0.02  # launches per function of Python numbers: about 0.1 us
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sums what the ops under it do, keeps them on the fake CPU, and keeps them away from real tensors."""
+    """Counts the work of operators, keeps them on the fake CPU, and away from real tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,7 +191,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["device"] = torch.device("cpu")
         result = op(*args, **kwargs)
         if not (op.is_view or torch.Tag.inplace_view in op.tags or op.overloadpacket in _FREE):
-            self.launches += op.namespace != "prim"  # which asks fake tensors for their device
+            # prim operators query the device of fake tensors
+            self.launches += op.namespace != "prim"
             formula = _FORMULAS.get(op.overloadpacket)
             self._count(
                 op,
@@ -206,7 +209,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             unread.add(op._schema.arguments[0].name)
         read = _once([item for name, item in given.items() if name not in unread])
         made = _once([result, _written(op, given)])
-        if not made:  # a question about a shape
+        if not made:  # a query of a shape
             return
         self.nbytes += sum(map(_memory, read)) + sum(map(_memory, made)) * (2 if is_lookup else 1)
         elements = max(
@@ -217,8 +220,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _LOOKUPS = frozenset(
     {aten.embedding, aten.gather, aten.index, aten.index_select}
-)  # the table is the first argument
-_OVERWRITES = frozenset(  # what the first argument held before plays no part
+)  # their first argument is the table
+_OVERWRITES = frozenset(  # their first argument is written without being read
     {
         aten.bernoulli_,
         aten.copy_,
@@ -230,7 +233,7 @@ _OVERWRITES = frozenset(  # what the first argument held before plays no part
         aten.zero_,
     }
 )
-_FREE = frozenset(  # these look at memory in another way without saying so, or get memory without filling it
+_FREE = frozenset(  # views that schemas do not mark, and uninitialised allocations
     {
         aten._unsafe_view,
         aten.empty,
@@ -263,7 +266,7 @@ _FORMULAS: Mapping[Any, Callable[..., int]] = ChainMap(  # torch has none for at
 
 
 def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
-    """Raise where an op would leave a fake tensor in what the user holds."""
+    """Raise if an operator would write a fake tensor into an object of the user."""
     if any(not isinstance(tensor, FakeTensor) for tensor in _tensors(_written(op, given))):
         raise _UnknownError("writes a tensor that is not among its arguments")
     real = (tensor for tensor in _tensors(given) if not isinstance(tensor, FakeTensor))
@@ -272,7 +275,7 @@ def _refuse_real(op: Op, given: Mapping[str, Any]) -> None:
 
 
 def _named(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an op's arguments by the names that its schema gives them."""
+    """Return the arguments of an operator by their names in its schema."""
     return {
         **dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)),
         **kwargs,
@@ -302,7 +305,7 @@ def _as_fake(leaf: Any) -> Any:
 
 
 def _is_torch(fn: Callable[..., Any]) -> bool:
-    """Whether it makes tensors of numbers, as ``torch.zeros`` does, or numbers of numbers, as operators do."""
+    """Whether a function is an operator or a torch function, safe to run without tensors."""
     if (
         isinstance(fn, (OpOverload, OpOverloadPacket))
         or getattr(fn, "__module__", "") == "_operator"
@@ -320,7 +323,7 @@ def _once(tree: Any) -> list[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's memory: elements that a dimension of stride 0 repeats are there once."""
+    """Return the bytes of a tensor's memory; a dimension of stride 0 counts once."""
     sizes = (
         size
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,7 +1,14 @@
-"""Learning: costs from what was measured, on top of what was known before.
+"""Learn costs from measured timelines.
 
-Reads timelines, a graph, a machine and costs; runs nothing and plans nothing. Seconds of copies are
-no costs: those are rates of the machine's links.
+Learnt costs override earlier costs. This module reads timelines, a graph, a machine and costs. It
+runs nothing and plans nothing. Seconds of copies are not costs; the rates of links belong to the
+machine.
+
+* A measurement on one device scales the earlier estimates of the other devices: an estimate may be
+  wrong by a factor of ten and still be right about which device is faster. Readings of 0 or less
+  are rejected.
+* All profiles are kept, and none replaces another. Costs that are learnt from the latest profile
+  alone forget the seconds of a task on other devices, and plans then oscillate.
 """
 
 from __future__ import annotations
@@ -22,15 +29,21 @@ __all__ = ["learn"]
 def learn(
     timeline: Timeline | Iterable[Timeline], graph: Graph, machine: Machine, costs: Costs
 ) -> Costs:
-    """Return costs with the measured seconds of tasks, medians over runs, and the bytes of values that were copied.
+    """Return costs with measured seconds of tasks (medians over runs) and bytes of copied values.
 
-    Of several timelines, of other placements too, all readings count, so what was measured on one
-    device is kept when the next plan puts the task on another; ``costs`` are what was known before
-    the first of them. A task takes on a device like that where it ran what it took there. On any
-    other it takes what was known, times how much longer than known it took where it ran last, so
-    that what was known of speeds stays; what was measured, where nothing was known. Where it cannot
-    run it still cannot, and views stay free. A reading that is no time, or 0, is not believed.
-    Raises GraphError and MachineError for a timeline of another graph or machine.
+    Several timelines, also of different placements, are combined: all readings count, so a
+    measurement on one device is kept when the next plan moves the task to another. ``costs`` are
+    the earlier costs, before the first timeline. The seconds of a task on a device are, in this
+    order:
+
+    1. the measured seconds on this device;
+    2. infinity, if the task cannot run there by ``costs``;
+    3. the measured seconds on a device with the same rates;
+    4. the earlier seconds, scaled by the ratio of measured to earlier seconds on the last measured
+       device; if there are none, the measured seconds.
+
+    Views stay free. A reading that is not a positive finite number is ignored. Raises GraphError
+    and MachineError for a timeline of another graph or machine.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -43,7 +56,7 @@ def learn(
     runs = [run for each in timelines for run in each.runs or (each,)]
     seconds: dict[
         str, dict[str, list[float]]
-    ] = {}  # by task and device, those where it ran last at the end
+    ] = {}  # by task and device, the device of the last run at the end
     nbytes: dict[str, float] = {}
     for span in (span for run in runs for span in run.spans):
         if span.kind == "run":
@@ -71,7 +84,7 @@ def learn(
 def _everywhere(
     task: Task, measured: Mapping[Device, float], machine: Machine, costs: Costs
 ) -> float | dict[str, float]:
-    """Return the seconds of a task on each device, or one number where that is the same on all of them."""
+    """Return the seconds of a task per device, or one number if it is the same on all of them."""
     table = dict(_by_device(task, measured, machine, costs))
     numbers = set(table.values())
     return numbers.pop() if len(numbers) == 1 else table
@@ -92,8 +105,7 @@ def _by_device(
         elif alike:
             yield other.name, alike[-1]
         else:
-            # The quotient first: it may be out of a float's range, and then nothing is known of
-            # speeds.
+            # The quotient may overflow or underflow; then the ratio of speeds is unknown.
             scaled = last * (there / known) if 0 < known < math.inf else 0.0
             yield other.name, scaled if 0 < scaled < math.inf else last
 

@@ -1,4 +1,4 @@
-"""Graphs of tasks: what is computed, in serial order.
+"""Represent graphs of tasks in serial order.
 
 graph      Graph: the tasks of one step, and their dependencies
 task       Task: a call and what it depends on

@@ -1,7 +1,7 @@
-"""Composite: calls that one task runs one after another; what merged tasks call.
+"""Run several calls as one task.
 
-Knows the tasks that it was made of, with the values of the graph that they came from, and nothing
-of that graph.
+A merged task calls a ``Composite``. It knows the tasks that it was made from, with the values of
+the graph that they came from, and nothing else of that graph.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from autosched.graph.value import Value
 __all__ = ["Composite"]
 
 _Step = Callable[[list[Any]], None]
-_Slots = dict["int | Here", int]  # by value, or by what stands for the device
+_Slots = dict["int | Here", int]  # by value, or by placeholder for the device
 
 
 class Composite:
-    """Calls ``tasks`` in order, lets go of what they make when it is used last, and returns what is needed outside.
+    """Call ``tasks`` in order, and return the results that are needed outside.
 
-    ``takes`` and ``gives`` are the values (indices) that it is given, and that it returns, both in order; ``dead`` are
-    those, by task, that nothing needs behind it. ``heres`` are what it is given besides, behind the
-    values.
+    ``takes`` and ``gives`` are the values (indices) of its arguments and of its results, in order.
+    ``dead`` are by task the values that nothing needs afterwards; they are released immediately.
+    ``heres`` are further arguments, after the values: placeholders for the device.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -50,7 +50,7 @@ class Composite:
         self._given = [slots[value] for value in gives]
 
     def __call__(self, *args: Any) -> Any:
-        """Call them. What a call raises has a note that names its task."""
+        """Call the tasks. An error that a call raises has a note that names its task."""
         data = [*args, *self._blank]
         for task, step in zip(self.tasks, self._steps, strict=True):
             try:
@@ -65,7 +65,7 @@ class Composite:
         return f"<Composite of {len(self.tasks)} tasks>"
 
     def _step(self, task: Task, slots: _Slots, dead: Sequence[int]) -> _Step:
-        """Return a task as a step on numbered slots."""
+        """Return a function that runs a task on numbered slots."""
         fn = task.fn
         drop = [slots[value] for value in dead]
         nested = any(
@@ -87,7 +87,7 @@ class Composite:
             def unpacking(data: list[Any]) -> None:
                 found = fn(*map(data.__getitem__, gather))
                 if targets and (not isinstance(found, (tuple, list)) or len(found) != len(targets)):
-                    list(task.results(found))  # raises, and says what is wrong with it
+                    list(task.results(found))  # raises an error about its shape
                 for target, item in zip(targets, found, strict=True) if targets else ():
                     data[target] = item
                 for slot in drop:
@@ -104,7 +104,7 @@ class Composite:
         return plain
 
     def _constant(self, item: Any) -> int:
-        """Give an argument that is no value a slot of its own, for good."""
+        """Give an argument that is not a value a permanent slot of its own."""
         self._blank.append(item)
         return len(self.takes) + len(self.heres) + len(self._blank) - 1
 
@@ -129,7 +129,7 @@ def _general(task: Task, slots: _Slots, drop: Sequence[int]) -> _Step:
 
 
 def _dead(tasks: Sequence[Task], gives: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return by task the values made by these tasks that nothing needs behind it."""
+    """Return by task the values made by these tasks that nothing needs afterwards."""
     made = {use.value for task in tasks for use in task.outputs}
     needed = set(gives)
     found: list[tuple[int, ...]] = []

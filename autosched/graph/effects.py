@@ -1,9 +1,13 @@
-"""What a recorded torch function does to its arguments: which it writes, which its result shares memory with.
+"""Determine which arguments a torch function writes or aliases.
 
-Knows names, and of ATen's operators their schemas; never torch itself. Where a schema or a name
-does not say what an operator does, a table here does. A function that is in no table here reads its
-arguments and returns fresh memory. ``MAY_ALIAS`` lists those whose result can be their argument:
-treating a copy as a view is safe.
+This module also determines whether a function draws random numbers. It knows functions by name, and
+ATen operators by their schemas. It never imports torch. Tables here cover what neither a name nor a
+schema says. A function that is in no table reads its arguments and returns new memory.
+``MAY_ALIAS`` lists the functions whose result can be their argument: treating a copy as a view is
+safe.
+
+A capture keeps in-place operators, and derives hazards from schemas and storages. A functional form
+of the graph would have the same hazards, hidden in the copies at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ __all__ = ["Effects", "effects_of", "function_name", "shared_state"]
 
 _UNMARKED_VIEWS = frozenset(
     "_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk".split()
-)  # in schemas
+)  # views that schemas do not mark
 VIEWS = _UNMARKED_VIEWS | frozenset(
     "__getitem__ getitem T mT H mH real imag alias as_strided chunk detach diagonal expand expand_as hsplit vsplit "
     "dsplit movedim moveaxis narrow permute select slice split split_with_sizes tensor_split squeeze swapaxes swapdims "
@@ -34,13 +38,13 @@ MAY_ALIAS = frozenset(
     "short char byte sum_to_size numpy from_numpy as_tensor asarray Identity Flatten Unflatten".split()
 )
 
-# Functions that write arguments no name gives away: the running statistics, when training.
+# Functions that write the running statistics in training, which their names do not show.
 BATCH_NORMS = frozenset(
     "batch_norm cudnn_batch_norm instance_norm miopen_batch_norm native_batch_norm".split()
 )
 
-# Of other such functions: its parameters up to the one that it writes, and the one without which it
-# does not.
+# Other such functions: the parameters up to the one that is written, and the parameter without
+# which nothing is written.
 _ALSO_WRITES = {
     "embedding": ("input weight", "max_norm"),  # torch.nn.functional.embedding
     "embedding_bag": ("input weight", "max_norm"),
@@ -64,26 +68,25 @@ RANDOM = frozenset(
     "gumbel_softmax log_normal_ multinomial normal normal_ poisson rand rand_like randint randint_like randn "
     "randn_like random_ randperm rrelu rrelu_ scaled_dot_product_attention uniform_".split()
 )
-_DRAW_TO_DROP = (
-    frozenset(  # only where dropout_p is above 0, though their schemas say that they always do
-        "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
-        "_scaled_dot_product_flash_attention_for_cpu".split()
-    )
+_DRAW_TO_DROP = frozenset(  # random only if dropout_p > 0, though schemas say always
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_flash_attention_for_cpu".split()
 )
 RESHAPE = frozenset(
     "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
-)  # their argument, in place
-MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())  # it to other memory
+)  # change the shape of their argument in place
+# These give their argument other memory, or another view of it.
+MOVE = frozenset("as_strided_ resize_ resize_as_ set_".split())
 COUNTS_IN_MEMORY = frozenset(
     "as_strided as_strided_copy as_strided_scatter".split()
-)  # whatever tensor has it
+)  # these address the whole storage of their argument
 _LOOKED_INTO = (functools.partial, MethodType, FunctionType, list, tuple, set, frozenset, dict)
 _PLAIN = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, type, ModuleType}
-)  # from which nothing is reached
-_MOST_ITEMS = 1000  # of what holds modules; longer ones are data
+)  # types from which nothing else is reachable
+_MOST_ITEMS = 1000  # longest container that is searched; longer ones are data
 _TRAINING_ARGUMENT = (
-    5  # of F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm alike
+    5  # in F.batch_norm(x, mean, var, weight, bias, training, ...) and torch.batch_norm
 )
 _UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
@@ -91,18 +94,18 @@ _UNINITIALIZED = frozenset(
 
 
 class Effects(NamedTuple):
-    """What a call does: the arguments it writes, the one whose memory its result may share, and more."""
+    """The effects of a call: the arguments that it writes, the base of its result, and more."""
 
-    name: str = ""  # under which tables know the function; empty if none may
+    name: str = ""  # in the tables; empty for functions that are not torch's
     writes: Sequence[Any] = ()
     base: Any = None
-    view: bool = False  # only another look at the base's memory, at no cost
+    view: bool = False  # a view of the base's memory, at no cost
     random: bool = False
-    in_place: bool = False  # returns what it wrote
+    in_place: bool = False  # returns its written argument
 
 
 def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
-    """Return what ``fn`` does by torch's own conventions; of a function that is not torch's, nothing is known.
+    """Return the effects of ``fn`` by torch's conventions; other functions have no known effects.
 
     >>> import operator
     >>> effects_of(operator.setitem, ["x", 0, 1.0], {}).writes
@@ -122,7 +125,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     looks = name in VIEWS and (home, name) != (
         "torch.nn.functional",
         "unfold",
-    )  # im2col, no view, has that name too
+    )  # F.unfold is im2col, which is not a view
     may_share = name in MAY_ALIAS and not kwargs.get("copy", False)
     looks = looks and not (name in ("__getitem__", "getitem") and any(map(_picks, args[1:])))
     shares = looks or may_share or _is_idle_dropout(fn, name, args, kwargs)
@@ -134,7 +137,7 @@ def effects_of(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Effects:
-    """Return what an ATen operator's schema says, and what it does not say."""
+    """Return the effects of an ATen operator by its schema, and by the tables for what it omits."""
     schema = fn._schema
     given = {
         **dict(zip((argument.name for argument in schema.arguments), args, strict=False)),
@@ -145,7 +148,7 @@ def _by_schema(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any
     ]
     kept = (
         ("grads",) if name.startswith("_fused_") and given.get("grad_scale") is None else ()
-    )  # written where scaled
+    )  # gradients are written only where they are scaled
     written = [given.get(a.name) for a in schema.arguments if _is_written(a) and a.name not in kept]
     writes = [leaf for item in written for leaf in flatten(item) if leaf is not None]
     if name in BATCH_NORMS or name in _ALSO_WRITES:
@@ -172,10 +175,10 @@ def _is_written(argument: Any) -> bool:
 
 
 def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
-    """Return the arguments that the torch function ``name`` writes in place, by torch's own conventions.
+    """Return the arguments that a torch function writes in place, by torch's conventions.
 
-    A name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and the batch
-    norms.
+    These are: a name that ends in one underscore, ``inplace=True``, ``out=``, ``__setitem__`` and
+    the batch norms.
     """
     written: list[Any] = []
     in_place = (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
@@ -184,7 +187,7 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
         written.extend(first if name.startswith("_foreach_") else [] if first is None else [first])
     if name.startswith(
         "_fused_"
-    ):  # an optimizer's step: parameters, moments, and gradients where they are scaled
+    ):  # an optimizer's step writes parameters, moments and scaled gradients
         written = [
             leaf
             for leaf in flatten(args)
@@ -202,7 +205,10 @@ def _written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], bare: bo
 
 
 def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> list[Any]:
-    """Return the running statistics that a batch norm writes: torch's bare ones have them behind weight and bias."""
+    """Return the running statistics that a batch norm writes.
+
+    In ``torch.batch_norm`` they follow weight and bias.
+    """
     training = kwargs.get("training", kwargs.get("use_input_stats", True))
     if len(args) > _TRAINING_ARGUMENT:
         training = args[_TRAINING_ARGUMENT]
@@ -213,7 +219,7 @@ def _statistics(args: Sequence[Any], kwargs: Mapping[str, Any], bare: bool) -> l
 
 
 def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this is a dropout that drops nothing: it returns its argument."""
+    """Whether this is an inactive dropout, which returns its argument."""
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     training = given.get("training", given.get("train", getattr(fn, "training", True)))
     return "dropout" in name.lower() and (
@@ -222,27 +228,27 @@ def _is_idle_dropout(fn: Any, name: str, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _picks(key: Any) -> bool:
-    """Whether an index surely copies: a list does; a tensor that holds a single number makes a view."""
+    """Whether an index certainly copies: a list does; a tensor of one number makes a view."""
     return any(isinstance(item, list) for item in (key if isinstance(key, tuple) else (key,)))
 
 
 def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument, which torch's functions call ``input``."""
+    """Return the first argument, which torch functions call ``input``."""
     return args[0] if args else kwargs.get("input")
 
 
 def _raw_name(fn: Callable[..., Any]) -> str:
-    """Return the name under which the tables know ``fn``; Python's ``operator.and_`` is not torch's in-place form."""
+    """Return the name of ``fn`` in the tables; ``operator.and_`` is not an in-place method."""
     if getattr(fn, "__module__", None) == "_operator":
         return f"__{fn.__name__.strip('_')}__"
     name = getattr(fn, "__name__", None) or type(fn).__name__
-    if name == "__get__":  # a property of Tensor, such as T: the descriptor behind it has the name
+    if name == "__get__":  # a property of Tensor, such as T: its descriptor has the name
         name = getattr(getattr(fn, "__self__", None), "__name__", name)
     return str(name).partition(".")[0]  # an ATen overload is called mm.default
 
 
 def function_name(fn: Callable[..., Any] | None) -> str:
-    """Return the name that tasks made from ``fn`` get.
+    """Return the name of tasks made from ``fn``.
 
     >>> import operator
     >>> function_name(operator.matmul), function_name(lambda x: x)
@@ -255,22 +261,23 @@ def function_name(fn: Callable[..., Any] | None) -> str:
 
 
 def is_uninitialized(fn: Any) -> bool:
-    """Whether what a function returns holds what happened to be in memory."""
+    """Whether the result of a function has uninitialised elements."""
     return _raw_name(fn) in _UNINITIALIZED
 
 
 def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
     """Return the modules, parameters, optimizers and generators that a task reaches.
 
-    As function, argument, closure, default or global of a function, its own or of the same file; in
-    a list, tuple, set or dict; or as an attribute of an object that it reaches. Running one, even
-    under ``functional_call``, may change it, so tasks that share one must not run at the same time.
+    A task reaches them as its function; as an argument, closure, default or global of its function,
+    or of a function of the same file; in a list, tuple, set or dict; or as an attribute of an
+    object that it reaches. Running a module, even under ``functional_call``, may change it, so
+    tasks that share one must not run at the same time.
 
     >>> shared_state(abs, [1.0])
     []
     """
     found: dict[int, Any] = {}
-    seen: dict[int, Any] = {}  # kept, so that no id is used again
+    seen: dict[int, Any] = {}  # holds references, so that no id is reused
     pending = [fn, *args]
     while pending:
         item = pending.pop()
@@ -284,7 +291,7 @@ def shared_state(fn: Any, args: Iterable[Any]) -> list[Any]:
 
 
 def _parts(state: Any) -> list[Any]:
-    """Return what a module or an optimizer shares with others of its kind: its modules, its parameters."""
+    """Return the modules or parameters of a module or optimizer, which others may share."""
     if hasattr(type(state), "named_parameters"):
         modules = list(state.modules())
         return modules + [item for module in modules for item in module.parameters(recurse=False)]
@@ -293,7 +300,7 @@ def _parts(state: Any) -> list[Any]:
 
 
 def _reached(item: Any) -> Iterable[Any]:
-    """Return what a task that reaches an item can reach through it."""
+    """Return the objects that are directly reachable from an item."""
     match item:
         case functools.partial():
             return [item.func, *item.args, *item.keywords.values()]
@@ -304,13 +311,13 @@ def _reached(item: Any) -> Iterable[Any]:
         case list() | tuple() | set() | frozenset() | dict():
             inside = item.values() if isinstance(item, dict) else item
             return inside if len(item) <= _MOST_ITEMS else ()
-        case type() | ModuleType():  # of a class of their own: the plain ones are not asked
+        case type() | ModuleType():  # subclasses; instances of the plain types were skipped
             return ()
     if hasattr(type(item), "data_ptr") or type(item).__module__.partition(".")[0] == "autosched":
         return ()
     attributes = getattr(
         item, "__dict__", {}
-    )  # not their attributes in turn: one could reach the whole program
+    )  # but not their attributes, which could reach the whole program
     return [a for a in attributes.values() if _is_state(a) or isinstance(a, _LOOKED_INTO)]
 
 
@@ -327,7 +334,10 @@ def _reached_by_call(fn: FunctionType) -> Iterator[Any]:
 
 
 def _is_state(item: Any) -> bool:
-    """Whether it is a module, an optimizer or a generator, by its class: an instance may answer to any name."""
+    """Whether it is a module, optimizer or generator, by its class.
+
+    An instance may answer to any attribute.
+    """
     kind = type(item)
     return (
         hasattr(kind, "named_parameters")
@@ -337,7 +347,7 @@ def _is_state(item: Any) -> bool:
 
 
 def draws(state: Any) -> bool:
-    """Whether something that a task shares is a module that draws random numbers."""
+    """Whether an item of shared state is a module that draws random numbers."""
     rate = getattr(state, "dropout", 0)  # of recurrent networks and attention
     drops = type(state).__name__ in RANDOM or (isinstance(rate, (int, float)) and rate > 0)
     return drops and bool(getattr(state, "training", True))

@@ -1,4 +1,7 @@
-"""Flow: who makes and who reads what in a graph, as arrays of numbers. Knows no device, no cost and no program."""
+"""List the producers and consumers of a graph as arrays.
+
+Values and tasks are numbers here. The module knows no device, no cost and no program.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class Flow(NamedTuple):
-    """Ragged tables by task, each a pair: where the row of a task begins, and what stands in all rows.
+    """Ragged tables by task, each a pair: the start of each row, and the entries of all rows.
 
     >>> graph = Graph()
     >>> graph.output(y=-graph.input("x").abs())
@@ -30,13 +33,13 @@ class Flow(NamedTuple):
     makes_at: Ints
     makes: Ints  # values that are used
     after_at: Ints
-    after: Ints  # tasks that it was told to follow
+    after: Ints  # tasks on which it depends by order alone
     depends_at: Ints
     depends: Ints  # all tasks on which it depends
 
 
 def flow(graph: Graph) -> Flow:
-    """Return the flow of a graph, which is made once: graphs only grow."""
+    """Return the flow of a graph; it is cached, and computed again after the graph has grown."""
     size = len(graph.tasks), len(graph.outputs)
     known: tuple[tuple[int, int], Flow] | None = graph.__dict__.get("_flow")
     if known is None or known[0] != size:
@@ -75,10 +78,10 @@ def _at(lengths: Sequence[int] | Ints) -> Ints:
 
 
 def starts(rows: Ints, count: int) -> Ints:
-    """Return where each of so many rows begins, if rows have as many items as their numbers stand here."""
+    """Return where each of ``count`` rows begins, given the sorted row number of each entry."""
     return _at(np.bincount(rows, minlength=count))
 
 
 def rows_of(at: Ints) -> Ints:
-    """Return the row of each item, if rows begin there."""
+    """Return the row of each entry, given where rows begin."""
     return np.repeat(np.arange(len(at) - 1), np.diff(at))

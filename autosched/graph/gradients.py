@@ -1,10 +1,9 @@
-"""Gradients: tensors that autograd did not follow raise in backward.
+"""Raise an error when autograd would lose a gradient.
 
-Tasks run without autograd. Where a run is given tensors that require grad while autograd is on,
-what depends on them would be constant to the caller's ``backward()``, and their gradients would be
-missing without a word. So such outputs require grad, as they would in plain PyTorch, and raise
-GradientError when a gradient reaches them. The numbers in them are the same, and nothing is kept
-for backward.
+Tasks run without autograd. If a run is given tensors that require grad while autograd is enabled,
+outputs that depend on them would be constants to the caller's ``backward()``, and gradients would
+be missing silently. So such outputs require grad, as in plain PyTorch, and raise GradientError when
+a gradient reaches them. Their numbers are unchanged, and nothing is saved for backward.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from autosched.graph.graph import Graph
 
 __all__ = ["Gradients", "guarded"]
 
-Where = Callable[
-    [list[bool]], list[str]
-]  # says of some outputs what they are; asked for where it goes wrong alone
-_MODULES = 1  # the bit for parameters of modules that tasks call; the values have those above it
+Where = Callable[[list[bool]], list[str]]  # describes outputs; called only for errors
+_MODULES = 1  # the bit for parameters of called modules; values have the higher bits
 
 
 class Gradients:
-    """What autograd would have followed in the runs of a graph.
+    """The tensors that autograd would have followed in runs of a graph.
 
-    ``graph.followed`` says it exactly where a graph was captured. Of other graphs it is not known what functions do:
-    there an output counts that is computed from what requires grad.
+    If the graph was captured, ``graph.followed`` has them exactly. In other graphs the effects of
+    functions are unknown: there, every output that is computed from a tensor that requires grad is
+    assumed to be followed.
     """
 
     def __init__(self, graph: Graph):
@@ -43,7 +41,10 @@ class Gradients:
         ]
 
     def guarded(self, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost."""
+        """Return the outputs of a run, of which some raise GradientError in backward.
+
+        Those are the outputs at which a gradient would be lost.
+        """
         if not torch.is_grad_enabled():
             return outputs
         given: list[tuple[str, torch.Tensor]] = []
@@ -87,7 +88,10 @@ class Gradients:
     def _cut_off(
         self, label: str, inputs: Mapping[str, Any], output: Any
     ) -> Iterator[torch.Tensor]:
-        """Yield the tensors of an output that would require grad, and do not, or not as what they are copies of."""
+        """Yield the tensors of an output from which autograd cannot reach their sources.
+
+        They should require grad and do not, or are copies of another tensor than autograd followed.
+        """
         own: set[int] | None = None
         for leaf in flatten(output):
             if not isinstance(leaf, torch.Tensor):
@@ -104,7 +108,7 @@ class Gradients:
                     yield leaf
 
     def _labels(self, names: Collection[str], modules: bool) -> Collection[str]:
-        """Return the outputs that autograd would have followed, where these inputs require grad."""
+        """Return the outputs that autograd would have followed, if these inputs require grad."""
         followed = self.graph.followed
         if followed is not None and not modules and followed.given.issuperset(names):
             return followed.outputs
@@ -116,7 +120,7 @@ class Gradients:
     def _mark_written(
         self, inputs: Mapping[str, Any], names: Collection[str], sources: list[torch.Tensor]
     ) -> None:
-        """Let inputs raise in backward to which tasks wrote where autograd would have noted that."""
+        """Make inputs raise in backward if a task's write would have changed their history."""
         followed = self.graph.followed
         if followed is not None and followed.given.issuperset(names):
             found = [(name, inputs[name]) for name in followed.written]
@@ -149,7 +153,7 @@ class Gradients:
 
     @cached_property
     def _from(self) -> dict[str, int]:
-        """What each output is computed from, as bits: inputs and constants by their index, and modules."""
+        """The inputs, constants (by index) and modules that each output depends on, as bits."""
         bits = {value.index: _bit(value.index) for value in self.graph.sources}
         for task in self.graph.tasks:
             shares = any(isinstance(item, torch.Tensor) for item in task.shared)
@@ -163,7 +167,7 @@ class Gradients:
 
     @cached_property
     def _passed_on(self) -> set[str]:
-        """The outputs that are inputs or constants, which may be copies on another device."""
+        """The outputs that are inputs or constants; they may be copies on another device."""
         return {
             label
             for label, index in self.graph.outputs.items()
@@ -184,7 +188,7 @@ class Gradients:
 
 
 def guarded(graph: Graph, inputs: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the outputs of a run, those that raise GradientError in backward where a gradient would be lost.
+    """Return the outputs of a run, of which some raise GradientError in backward.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> graph = Graph("double")
@@ -196,9 +200,9 @@ def guarded(graph: Graph, inputs: Mapping[str, Any], outputs: dict[str, Any]) ->
 
 
 class _Lost(torch.autograd.Function):
-    """Makes tensors of a run depend on what they were computed from, to autograd; its backward raises.
+    """Make tensors of a run depend on their sources for autograd; its backward raises.
 
-    All that the run was given is an input, so that torch.autograd.grad comes by here too.
+    All tensors given to the run are inputs, so that torch.autograd.grad reaches this node, too.
     """
 
     @staticmethod
@@ -213,7 +217,7 @@ class _Lost(torch.autograd.Function):
 
 
 class _Written(torch.autograd.Function):
-    """Notes in tensors that they were written to; its backward raises."""
+    """Record in tensors that they were written to; its backward raises."""
 
     @staticmethod
     def forward(ctx: Any, where: list[str], count: int, *tensors: torch.Tensor) -> Any:
@@ -245,5 +249,5 @@ def _following(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_source(leaf: torch.Tensor) -> bool:
-    """Whether autograd collects gradients in a tensor; it lets nobody write there but under no_grad."""
+    """Whether a tensor is a leaf that requires grad; it can be written only under no_grad."""
     return leaf.requires_grad and leaf.is_leaf

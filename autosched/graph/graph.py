@@ -1,11 +1,22 @@
-"""Graph: what is to be computed, in the order in which you would run it serially.
+"""Define graphs: tasks in serial order, and their dependencies.
 
-A graph is append-only. A task reads and writes values and sees the versions that the tasks added
-before it left, so insertion order is a topological order and there are no cycles. A tensor and its
-views share memory: a write to one is a write to all that see the part that it changes, and leaves
-their next versions.
+A graph is append-only. A task sees the versions of values that the tasks added before it left. So
+insertion order is a topological order, and there are no cycles. A tensor and its views share
+memory. A write to one of them is a write to all values that see the part that changes, and creates
+their next versions; other values keep theirs.
 
-Knows no device but as a name in a constraint, no time, no torch.
+Design decisions:
+
+* Each value has its own versions. Where tasks write parts of one storage, the task that made it,
+  the views and the writers stay on one device, in any order that keeps overlapping writes ordered.
+  Readers on other devices get copies of the whole value.
+* A view is a task that costs nothing, on the device of its base. So the program still lists
+  everything that happens, and a consumer on another device copies the view, not the base.
+* The devices of inputs are a property of the pinned graph that a schedule keeps (``Graph.pinned``).
+  So a policy needs no fourth argument, and a schedule does not change when its graph grows.
+* A result that nothing uses is dropped immediately and has no memory block.
+
+A graph knows devices only as names in constraints. It knows no time, and does not import torch.
 """
 
 from __future__ import annotations
@@ -40,7 +51,7 @@ __all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "calle
 
 
 class Graph:
-    """The tasks of one step and what they depend on.
+    """The tasks of one step and their dependencies.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("sum of squares")
@@ -50,40 +61,39 @@ class Graph:
     {'total': 25}
     """
 
-    followed: Followed | None = None  # what autograd would have followed, where that is known
+    followed: Followed | None = None  # what autograd would have followed, if known
 
     def __init__(self, name: str = "graph", *, generators: Mapping[str, str] | None = None):
-        """``generators`` are devices whose random numbers come from a generator of their own, each with its name.
+        """``generators`` are devices with random number generators of their own, by name.
 
-        Tasks that draw keep their order; those that must run on such devices, only among those of
-        the same generator.
+        Tasks that draw random numbers keep their order. Those that must run on such devices keep it
+        only among tasks with the same generator.
         """
         self.name = name
         self._generators = dict(generators or {})
         self._drawn = {name: _Generator(name) for name in (None, *self._generators.values())}
         self.tasks: list[Task] = []
         self.values: list[Value] = []
-        self.outputs: dict[str, int] = {}  # what the user calls it -> value
+        self.outputs: dict[str, int] = {}  # label -> value
         self.names: dict[str, Value | Task] = {}
-        self.users: list[list[int]] = []  # of each task, the tasks that depend on it
+        self.users: list[list[int]] = []  # by task, its successors
         self._views: dict[
             int, list[int]
-        ] = {}  # root -> the values that share its memory, itself first
-        self._seen: dict[
-            int, Index[list[int]]
-        ] = {}  # the same by the part that they see, for roots that have views
+        ] = {}  # root -> the values that share its memory, the root first
+        self._seen: dict[int, Index[list[int]]] = {}  # the same by part, for roots that have views
         self._looks = Looks()
-        self._now: list[Use] = []  # of each value, the version that it is in
-        self._places: dict[tuple[str, int], Origin] = {}  # where tasks come from that nobody says
+        self._now: list[Use] = []  # by value, its present version
+        self._places: dict[tuple[str, int], Origin] = {}  # origins of tasks by file and line
         self._accesses: dict[int, Accesses] = {}  # by root
-        self._left: dict[Use, int] = {}  # the task that left a value in a version by writing
+        self._left: dict[Use, int] = {}  # version -> the task whose write created it
         self._portions: dict[
             int, int
-        ] = {}  # by root, how many tasks write a part of it by an index
+        ] = {}  # root -> number of tasks that write a part of it by an index
         self.kept_together: list[
             tuple[int, ...]
         ] = []  # values whose makers and writers share a device
-        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}  # the same by value
+        # value -> the sets that contain it
+        self._bonds: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._used: set[int] = set()
         self._constants: dict[int, Value] = {}
         self._counts: dict[str, int] = {}
@@ -91,16 +101,16 @@ class Graph:
         self._grows = True
         self._last: dict[
             int, int
-        ] = {}  # by the id of what tasks share beside values, the task that used it last
+        ] = {}  # id of an item of shared state -> the last task that used it
 
     # ---- building
 
     def input(self, name: str, *, nbytes: int | None = None) -> Value:
-        """Declare one input, to be given by name when the graph runs; ``nbytes`` is its size, where you know.
+        """Declare one input, which a run receives by name; ``nbytes`` is its size, if known.
 
-        Inside ``with graph.on(device)`` it must live there; else ``schedule(..., inputs={name:
-        device})`` says, or it lives on the host. Raises GraphError for sizes that are no numbers,
-        and names that are taken.
+        Inside ``with graph.on(device)`` it is on that device; else ``schedule(..., inputs={name:
+        device})`` sets its device, and the default is the host. Raises GraphError for invalid
+        sizes, and for names that are taken.
         """
         if nbytes is not None and not is_number(nbytes):
             raise GraphError(
@@ -118,15 +128,15 @@ class Graph:
         return tuple(self.input(name) for name in names)
 
     def constant(self, tensor: Any, name: str | None = None) -> Value:
-        """Make a tensor a value of this graph; ``add`` does so for each plain tensor among its arguments.
+        """Make a tensor a value of this graph; ``add`` does so for each tensor among its arguments.
 
-        Raises GraphError for a name that is taken, and for another than that which the tensor has.
+        Raises GraphError for a name that is taken, and if the tensor has another name already.
         """
         found = self._constants.get(id(tensor))
         if found is None:
             device = str(
                 getattr(tensor, "device", "cpu")
-            )  # one on the CPU lives on the host, whatever that is called
+            )  # a CPU tensor is on the host, whatever its name
             found = self._new_value(
                 self._claim(name) if name is not None else self.fresh("constant"),
                 home=None if device == "cpu" else device,
@@ -141,9 +151,10 @@ class Graph:
 
     @contextlib.contextmanager
     def on(self, device: str) -> Iterator[None]:
-        """Constrain the tasks and inputs added inside to ``device``. Views ignore it: they live with their base.
+        """Constrain the tasks and inputs added inside to ``device``.
 
-        Tasks on ``"host"`` run on the machine's first CPU, whatever its name.
+        Views ignore it: they are on the device of their base. Tasks on ``"host"`` run on the
+        machine's first CPU, whatever its name.
         """
         before = self._device
         self._device = check_device(device)
@@ -170,7 +181,7 @@ class Graph:
     ) -> Any:
         """Add the task ``fn(*args, **kwargs)`` and return the Value of its result.
 
-        Autograd is off in tasks: a function that computes gradients does so under
+        Autograd is disabled in tasks: a function that computes gradients does so under
         ``torch.enable_grad()``. Arguments may be Values, tuples, lists and dicts of them, tensors
         (which become constants) and anything else.
 
@@ -178,20 +189,17 @@ class Graph:
         * ``aliases``: the argument whose memory the result shares (``fn`` returns it, or a view of
           it).
         * ``after``: tasks, or values whose tasks, must have ended before.
-        * ``on``: the device it must run on; default: that of the enclosing ``with
+        * ``on``: the device on which it must run; default: that of the enclosing ``with
           graph.on(device)``, if any.
         * ``outputs``: the shape of what ``fn`` returns, if not one tensor: a number of results, or
           a tuple, list or dict (nested at will) of names. The same shape of Values is returned.
         * ``random``: whether it draws random numbers; such tasks keep their serial order, and so do
-          those that share a module or an optimizer. Other things that functions share, tasks must
-          not change.
-        * Of torch's functions ``writes``, ``aliases`` and ``random`` are known; in-place ones
-          return what they write.
-        * ``seconds`` (or a number per device) and ``nbytes`` of each result: what it costs, where
-          you know.
+          tasks that share a module or an optimizer. Tasks must not change other shared objects.
+        * ``seconds`` (or a number per device) and ``nbytes`` of each result: its costs, if known.
 
-        Raises GraphError for values of another graph, names already taken, writes that are no
-        argument, and costs that are no numbers.
+        ``writes``, ``aliases`` and ``random`` are known for torch functions; in-place ones return
+        what they write. Raises GraphError for values of another graph, names already taken, writes
+        that are not arguments, and costs that are not numbers.
         """
         if not callable(fn):
             hint = "; write graph.add(f, x), not graph.add(f(x))" if isinstance(fn, Value) else ""
@@ -213,9 +221,9 @@ class Graph:
         random: bool = False,
         **facts: Any,
     ) -> Any:
-        """Do as ``add``, whose options these are: of torch's own functions, what the user did not say is known.
+        """Add a task like ``add``, with the same options; effects of torch functions are derived.
 
-        ``by`` is called in the place of ``fn``, and does the same.
+        ``by`` is called in place of ``fn``, and must do the same.
         """
         for what, tree, most in (
             ("arguments", (args, kwargs), _DEEPEST + 2),
@@ -236,7 +244,7 @@ class Graph:
             part = written[0].index, self._looks.item(written[0].part, args[1])
             if _is_there(
                 args[2:], written[0], part[1]
-            ):  # x[key] += y, which Python follows up with x[key] = x[key]
+            ):  # Python ends x[key] += y with x[key] = x[key]
                 return None
         result = self._add(
             fn,
@@ -252,7 +260,7 @@ class Graph:
             **facts,
         )
         if known.name in effects.RESHAPE | effects.MOVE:
-            for member in self.members(written[0].index):  # one of them may be the very same tensor
+            for member in self.members(written[0].index):  # one of them may be the same tensor
                 self.values[member].part = self._looks.anew(self.values[member].part)
         if not returns_written:
             return result
@@ -269,15 +277,15 @@ class Graph:
         nbytes: Mapping[str, int] | None = None,
         only: Collection[str] | None = None,
     ) -> dict[str, Value]:
-        """Add all tasks of another graph, with a Value of this one for each of its inputs; return its outputs by name.
+        """Add all tasks of another graph, with Values for its inputs; return its outputs by name.
 
-        A graph may be included again and again, under another ``prefix`` of names each time. What
-        its tasks write, they write to the values given. ``on`` is the device of all tasks, or of
-        those named; views and tasks on
-        ``"host"`` ignore it. ``seconds`` by task and ``nbytes`` by value, by their names in the other graph, are what
-        they cost; else what was said there. With ``only`` these tasks are added, by name; then
-        ``inputs`` has what they read of others too, and all values that they make are returned, by
-        name. Raises GraphError for names that are taken and inputs that do not fit.
+        A graph may be included several times, each time with another ``prefix`` for names. Tasks
+        that write their inputs write to the values given. ``on`` is the device of all tasks, or a
+        dict of devices by task; views and tasks on ``"host"`` ignore it. ``seconds`` by task and
+        ``nbytes`` by value, by their names in the other graph, replace the costs given there. With
+        ``only``, these tasks alone are added, by name; then ``inputs`` also has the values of other
+        tasks that they read, and all values that they make are returned, by name. Raises GraphError
+        for names that are taken, and for missing or unknown inputs.
 
         >>> import autosched as asc
         >>> layer, net = asc.Graph("layer"), asc.Graph("net")
@@ -296,9 +304,9 @@ class Graph:
         return include(self, other, inputs, prefix, on, seconds or {}, nbytes or {}, only)
 
     def output(self, /, *values: Value, **named: Value) -> None:
-        """Declare outputs: what a run returns, by name. An output shows the last version of its value.
+        """Declare outputs, which a run returns by name: the last versions of these values.
 
-        Raises GraphError for values of another graph, and for names that are taken or can be none.
+        Raises GraphError for values of another graph, and for names that are taken or invalid.
         """
         self._check_grows()
         declared: dict[str, int] = {}
@@ -320,9 +328,9 @@ class Graph:
     def together(self, *values: Value) -> None:
         """Keep all tasks that make or write any of these values on one device, under every policy.
 
-        So a parameter and its moments are updated in one place. Tasks count that are added later,
-        too. Raises GraphError for what is no Value of this graph; ``schedule`` raises ScheduleError
-        where constraints contradict.
+        So a parameter and its moments are updated in one place. This includes tasks that are added
+        later. Raises GraphError for values of another graph; ``schedule`` raises ScheduleError for
+        contradicting constraints.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -346,10 +354,10 @@ class Graph:
     def pinned(
         self, inputs: Mapping[str, str] | None = None, place: Mapping[str, str] | None = None
     ) -> Graph:
-        """Return a copy that does not grow with this graph, nor at all, with the devices of inputs as given.
+        """Return a copy that does not grow, with the devices of inputs and tasks as given.
 
-        ``inputs`` says where inputs live, by their names or by patterns of the shell, ``place`` where tasks must run,
-        by patterns for names or modules; the first that fits counts.
+        ``inputs`` has the devices of inputs, by names or shell patterns; ``place`` those of tasks,
+        by patterns for names or modules. The first pattern that matches counts.
         """
         twin = copy.copy(self)
         for field, item in self.__dict__.items():
@@ -387,12 +395,12 @@ class Graph:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names that a run must be given."""
+        """The names of the inputs that a run requires."""
         return tuple(v.name for v in self.sources if v.tensor is None)
 
     @property
     def is_plain(self) -> bool:
-        """Whether no task writes in place, no value shares memory with another, and none are kept together."""
+        """Whether no task writes in place, no values share memory, and none are kept together."""
         return not (self._left or self._views or self.kept_together)
 
     def task(self, name: str) -> Task:
@@ -425,7 +433,7 @@ class Graph:
         return self._views.get(self.values[value].root) or (value,)
 
     def bonds(self, task: Task) -> list[tuple[int, ...]]:
-        """Return what is kept together (values, by index) of which a task makes or writes some."""
+        """Return the sets of values kept together of which a task makes or writes a member."""
         left = (
             [self._bonds.get(use.value, ()) for use in (*task.changes, *task.outputs)]
             if self._bonds
@@ -434,34 +442,37 @@ class Graph:
         return list(dict.fromkeys(chain(*left)))
 
     def last_version(self, value: int) -> int:
-        """Return the version that a value (an index) has after all tasks; 0 where no task writes it in place."""
+        """Return the version of a value (an index) after all tasks; 0 if none writes it."""
         return self._now[value].version
 
     def maker(self, use: Use) -> int | None:
-        """Return the task (its index) that leaves a value in this version; None for what was there from the start."""
+        """Return the task (an index) that leaves this version of a value; None for inputs."""
         return self._left.get(use, self.values[use.value].producer)
 
     def in_parts(self, value: int) -> bool:
-        """Whether tasks may touch parts of the memory behind a value (an index) in another order than they were added.
+        """Whether tasks may touch parts of the memory of a value (an index) out of order.
 
-        Then all that write it share a device.
+        Then all tasks that write it share a device.
         """
         root = self.values[value].root
         return root in self._views or self._portions.get(root, 0) > 1
 
     def touched(self, task: Task, value: int) -> Part | None:
-        """Return the part of an argument (an index) that a task touches, if that is less than the whole argument."""
+        """Return the part of an argument (an index) that a task touches; None for all of it."""
         if task.part is None or task.part[0] != value or not self.in_parts(value):
             return None
         return task.part[1]
 
     def needs(self, task: Task) -> Iterator[Use]:
-        """Yield what must have come to where a task runs. Who touches a part needs no write but those it depends on."""
+        """Yield the versions that must be on the device of a task before it runs.
+
+        A task that touches a part needs no writes but those on which it depends.
+        """
         for use in task.reads:
             yield use if self.touched(task, use.value) is None else Use(use.value, 0)
 
     def is_used(self, value: int) -> bool:
-        """Whether a task reads this value (an index) or it is an output. What is not used is dropped at once."""
+        """Whether a task reads this value (an index) or it is an output; others are dropped."""
         return value in self._used
 
     def __len__(self) -> int:
@@ -476,11 +487,11 @@ class Graph:
         group: str = "device",
         depth: int | None = None,
     ) -> None:
-        """Draw it into a file, by its suffix: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid); see ``graph_svg``.
+        """Draw the graph into a file: .svg, .png, .pdf, .dot (Graphviz) or .mmd (Mermaid).
 
-        With ``depth``, a module at that level is one box; without, large graphs are folded to fit.
-        ``.png`` and
-        ``.pdf`` need matplotlib. Raises ChartError for other suffixes, and OSError.
+        The suffix selects the format; see ``graph_svg`` for the options. With ``depth``, a module
+        at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
+        need matplotlib. Raises ChartError for other suffixes, and OSError.
         """
         renderer_of(self).draw(self, path, device, critical, group, depth)
 
@@ -524,14 +535,13 @@ class Graph:
     # ---- running: the reference
 
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
-        """Run the tasks one by one, in the order they were added, where their arguments are: the reference.
+        """Run the tasks one by one, in the order they were added: the reference for schedules.
 
-        Inputs are given by name, or in the order of ``input_names``. A captured graph is called as
-        its function is. Autograd does not record across tasks: where what is given requires grad,
-        outputs raise GradientError in
-        ``backward()``. Inputs that tasks write are changed, as in plain PyTorch.
-        Raises GraphError for missing or unknown inputs, and what a task raises, with a note that
-        names it.
+        Tasks run where their arguments are. Inputs are given by name, or in the order of
+        ``input_names``. A captured graph is called as its function is. Autograd does not record
+        across tasks: if inputs require grad, outputs raise GradientError in ``backward()``. Inputs
+        that tasks write are changed, as in plain PyTorch. Raises GraphError for missing or unknown
+        inputs. An error of a task is raised with a note that names the task.
         """
         inputs, keep = self.completed(args, inputs)
         data = self.bind(inputs)
@@ -559,9 +569,10 @@ class Graph:
     def completed(
         self, args: Sequence[Any], inputs: dict[str, Any]
     ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
-        """Return the inputs of a run by name, and what is to be called with its outputs, if anything.
+        """Return the inputs of a run by name, and a function to call with its outputs, or None.
 
-        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for one that is given twice.
+        ``args`` are the first of ``input_names``. Raises GraphError for too many, and for an input
+        that is given twice.
         """
         if not args:
             return inputs, None
@@ -578,7 +589,10 @@ class Graph:
         return {**dict(zip(names, args, strict=False)), **inputs}, None
 
     def bind(self, inputs: Mapping[str, Any]) -> dict[int, Any]:
-        """Return the given inputs and the constants by the index of their value. Raises GraphError naming a misfit."""
+        """Return the data of inputs and constants by value index.
+
+        Raises GraphError for missing and unknown inputs.
+        """
         sources = self.sources
         names = {v.name for v in sources if v.tensor is None}
         for name in names ^ inputs.keys() and sorted(names ^ inputs.keys(), key=str):
@@ -595,7 +609,7 @@ class Graph:
     # ---- networkx
 
     def to_networkx(self) -> networkx.DiGraph[Any]:
-        """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``, in order of insertion."""
+        """Return the tasks as a networkx DiGraph: nodes are names, edges have a ``kind``."""
         from autosched.graph.networkx import to_networkx
 
         return to_networkx(self)
@@ -606,9 +620,9 @@ class Graph:
 
         Node attributes, all optional: ``seconds`` (a number, or one per device), ``nbytes`` of its
         result, ``fn`` (called with the results of its predecessors, in the order of its edges),
-        ``device``. Edge attributes:
-        ``nbytes``, what this consumer needs, if only a part; ``kind="order"`` for an edge without data. Nodes without
-        successors are outputs. Raises GraphError for cycles and undirected graphs.
+        ``device``. Edge attributes: ``nbytes``, the bytes that this successor needs, if only a
+        part; ``kind="order"`` for an edge without data. Nodes without successors are outputs.
+        Raises GraphError for cycles and undirected graphs.
 
         >>> import networkx as nx, autosched as asc
         >>> print(asc.Graph.from_networkx(nx.DiGraph([("a", "b"), ("a", "c")]), name="fork"))
@@ -707,7 +721,7 @@ class Graph:
         random: bool,
         device: str | None,
     ) -> tuple[list[Any], bool]:
-        """Return what a task shares beside values, and whether it draws random numbers."""
+        """Return the shared state of a task, and whether it draws random numbers."""
         if composite is not None:
             shared = {
                 id(item): item
@@ -732,7 +746,7 @@ class Graph:
         kwargs: Mapping[str, Any],
         names: Sequence[str],
     ) -> list[Part]:
-        """Return which part of its memory each result is, which is ``base``'s memory if that is given."""
+        """Return the part of memory of each result; that memory is ``base``'s if it is given."""
         if base is None:
             return [self._looks.root() for _ in names]
         if look is None or not args or args[0] is not base:
@@ -748,7 +762,10 @@ class Graph:
         part: tuple[int, Part] | None,
         earlier: Iterable[int],
     ) -> tuple[Dependency, ...]:
-        """Take note of what task ``index`` touches; return what it depends on, each task once, strongest kind first."""
+        """Register the accesses of task ``index``; return its dependencies, one per task.
+
+        Of several kinds of dependency on the same task, the strongest is kept.
+        """
         found: dict[int, Kind] = {}
         disturbed: list[int] = []
         written = {value.index for value in writes}
@@ -772,7 +789,7 @@ class Graph:
         for task in earlier:
             if (
                 found.get(task) != "data"
-            ):  # an anti dependency is between memory blocks, and does not order the tasks
+            ):  # an anti dependency orders accesses to a block, not the tasks
                 found[task] = "order"
         found.pop(index, None)
         return tuple([Dependency(task, kind) for task, kind in found.items()])
@@ -780,7 +797,7 @@ class Graph:
     def _change(
         self, index: int, writes: Sequence[Value], part: tuple[int, Part] | None
     ) -> tuple[Use, ...]:
-        """Let all values that see what task ``index`` writes go on to their next version; return those they had."""
+        """Advance the versions of all values that see what a task writes; return the old ones."""
         changed: set[int] = set()
         for value in writes:
             touched = value.part
@@ -802,9 +819,9 @@ class Graph:
     def _result_names(
         self, label: str, outputs: Any, aliases: Value | None, view: bool
     ) -> tuple[Any, Value | None, bool]:
-        """Return the names of a task's results, in the shape of ``outputs``, what they alias, and whether as views.
+        """Return the names of a task's results, in the shape of ``outputs``, and what they alias.
 
-        Where there are none, no memory is shared.
+        The last item is whether they are views. A task without results shares no memory.
         """
         names = self._named(label, outputs)
         return (names, aliases, view) if any(True for _ in flatten(names)) else (names, None, False)
@@ -873,7 +890,7 @@ class Graph:
         return value
 
     def _check_moves(self, name: str, value: Value) -> None:
-        """Raise GraphError where a method would make a value share other memory than it did."""
+        """Raise GraphError where a method would give a value other memory."""
         if name == "set_" or value.part.bounds or len(self.members(value.index)) > 1:
             raise GraphError(
                 f"{name} gives value {value.name!r} other memory, which other values may see; make a new value instead"
@@ -919,7 +936,7 @@ class Graph:
         return name
 
     def fresh(self, base: str) -> str:
-        """Return a name that begins like this and is not taken."""
+        """Return an unused name that begins with ``base``."""
         self._check_grows()
         count = self._counts.get(base, 0)
         name = f"{base}_{count}" if count else base
@@ -930,17 +947,21 @@ class Graph:
         return name
 
 
-_DEEPEST = 100  # lists in lists: far below what Python can recurse, for a run looks into them from further down
+# nesting of arguments: far below Python's recursion limit, since a run recurses from a deeper stack
+_DEEPEST = 100
 
 
 class _Generator(NamedTuple):
-    """Stands for a generator of random numbers among what tasks share: that of a device, or any (None)."""
+    """Stands for a random number generator in shared state: that of a device, or any (None)."""
 
     name: str | None
 
 
 def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tuple[Any, Any]:
-    """Return the arguments of a task, with ``data`` for values, by index, and ``device`` for the one where it runs."""
+    """Return the arguments of a task, with ``data`` for values, by index.
+
+    ``device`` replaces ``Here``, the placeholder for the device on which the task runs.
+    """
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, Value):
@@ -952,7 +973,7 @@ def called_with(task: Task, data: Mapping[int, Any], device: Any = None) -> tupl
 
 
 def check_device(device: Any) -> str:
-    """Return a device's name. Raises GraphError if it can be none."""
+    """Return a device's name. Raises GraphError if it is not valid."""
     name = device_name(device)
     if not is_device(name):
         raise GraphError(f"a device is a name such as 'cpu' or 'cuda:0', got {device!r}")
@@ -966,9 +987,10 @@ def by_pattern(
     what: str,
     shown: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Return by name what is given by names or by patterns of the shell; a name counts before patterns, which in turn.
+    """Return by name what is given by names or by shell patterns.
 
-    Raises GraphError for what fits no name.
+    A name precedes patterns, and earlier patterns precede later ones. Raises GraphError for a name
+    or pattern without a match.
 
     >>> by_pattern({"w*": 0, "w2": 1}, ["x", "w1", "w2"], "inputs", "input")
     {'w2': 1, 'w1': 0}
@@ -993,7 +1015,7 @@ def by_pattern(
 
 
 def check_costs(label: str, seconds: Any, nbytes: Any) -> None:
-    """Raise GraphError unless these are what a task may cost, as far as they are given."""
+    """Raise GraphError unless the given costs of a task are valid."""
     for number in no_seconds(0 if seconds is None else seconds):
         raise GraphError(
             f"seconds of task {label!r} must be numbers, 0 or more, got {shown(number)}"
@@ -1012,14 +1034,14 @@ def _no_argument(label: str, value: Any, reads: Sequence[Value]) -> GraphError:
 
 
 def _called(task: Task) -> Iterator[str]:
-    """Yield the names by which a pattern may mean a task: its own, its module's, and those of what it was merged of."""
+    """Yield the names that a pattern is matched with: the task's, its module's, and its parts'."""
     yield from filter(None, (task.name, task.origin.module))
     for part in task.parts:
         yield from _called(part)
 
 
 def _is_there(items: Sequence[Any], base: Value, part: Part) -> bool:
-    """Whether what is to be written to a part is that very part already."""
+    """Whether an item to be written to a part already is that part."""
     return any(
         isinstance(item, Value) and item.root == base.root and item.part.look == part.look >= 0
         for item in items
@@ -1035,7 +1057,7 @@ def _as_tuple(what: str, item: Any) -> tuple[Any, ...]:
 
 
 def _caller() -> tuple[str, int]:
-    """Find the user's line: the nearest frame that is neither ours, but for the demo, nor torch's."""
+    """Find the user's line: the nearest frame outside this package (but for the demo) and torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
@@ -1049,6 +1071,6 @@ def _caller() -> tuple[str, int]:
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Switch autograd off if torch is in use at all."""
+    """Disable autograd if torch is imported."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()

@@ -1,7 +1,10 @@
-"""Including: the tasks of one graph written into another, as often as they are needed there.
+"""Insert the tasks of one graph into another graph.
 
-What was an input becomes a value of the other graph; names get a prefix. Knows no device but as a
-name.
+A graph may be inserted several times. Its inputs become values of the other graph, and its names
+get a prefix. A device is only a name in a constraint here.
+
+Training systems are built this way, as graph transformations: one micro-batch is captured once, and
+stages, accumulation and checkpointing are made from that graph by including and merging.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def include(
     nbytes: Mapping[str, int],
     only: Collection[str] | None,
 ) -> dict[str, Value]:
-    """Do what ``Graph.include`` says."""
+    """Implement ``Graph.include``."""
     tasks = (
         other.tasks
         if only is None
@@ -67,7 +70,10 @@ def include(
 
 
 def _after(other: Graph, task: Task, prefix: str) -> list[str]:
-    """Return the names of the tasks that come first though they leave nothing; they may have been included before."""
+    """Return the names of tasks that come first by order dependencies alone.
+
+    They may have been included before.
+    """
     return [prefix + other.tasks[d.task].name for d in task.dependencies if d.kind == "order"]
 
 
@@ -85,7 +91,7 @@ def repeat(
     after: Iterable[str],
     seconds: Seconds | None,
 ) -> Any:
-    """Add a task of an old graph to a graph, ``values`` for those of the old one; return its results."""
+    """Add a copy of a task, with ``values`` in place of the old ones; return its results."""
     args, kwargs = transform(
         lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf,
         (task.args, task.kwargs),
@@ -99,7 +105,7 @@ def repeat(
 
 
 def _base(old: Graph, task: Task, values: Mapping[int, Value]) -> Value | None:
-    """Return the argument whose memory a result of a task shares, if one does."""
+    """Return the argument whose memory a result of a task shares, if there is one."""
     made = [old.values[use.value] for use in task.outputs]
     if not _aliases(made):
         return None
@@ -116,7 +122,7 @@ def _aliases(made: Iterable[Value]) -> bool:
 def _given(
     graph: Graph, other: Graph, inputs: Mapping[str, Value], tasks: Sequence[Task], whole: bool
 ) -> dict[int, Value]:
-    """Return what stands for each value that these tasks do not make, by its index in the other graph."""
+    """Return the replacement of each value that these tasks do not make, by its old index."""
     made = {use.value for task in tasks for use in task.outputs}
     needed = (
         [*other.sources]
@@ -147,7 +153,7 @@ def _given(
 
 
 def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str) -> None:
-    """Raise GraphError for a name that is taken before anything is added."""
+    """Raise GraphError for a name that is taken, before anything is added."""
     for task in tasks:
         for name in dict.fromkeys(
             [task.name, *(other.values[use.value].name for use in task.outputs)]
@@ -159,7 +165,7 @@ def _check_names(graph: Graph, tasks: Sequence[Task], other: Graph, prefix: str)
 
 
 def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
-    """Forget how a value counts its elements where a task gives it another shape in place."""
+    """Forget the coordinates of a value where a task changes its shape in place."""
     if task.fn is None or not task.writes or task.composite is not None:
         return
     name = effects_of(task.fn, task.args, task.kwargs).name
@@ -172,7 +178,7 @@ def _reshape(graph: Graph, task: Task, values: Mapping[int, Value]) -> None:
 
 
 class _Parts:
-    """Says which part of memory a value sees in its new graph, which has looks of its own."""
+    """Maps parts of memory to those of a new graph, which numbers its looks anew."""
 
     def __init__(self, looks: Looks, other: Graph, values: Mapping[int, Value]):
         self.looks = looks
@@ -182,7 +188,7 @@ class _Parts:
         self.token = object()
 
     def of(self, task: Task, made: Iterable[Value]) -> list[Part]:
-        """Return what the results of a task are, some of which share the memory of an argument."""
+        """Return the parts of the results of a task, which may share memory with an argument."""
         bases = {self.other.values[use.value].root: use.value for use in reversed(task.reads)}
         return [
             self.looks.root()
@@ -192,12 +198,13 @@ class _Parts:
         ]
 
     def now(self, part: Part, value: int) -> Part:
-        """Return what a part of the memory behind a value (an index) is in the new graph."""
+        """Return the part of the memory of a value (an index) in the new graph."""
         root = self.other.values[self.other.values[value].root]
-        if root.index not in self.values:  # of memory of which only a part was given
+        if root.index not in self.values:  # only a part of this memory was given
             return self.looks.opaque(self.values[value].part)
         base = self.values[root.index].part
-        if base.bounds or base.lead or base.tail != (base.look, 0):  # it is a part itself there
+        # the given value is itself a part in the new graph
+        if base.bounds or base.lead or base.tail != (base.look, 0):
             return self.looks.opaque(base)
         if root.part.look >= 0:
             self.known[root.part.look] = base.look

@@ -1,6 +1,7 @@
-"""Marked: functions that stay whole, a task for each call of theirs.
+"""Mark functions that are captured as one task per call.
 
-Knows values, and that a capture may be going on; not what that does.
+This module knows values, and whether a capture is in progress. It does not know what a capture
+does.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _Around = Callable[[Callable[..., Any]], contextlib.AbstractContextManager[None]
 
 
 class _Capture(threading.local):
-    """The capture that goes on in this thread: ``around`` writes down the calls of marked functions."""
+    """The capture in progress in this thread; ``around`` records the calls of marked functions."""
 
     around: _Around | None = None
 
 
-CAPTURE = _Capture()  # no context variable: torch.compile cannot look into those
+CAPTURE = _Capture()  # not a context variable, which torch.compile cannot trace
 
 
 @overload
@@ -45,11 +46,11 @@ def task(
     aliases: str | None = None,
     **options: Any,
 ) -> Any:
-    """Mark a function that stays whole: called with values of a graph, it adds itself to the graph as one task.
+    """Mark a function as one task: a call with values of a graph adds one task to the graph.
 
-    In a capture, what one call does is one task, and what its backward does another, whatever the
-    granularity. Called with tensors it runs. Options are those of ``Graph.add``; ``writes`` and
-    ``aliases`` name parameters. Raises GraphError for names that are no parameters.
+    In a capture, each call becomes one task and its backward another, whatever the granularity. A
+    call with tensors runs the function. Options are those of ``Graph.add``; ``writes`` and
+    ``aliases`` name parameters. Raises GraphError for names that are not parameters.
 
     >>> @task(outputs=2)
     ... def halves(x, count):
@@ -83,7 +84,7 @@ def task(
 
 
 def _signature(fn: Callable[..., Any], named: list[str]) -> inspect.Signature | None:
-    """Return a function's signature if names of parameters are to be looked up in it."""
+    """Return the signature of a function if names of parameters are looked up in it."""
     if not named:
         return None
     signature = inspect.signature(fn)

@@ -1,4 +1,7 @@
-"""Graphs to and from networkx. Knows the node and edge attributes, and nothing of devices or costs."""
+"""Convert graphs to and from networkx.
+
+This module knows the attributes of nodes and edges, and nothing of devices or costs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["from_networkx", "to_networkx"]
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
-    """See ``Graph.to_networkx``."""
+    """Implement ``Graph.to_networkx``."""
     dag: networkx.DiGraph[Any] = networkx.DiGraph(name=graph.name)
     for task in graph.tasks:
         nbytes = graph.values[task.outputs[0].value].nbytes if task.outputs else None
@@ -35,7 +38,7 @@ def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
 
 @without_collecting()
 def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
-    """See ``Graph.from_networkx``."""
+    """Implement ``Graph.from_networkx``."""
     if (
         not isinstance(dag, networkx.DiGraph)
         or dag.is_multigraph()
@@ -44,10 +47,10 @@ def from_networkx(dag: networkx.DiGraph[Any], name: str | None = None) -> Graph:
         raise GraphError(f"from_networkx needs a DiGraph without cycles, got {dag}")
     graph = Graph(name or str(dag.name or "graph"))
     position = {node: i for i, node in enumerate(dag)}
-    sent: dict[tuple[Any, Any], Value] = {}  # what flows along an edge
+    sent: dict[tuple[Any, Any], Value] = {}  # the value of an edge
     for node in networkx.lexicographical_topological_sort(
         dag, key=position.__getitem__
-    ):  # ties as they were added
+    ):  # ties are broken by insertion order
         _add_node(graph, dag, node, sent)
     return graph
 

@@ -1,20 +1,24 @@
-"""Parts of memory: which of its elements a view sees, and whether two views of one memory can meet.
+"""Determine which elements of a storage a view covers.
 
-A graph knows no shapes, so parts are told by coordinates. A dimension of a tensor gives each
-element two of them: how far from the front, and how far from the end (negative). ``x[2:5]`` bounds
-the first, ``x[-3:]`` the second, and parts that share a coordinate with bounds apart have no
-element in common, whatever the shape turns out to be:
+``parts`` also answers whether two views of one storage can overlap. A graph knows no shapes, so
+parts are described by coordinates, not by bytes. Each dimension of a tensor gives an element two
+coordinates: its distance from the front, and its (negative) distance from the end. ``x[2:5]``
+bounds the first, ``x[-3:]`` the second. Two parts with disjoint bounds in a common coordinate have
+no element in common, for every shape:
 
-    x[:4]  and  x[4:]        apart, by rows from the front
-    x[1:-1]  and  x[-1]      apart, by rows from the end
-    x[:, :2]  and  x.t()[2:] apart, by columns
-    x[:4]  and  x[-4:]       perhaps apart: so they are taken to overlap
+    x[:4]  and  x[4:]        disjoint, by rows from the front
+    x[1:-1]  and  x[-1]      disjoint, by rows from the end
+    x[:, :2]  and  x.t()[2:] disjoint, by columns
+    x[:4]  and  x[-4:]       perhaps disjoint, so they are assumed to overlap
 
-A view that cannot be followed (``view``, ``T``, the pieces of ``chunk``) has coordinates of its
-own; it is a part of what it was made from. Where elements of a view can lie on each other
-(``expand``) it has none; ``as_strided`` may see all of the memory.
+A view whose elements cannot be derived (``view``, ``T``, the pieces of ``chunk``) has coordinates
+of its own, and is a part of the view that it was made from. A view whose elements may overlap each
+other (``expand``) has no coordinates. ``as_strided`` may cover the whole storage.
 
-Knows torch's functions by name, and no graph.
+Lowering and ``verify`` ask the same question of the same parts. Hypothesis tests compare the
+answers with the strides of real tensors: parts that overlap are never reported as disjoint.
+
+This module knows torch functions by name, and no graph.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ from autosched._lib.tree import flatten
 
 __all__ = ["Accesses", "Index", "Looks", "Part", "is_basic"]
 
-Axis = tuple[int, int, bool]  # of which look, which dimension, counted from the end
-Bounds = tuple[float, float, int]  # first, behind the last, and how far from one to the next
+Axis = tuple[int, int, bool]  # look, dimension, whether counted from the end
+Bounds = tuple[float, float, int]  # first, end (exclusive), step
 
 
 class _Dimension(NamedTuple):
-    """Where a dimension's elements stand: element i at ``offset + step * i`` on the front axis, -i so on the back."""
+    """The coordinates of a dimension: element i is at ``offset + step * i`` on axis ``front``.
+
+    Counted from the end, element -i is at ``behind - i`` on ``back``.
+    """
 
     front: Axis
     offset: float
@@ -46,7 +53,7 @@ class _Dimension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some elements of a memory: those that keep all bounds; and how the view that sees them counts them.
+    """A set of elements of a storage, by bounds; and the coordinates of the view that sees them.
 
     >>> looks = Looks()
     >>> x = looks.root()
@@ -56,14 +63,14 @@ class Part:
     """
 
     bounds: tuple[tuple[Axis, Bounds], ...] = ()
-    look: int = field(default=-1, compare=False)  # -1: it has no coordinates
+    look: int = field(default=-1, compare=False)  # -1: no coordinates
     lead: tuple[_Dimension, ...] = field(default=(), compare=False)
     tail: tuple[int, int] = field(
         default=(-1, 0), compare=False
-    )  # what follows: that look's, from there on
+    )  # further dimensions: those of this look, from this number on
 
     def overlaps(self, other: Part) -> bool:
-        """Whether the two may have an element in common."""
+        """Whether the two parts may have an element in common."""
         if not self.bounds or not other.bounds:
             return True
         theirs = dict(other.bounds)
@@ -72,12 +79,12 @@ class Part:
         )
 
     def covers(self, other: Part) -> bool:
-        """Whether whatever overlaps the other overlaps this: its bounds hold for the other too."""
+        """Whether this part overlaps everything that the other does: it has no other bounds."""
         theirs = dict(other.bounds)
         return all(axis in theirs and _within(theirs[axis], bounds) for axis, bounds in self.bounds)
 
     def counted(self, look: Callable[[int], int]) -> Part:
-        """Return the same elements, with another number for each look."""
+        """Return the same elements with renumbered looks."""
 
         def axis(old: Axis) -> Axis:
             return look(old[0]), old[1], old[2]
@@ -87,7 +94,7 @@ class Part:
         return Part(tuple(bounds), look(self.look), tuple(lead), (look(self.tail[0]), self.tail[1]))
 
     def dimension(self, number: int) -> _Dimension:
-        """Return a dimension; one with a negative number is counted from the last."""
+        """Return a dimension; negative numbers count from the last."""
         if 0 <= number < len(self.lead):
             return self.lead[number]
         look, shift = self.tail if number >= 0 else (self.look, 0)
@@ -115,34 +122,34 @@ _PIECES = frozenset(
 )
 _SPLITS_AT = frozenset(
     "dsplit hsplit tensor_split vsplit".split()
-)  # at indices, which need not rise
+)  # at indices, which need not be increasing
 
 
 class Looks:
-    """The ways of counting elements that there are in one graph; the same view made twice is one look."""
+    """The coordinate systems (looks) of one graph; the same view made twice has one look."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
         self._count = 0
 
     def root(self) -> Part:
-        """Return all of a new memory."""
+        """Return the whole of a new storage."""
         look = self._new()
         return Part((), look, (), (look, 0))
 
     def opaque(self, base: Part) -> Part:
-        """Return a part of which no more is known than that it lies in ``base``."""
+        """Return an unknown part of ``base``."""
         return Part(base.bounds)
 
     def anew(self, part: Part) -> Part:
-        """Return the same part after something has changed, in place, which dimensions it has."""
+        """Return the same part after its dimensions were changed in place."""
         look = self._new()
         return part if part.look < 0 else Part(part.bounds, look, (), (look, 0))
 
     def view(self, base: Part, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Part:
-        """Return what a view sees that a torch function makes of ``base`` and further arguments."""
+        """Return the part that a view of ``base`` sees, made by a torch function and arguments."""
         if name == "as_strided":
-            return Part()  # of the storage, not of the base
+            return Part()  # relative to the storage, not to the base
         if base.look < 0 or name in _OPAQUE:
             return self.opaque(base)
         if name in _SPLITS_AT and not all(
@@ -156,19 +163,19 @@ class Looks:
                 return self._along(base, number, key)
             case "narrow", [int(number), int(start), int(length)] if start >= 0:
                 return self._along(base, number, slice(start, start + length))
-            case "slice", [int(number), start, stop, *step]:  # as ATen spells it
+            case "slice", [int(number), start, stop, *step]:  # the ATen operator
                 return self._along(base, number, slice(start, stop, *step))
             case (("transpose" | "swapaxes" | "swapdims"), [int(a), int(b)]) if min(a, b) >= 0:
                 return self._swapped(base, a, b)
             case "t", []:
-                return self._swapped(base, 0, 1)  # one dimension alone is then called 1, throughout
+                return self._swapped(base, 0, 1)  # a single dimension then has the number 1
         if name in _SAME:
             return base
         look = self._look((base.look, name, _text((args, kwargs))))
         return Part(base.bounds, look, (), (look, 0))
 
     def pieces(self, whole: Part, name: str, count: int) -> list[Part]:
-        """Return the parts of the results of a function that splits: ``whole`` is the view of it."""
+        """Return the parts of the results of a splitting function; ``whole`` is what it splits."""
         return [
             self.item(whole, i) if name in _PIECES else self.opaque(whole) for i in range(count)
         ]
@@ -188,7 +195,7 @@ class Looks:
         while keys and keys[0] is not ...:
             first = keys.pop(0)
             dimension = _dimension(new, len(lead))
-            if first is not None:  # None makes a dimension of its own
+            if first is not None:  # None makes a new dimension
                 kept = _narrowed(bounds, base.dimension(number), first, dimension)
                 number += 1
                 if kept is None:
@@ -203,11 +210,11 @@ class Looks:
         if any(low >= high for low, high, _ in bounds.values()):
             bounds = dict(
                 base.bounds
-            )  # it is empty, and whoever reads it still reads the shape of its base
+            )  # an empty part; its readers still read the shape of its base
         return Part(tuple(sorted(bounds.items())), new, tuple(lead), tail)
 
     def _along(self, base: Part, number: int, key: Any) -> Part:
-        """Return the part that an index in one dimension leaves."""
+        """Return the part that an index selects in one dimension."""
         keys = (
             (slice(None),) * number + (key,)
             if number >= 0
@@ -221,7 +228,7 @@ class Looks:
         return Part(base.bounds, self._look((base.look, "transpose", a, b)), tuple(lead), base.tail)
 
     def twin(self, owner: object, look: int) -> int:
-        """Return the look here that stands for one of another graph's; ``owner`` tells graphs apart."""
+        """Return the look for one of another graph; ``owner`` identifies that graph."""
         return self._look((owner, look))
 
     def _look(self, key: Any) -> int:
@@ -250,7 +257,7 @@ def is_basic(key: Any) -> bool:
 def _narrowed(
     bounds: dict[Axis, Bounds], old: _Dimension, key: Any, fresh: _Dimension
 ) -> _Dimension | None:
-    """Add the bounds that an integer or slice sets in a dimension; return what is left of it, if anything is."""
+    """Add the bounds of an integer or slice in a dimension; return the rest of it, if any."""
     if isinstance(key, int):
         axis, first = (
             (old.front, old.offset + old.step * key) if key >= 0 else (old.back, old.behind + key)
@@ -262,14 +269,14 @@ def _narrowed(
     step = 1 if key.step is None else key.step
     if not all(isinstance(item, int) for item in (start or 0, stop or 0, step)) or step < 1:
         return fresh
-    # From the front: where it begins and ends is known if both are counted from there.
+    # Bounds from the front are known if start and stop are counted from there.
     first = old.offset + old.step * max(start or 0, 0)
     known = start is None or start >= 0
     end = math.inf if stop is None or stop < 0 else old.offset + old.step * stop
     _bound(bounds, old.front, (first, end, old.step * (step if known else 1)))
     if known:
         fresh = fresh._replace(front=old.front, offset=first, step=old.step * step)
-    # From the end.
+    # Bounds from the end.
     low = old.behind + start if start is not None and start < 0 else -math.inf
     behind = old.behind + (stop if stop is not None and stop < 0 else 0)
     _bound(bounds, old.back, (low, behind, 1))
@@ -279,7 +286,7 @@ def _narrowed(
 
 
 def _bound(bounds: dict[Axis, Bounds], axis: Axis, new: Bounds) -> None:
-    """Narrow what is allowed on an axis; a bound that allows all is left out."""
+    """Narrow the bounds of an axis; a bound that excludes nothing is left out."""
     old = bounds.get(axis)
     if old is not None:
         low = max(old[0], new[0])
@@ -293,7 +300,7 @@ def _bound(bounds: dict[Axis, Bounds], axis: Axis, new: Bounds) -> None:
 
 
 def _text(tree: Any) -> Any:
-    """Return a key that is the same for the same plain arguments only."""
+    """Return a key that is equal only for equal arguments of basic types."""
     plain = all(
         leaf is None or isinstance(leaf, (int, float, str, slice, type(...)))
         for leaf in flatten(tree)
@@ -305,7 +312,7 @@ Item = TypeVar("Item")
 
 
 class Index(Generic[Item]):
-    """Items by part of one memory, to be found by what overlaps.
+    """Items by part of one storage, with a lookup of those that overlap a part.
 
     >>> looks, index = Looks(), Index()
     >>> x = looks.root()
@@ -317,13 +324,13 @@ class Index(Generic[Item]):
 
     def __init__(self) -> None:
         self._items: dict[Part, Item] = {}
-        # By axis, the parts that it bounds first: sorted by where they begin; and how long the
-        # longest is.
+        # By axis, the parts whose first bound is on it, sorted by start; and the length of the
+        # longest.
         self._along: dict[Axis | None, list[tuple[float, int, Part]]] = {}
         self._longest: dict[Axis | None, float] = {}
 
     def setdefault(self, part: Part, item: Item) -> Item:
-        """Return what is there for exactly this part; ``item``, from now on, if nothing was."""
+        """Return the item of exactly this part; if there is none, add ``item``."""
         if part not in self._items:
             axis, (low, high, _) = part.bounds[0] if part.bounds else (None, (0, math.inf, 1))
             insort(self._along.setdefault(axis, []), (low, len(self._items), part))
@@ -350,7 +357,7 @@ _ANY = (-math.inf, math.inf, 1)
 
 
 class Accesses:
-    """Who read and wrote which part of one memory, as far as a later access could still have to come after them.
+    """The readers and writers of each part of a storage that a later access may conflict with.
 
     >>> looks, accesses = Looks(), Accesses()
     >>> x = looks.root()
@@ -363,12 +370,12 @@ class Accesses:
     __slots__ = ("_parts", "_read", "_wrote")
 
     def __init__(self) -> None:
-        self._wrote: list[int] = []  # all of it
+        self._wrote: list[int] = []  # of the whole storage
         self._read: list[int] = []
-        self._parts: Index[tuple[list[int], list[int]]] | None = None  # and parts of it
+        self._parts: Index[tuple[list[int], list[int]]] | None = None  # of parts of it
 
     def writers(self, part: Part) -> list[int]:
-        """Return who wrote something of a part, as far as an access to it must come after them."""
+        """Return the writers of a part that an access to it must follow."""
         if self._parts is None:
             return self._wrote.copy()
         return self._wrote + [
@@ -376,7 +383,7 @@ class Accesses:
         ]
 
     def read(self, part: Part, who: int) -> list[int]:
-        """Note a read; return the writers that it must come after."""
+        """Add a read; return the writers that it must follow."""
         if self._parts is None and not part.bounds:
             self._read.append(who)
             return self._wrote.copy()
@@ -385,7 +392,7 @@ class Accesses:
         return writers
 
     def write(self, part: Part, who: int) -> tuple[list[int], list[int]]:
-        """Note a write; return the writers and the readers that it must come after."""
+        """Add a write; return the writers and the readers that it must follow."""
         if self._parts is None and not part.bounds:
             found = self._wrote, self._read
             self._wrote = [who]
@@ -401,7 +408,7 @@ class Accesses:
         ):
             writers += wrote
             readers += read
-            if part.covers(other):  # whoever must come after those must come after this
+            if part.covers(other):  # a successor of those accesses is a successor of this one
                 wrote.clear()
                 read.clear()
         if not part.bounds:

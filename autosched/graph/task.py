@@ -1,4 +1,11 @@
-"""Task: a call and what it depends on. Knows nothing of the graph that it is part of."""
+"""Define tasks: a call, its arguments and its dependencies.
+
+A task knows nothing of the graph that contains it.
+
+Random number generators are shared state of the tasks that draw from them, like a module. So tasks
+that draw random numbers keep their serial order, and draw the same numbers on every device and
+under every policy.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["HOST", "Dependency", "Followed", "Here", "Kind", "Origin", "Seconds", "Task", "Use"]
 
-HOST = "host"  # in a constraint: the machine's host, whatever its name
+HOST = "host"  # in constraints: the machine's host, whatever its name
 Kind = Literal["data", "anti", "order"]
 Seconds = float | Mapping[str, float]
 
 
 class Dependency(NamedTuple):
-    """``task`` (its index) must come first: data (it left what is read), anti (it reads what is written), or order.
+    """A dependency on ``task`` (an index): data, anti or order.
 
-    An in-place write reads what it changes, so a write after a write is a data dependency too.
+    Data: this task reads what the other wrote or made. Anti: it writes what the other reads. Order:
+    it was added with ``after=``, or both share state. An in-place write reads what it changes, so a
+    write after a write is a data dependency, too.
     """
 
     task: int
@@ -30,16 +39,17 @@ class Dependency(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A value (its index) in one of its versions."""
+    """A version of a value (its index)."""
 
     value: int
     version: int
 
 
 class Followed(NamedTuple):
-    """What autograd followed in a step that was captured, where the inputs ``given`` required grad.
+    """What autograd followed in a captured step in which the inputs ``given`` required grad.
 
-    ``outputs`` required grad then; ``written`` are the inputs whose history a write in place changed.
+    ``outputs`` required grad then; ``written`` are the inputs whose history an in-place write
+    changed.
     """
 
     given: frozenset[str]
@@ -48,9 +58,10 @@ class Followed(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a task comes from: the user's file and line, the module's path, and forward, backward or optimizer.
+    """The origin of a task: file and line, module path, and forward, backward or optimizer phase.
 
-    ``call`` tells calls of one module apart, or those of the function ``whole``, if that was marked to stay whole.
+    ``call`` distinguishes calls of one module, or calls of the function ``whole`` if that was
+    marked to become one task.
     """
 
     where: tuple[str, int]
@@ -62,13 +73,13 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Stands among the arguments of a task for the device on which it runs.
+    """A placeholder among the arguments of a task for the device on which it runs.
 
-    So what makes tensors, such as ``torch.zeros``, makes them where its task is placed: a task on a
-    GPU that makes some without ``device=`` has them on the CPU, where they do not mix with its
-    arguments. A function of yours gets a
-    ``torch.device``; with a tensor among its arguments, ``device=x.device`` does as well. ``usual``, such as ``"cpu"``,
-    is what it gets in a serial run.
+    A function that creates tensors, such as ``torch.zeros``, creates them on the device of its task
+    if it gets this. A task on a GPU that creates tensors without ``device=`` creates them on the
+    CPU, where they cannot be combined with its arguments. The function receives a ``torch.device``.
+    A function with a tensor argument can use ``device=x.device`` instead. ``usual``, such as
+    ``"cpu"``, is the device in a serial run.
 
     >>> import autosched as asc, torch
     >>> graph = asc.Graph()
@@ -82,11 +93,12 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A call and what it depends on.
+    """A call and its dependencies.
 
-    ``reads`` are the values it sees, in the version it sees; ``writes`` those of them that it changes in place;
-    ``changes`` those, and what else sees the memory that it writes: it leaves ``version + 1`` of each. ``outputs`` is
-    what its result becomes.
+    ``reads`` are the values that it reads, in the version that it sees. ``writes`` are those of
+    them that it changes in place. ``changes`` are these and all other values that see the memory
+    that it writes; the task leaves ``version + 1`` of each. ``outputs`` are the values of its
+    result.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -108,31 +120,30 @@ class Task:
     outputs: tuple[Use, ...]
     result: Any  # the shape of what fn returns, with a Value for each leaf
     dependencies: tuple[Dependency, ...]
-    device: str | None  # the constraint: where it must run
-    view: bool  # costs nothing and lives where its argument lives
+    device: str | None  # the constraint on its device
+    view: bool  # costs nothing, on the device of its argument
     random: bool  # draws random numbers
-    part: (
-        tuple[int, Part] | None
-    )  # an argument (a value) of which it touches only a part, where that is known
-    seconds: Seconds | None  # what it costs, where the user knows
+    part: tuple[int, Part] | None  # an argument (value index) of which it touches only this part
+    seconds: Seconds | None  # as given by the user
     origin: Origin
-    shared: tuple[
-        Any, ...
-    ] = ()  # beside values: modules, optimizers, the generators of random numbers
-    composite: Composite | None = None  # what it was merged of
+    shared: tuple[Any, ...] = ()  # shared state: modules, optimizers, random number generators
+    composite: Composite | None = None  # the parts of a merged task
 
     @property
     def source(self) -> str:
-        """Where the user added it, as ``file:line``."""
+        """The line where the user added it, as ``file:line``."""
         return "{}:{}".format(*self.origin.where)
 
     @property
     def parts(self) -> tuple[Task, ...]:
-        """The tasks that it was merged of, which know values of the graph that they came from; none of any other."""
+        """The tasks from which it was merged, with values of their original graph; else empty."""
         return self.composite.tasks if self.composite is not None else ()
 
     def results(self, returned: Any) -> Iterator[tuple[int, Any]]:
-        """Yield (value index, what it holds) for what ``fn`` returned. Raises ValueError if its shape differs."""
+        """Yield (value index, data) for what ``fn`` returned.
+
+        Raises ValueError if its shape differs from ``result``.
+        """
         if not self.outputs:
             return iter(())
         return zip((use.value for use in self.outputs), match(self.result, returned), strict=True)

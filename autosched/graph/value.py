@@ -1,7 +1,8 @@
-"""Value: a variable of a graph. Torch functions, operators and methods on Values add tasks to their graph.
+"""Define values: variables whose operators and methods add tasks.
 
-Knows how Python and torch spell a call, and hands it to its graph; it decides nothing itself and
-does not import torch (the ``__torch_function__`` protocol needs no import).
+A torch function, operator or method that is applied to a ``Value`` adds a task to the graph. This
+module knows the Python and torch syntax of calls, and passes each call to the graph. It does not
+import torch, because the ``__torch_function__`` protocol needs no import.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNKNOWN = frozenset(
 def _recorded(
     of: Value, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None, **options: Any
 ) -> Value:
-    """Add a task that has one result to the graph of a value."""
+    """Add a task with one result to the graph of a value."""
     result: Value = of.graph.record(fn, args, kwargs or {}, **options)
     return result
 
@@ -50,7 +51,10 @@ def _reflected(fn: Callable[..., Any]) -> Callable[[Any, Any], Value]:
 
 
 class InPlace:
-    """Do an in-place operator, and insist that it was: ``n += 1`` makes a new object of a Python number."""
+    """Apply an in-place operator, and check that it was in place.
+
+    ``n += 1`` makes a new object of a Python number.
+    """
 
     def __init__(self, fn: Callable[[Any, Any], Any]):
         self.__name__ = f"__{fn.__name__}__"
@@ -79,8 +83,8 @@ def _unary(fn: Callable[..., Any]) -> Callable[[Any], Value]:
 class Value:
     """A variable that tasks read and write: an input, a constant, or a result of a task.
 
-    Use it as you would a tensor: each operator, method or torch function applied to it adds a task,
-    and nothing runs. It has no shape yet, and Python control flow cannot look into it.
+    Use it like a tensor: each operator, method or torch function that is applied to it adds a task,
+    and nothing runs. It has no shape yet, and Python control flow cannot depend on it.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -107,17 +111,17 @@ class Value:
         self.index = index
         self.name = name
         self.producer = producer  # index of the task that makes it; None for inputs and constants
-        self.root = root  # index of the value whose memory it shares; its own where it shares none
+        self.root = root  # index of the value whose memory it shares, or its own
         self.part = part  # of that memory
-        self.home = home  # the device where an input must live; None where schedule() may say
+        self.home = home  # the device of an input; None if schedule() may choose it
         self.tensor = tensor  # of a constant
-        self.nbytes = nbytes  # its size, where the user said
+        self.nbytes = nbytes  # its size, if the user gave it
 
     def __repr__(self) -> str:
         return f"Value({self.name!r})"
 
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # so that numpy numbers leave operators to us
+    __array_ufunc__ = None  # so that operators of NumPy numbers defer to this class
 
     @classmethod
     def __torch_function__(
@@ -145,7 +149,10 @@ class Value:
         return _Recorder(self, name)
 
     def to(self, /, *args: Any, **kwargs: Any) -> Value:
-        """Return this value on a device (``y.to("cpu")`` adds a task there), or in another dtype, as in torch."""
+        """Return this value on a device, or in another dtype, as in torch.
+
+        ``y.to("cpu")`` adds a task on that device.
+        """
         if len(args) == 1 and not kwargs and isinstance(args[0], str):
             return _recorded(self, On(args[0]), (self,), on=args[0], aliases=self)
         return _recorded(self, Method("to"), (self, *args), kwargs)
@@ -241,7 +248,7 @@ class Method:
         self.__name__ = name
 
     def __call__(self, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the method."""
         return getattr(value, self.__name__)(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -252,23 +259,23 @@ class Attribute(Method):
     """Read the attribute ``name`` of the argument."""
 
     def __call__(self, value: Any) -> Any:
-        """Read it."""
+        """Read the attribute."""
         return getattr(value, self.__name__)
 
 
 class On:
-    """Return the argument: that it is on a device is the schedule's part."""
+    """Return the argument; the schedule copies it to the device."""
 
     def __init__(self, device: str):
         self.__name__ = f"to_{device}"
 
     def __call__(self, value: Any) -> Any:
-        """Return it."""
+        """Return the argument."""
         return value
 
 
 class _Recorder:
-    """A bound method of a value: calling it adds the task."""
+    """A bound method of a value; a call adds the task."""
 
     __slots__ = ("name", "value")
 
@@ -284,18 +291,18 @@ class _Recorder:
 
 
 def _tensor_class() -> Any:
-    """Return ``torch.Tensor``; None where torch is not in use, and values are no tensors."""
+    """Return ``torch.Tensor``; None if torch is not imported, so that no value is a tensor."""
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
 def _is_property(name: str) -> bool:
-    """Whether tensors have an attribute of this name that is no method and has no task."""
+    """Whether tensors have a non-method attribute of this name that cannot become a task."""
     known = getattr(_tensor_class(), name, None)
     return known is not None and name not in _ATTRIBUTES and not callable(known)
 
 
 def _check_method(value: str, name: str) -> None:
-    """Raise GraphError for a method that tensors do not have, with those of a similar name."""
+    """Raise GraphError for a method that tensors do not have, with suggestions."""
     tensor = _tensor_class()
     if tensor is None or hasattr(tensor, name):
         return

@@ -1,15 +1,18 @@
-"""From a placement to a program: a chain of passes, each from instructions to instructions.
+"""Turn a placement into a program.
 
-    streams   each task gets a compute stream of its device            -> runs
-    copies    what is read elsewhere travels, as early as it exists    -> runs and copies
-    or spill  the same where memory is limited, as late as it can      -> runs, copies and frees
-    hazards   what touches the same memory, and how long that lives    (read by the next)
-    or plain  both at once, where nothing is written in place
-    events    records and waits, as few as keep every hazard; and,
-    frees     on the same walk, memory goes back where that costs
-              no wait                                                  -> + records, waits and frees
+Lowering is a chain of passes, each from instructions to instructions:
 
-Knows no times and no costs: the placement has decided where and in which order.
+    streams        assign each task a compute stream of its device     -> runs
+    copies         copy values to their readers as early as possible   -> runs and copies
+    or spill       the same with limited memory, as late as possible   -> runs, copies and frees
+    hazards        find conflicting accesses and lifetimes of blocks   (used by the next)
+    or functional  copies and hazards in one pass over arrays, for
+                   graphs without in-place writes
+    events         insert as few records and waits as enforce every
+                   hazard; and, in the same walk,
+    frees          free memory where that costs no wait                -> + records, waits and frees
+
+Lowering knows no times and no costs: the placement has decided devices and order.
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ def lower(
     outputs: Mapping[str, str] | None = None,
     nbytes: Sequence[float] | None = None,
 ) -> Program:
-    """Return the program that runs a graph as placed; ``outputs`` says on which device an output is wanted.
+    """Return the program of a placement; ``outputs`` has devices for some outputs.
 
-    With ``nbytes``, those of each value by its index, no device holds more than its memory, in
-    whichever order its streams come to take it; copies leave as late as they may, whatever the
-    placement says. Raises ScheduleError for placements that break a constraint, where no link
-    leads, and where memory does not suffice.
+    With ``nbytes``, the bytes of each value by index, no device holds more than its memory for any
+    interleaving of its streams; copies are then as late as possible, whatever the placement says.
+    Raises ScheduleError for placements that break a constraint, for missing links, and where memory
+    does not suffice.
     """
     check(placement, graph, machine)
     tasks = [graph.task(name) for name in placement.order]

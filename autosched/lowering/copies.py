@@ -1,7 +1,16 @@
-"""Insert copies: a value that is read on another device travels there, right behind what made it.
+"""Insert copies between devices.
 
-At most one copy per version and device. An input that tasks wrote elsewhere is copied back over the
-caller's tensor, which is so left as the serial run leaves it.
+A value that is read on another device is copied there, immediately after it is made unless the
+placement asks for a later point. There is at most one copy per version and device.
+
+* An input that tasks wrote is left as the serial run leaves it, wherever the writes ran: its last
+  version is copied back over the caller's tensor (``copy w@1 -> cpu overwriting``).
+* Copy streams are by direction, not by peer, because everything that leaves a device shares its
+  port; policies, bounds, the simulator and the emulator model it the same way. A stream for each
+  peer would use too many of torch's 32 streams where one GPU stands for several devices, and a
+  separate memory pool for each. The cost: a copy from the host delays a copy from a peer.
+* A copy transfers a whole value. A task needs all of what it reads, so parts that arrive earlier
+  would let nothing begin.
 """
 
 from __future__ import annotations
@@ -28,9 +37,10 @@ def insert_copies(
     outputs: Mapping[str, str],
     sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str]]:
-    """Return the runs with copies between them, and where each output is at the end, by its label.
+    """Return the runs with copies inserted, and the final device of each output, by label.
 
-    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
+    ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
+    copies.
     """
     check_outputs(graph, machine, outputs)
     travel = _Travel(graph, machine, _slots(graph, tasks, sends))
@@ -55,7 +65,7 @@ def insert_copies(
 
 
 def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) -> None:
-    """Raise ScheduleError for what is no output, MachineError for what is no device."""
+    """Raise ScheduleError for an unknown output, and MachineError for an unknown device."""
     for label, device in outputs.items():
         machine.device(device)
         if label not in graph.outputs:
@@ -67,7 +77,7 @@ def check_outputs(graph: Graph, machine: Machine, outputs: Mapping[str, str]) ->
 def _slots(
     graph: Graph, tasks: Sequence[Task], sends: Sequence[Send]
 ) -> dict[tuple[int, int, str], tuple[int, int]]:
-    """Return for copies the run that they shall stand behind, and their rank there."""
+    """Return for copies with hints the run after which they go, and their rank there."""
     if not sends:
         return {}
     position = {task.name: i for i, task in enumerate(tasks)}
@@ -81,23 +91,23 @@ def _slots(
 
 
 class _Travel:
-    """Where each version of each value is, while runs are walked in issue order."""
+    """The devices of each version of each value, while runs are walked in issue order."""
 
     def __init__(
         self, graph: Graph, machine: Machine, slots: Mapping[tuple[int, int, str], tuple[int, int]]
     ):
         self.graph = graph
         self.slots = slots
-        self.at = -1  # the run before the one at hand
+        self.at = -1  # the run before the current one
         self.machine = machine
-        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for what was there
+        self.maker: dict[Use, int] = {}  # the run that made a version, -1 for inputs
         self.holders: dict[
             Use, tuple[str, ...]
-        ] = {}  # the devices where it is, that where it was made first
-        self.standing: Standing[int, None] = Standing()  # of values that are written, alone
+        ] = {}  # devices that hold it; the first is where it was made
+        self.standing: Standing[int, None] = Standing()  # only of values that are written
         self.copies: dict[
             int, list[tuple[int, Copy]]
-        ] = {}  # by the run that they stand behind, with their rank there
+        ] = {}  # by the run after which they go, with their rank there
         self.count = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
@@ -110,7 +120,7 @@ class _Travel:
             self.standing.put(*use, device, None)
 
     def run(self, i: int, task: Task, device: str) -> None:
-        """Bring what a run reads, and take note of what it leaves on its device."""
+        """Copy what a run reads to its device, and add the versions that it leaves there."""
         self.at = i - 1
         for use in task.reads:
             if task.part is not None and self.graph.touched(task, use.value) is not None:
@@ -127,17 +137,20 @@ class _Travel:
             self._arrive(use, device, i)
 
     def behind(self, run: int) -> list[Run | Copy]:
-        """Return the copies that stand behind a run."""
+        """Return the copies after a run."""
         return [copy for _, copy in sorted(self.copies.get(run, ()), key=itemgetter(0))]
 
     def _bring_part(self, use: Use, device: str) -> None:
-        """Copy a value of which a part is touched, if none of it is there: where it is written, others are not."""
+        """Copy a value of which a task touches a part, unless some version is there.
+
+        All tasks that write parts share the device, so the other parts are there as well.
+        """
         written = self.graph.last_version(use.value) > 0
         if not written or self.standing.latest(use.value, device) is None:
             self.bring(Use(use.value, 0), device)
 
     def bring(self, use: Use, device: str) -> None:
-        """Copy a version to a device, if it is not there."""
+        """Copy a version to a device, unless it is there."""
         holders = self.holders[use]
         if device in holders:
             return
@@ -165,9 +178,10 @@ class _Travel:
 def copy_streams(
     machine: Machine, source: str, destination: str, number: int = 0
 ) -> tuple[Stream, Stream | None]:
-    """Return the streams that a copy occupies: that of the accelerator, or of both ends where both are of one sort.
+    """Return the streams that a copy occupies.
 
-    Without contention each copy (by its ``number``) has a stream of its own.
+    These are the copy stream of the accelerator, or those of both ends if both are accelerators or
+    both are CPUs. Without contention each copy (by its ``number``) has a stream of its own.
     """
     if not machine.contention:
         return Stream(source, f"copy-{number}"), None

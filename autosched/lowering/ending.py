@@ -1,4 +1,7 @@
-"""The end of a program, where streams wait for each other as memory needs it, for what is not freed yet."""
+"""Order and free the remaining blocks at the end of a program.
+
+Streams wait for each other here as the remaining frees require.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """The records and waits. Events are numbers, those of the program first, by when they are recorded."""
+    """Inserts the final records and waits. Events are numbered in the order of their records."""
 
     def __init__(
         self, clocks: Clocks, events: Sequence[tuple[int, int, int]], stamp: Callable[[int], Stamp]
     ):
-        """``events`` are (stream, position there, run or copy before it); ``stamp`` says when such a one took place."""
+        """``events`` are (stream, position, run or copy before); ``stamp`` gives stamps of uses."""
         self.clocks = clocks
         self.stamp = stamp
         self.streams: list[Stream] = list(clocks.index)
         self.behind: list[int | Stamp] = [
             producer for *_, producer in events
-        ]  # of each event, what it is behind
-        self.records: dict[int, list[tuple[int, int]]] = {}  # of each stream, (position, event)
+        ]  # by event, the run or copy before it, or its stamp
+        self.records: dict[int, list[tuple[int, int]]] = {}  # by stream, (position, event)
         for event, (user, position, _) in enumerate(events):
             self.records.setdefault(user, []).append((position, event))
 
     def waits(self, own: int, uses: Iterable[int]) -> list[Instruction]:
-        """Let a stream wait for uses, which are runs and copies; return the waits, and records as they need them."""
+        """Make a stream wait for uses (runs and copies); return the waits and new records."""
         lines: list[Instruction] = []
         for user, known in self._needed(own, uses):
             event = len(self.behind) if known is None else known
@@ -47,31 +50,36 @@ class Ending:
         return self.stamp(behind) if isinstance(behind, int) else behind
 
     def _event(self, user: int, position: int) -> int | None:
-        """Return the first event of a stream at or behind a position, if there is one."""
+        """Return the first event of a stream at or after a position, if there is one."""
         records = self.records.get(user, [])
         found = bisect_left(records, (position,))
         return records[found][1] if found < len(records) else None
 
     def _needed(self, own: int, uses: Iterable[int]) -> list[tuple[int, int | None]]:
-        """Return the streams to wait for, each with its event (None: to be recorded), none implied by the others."""
+        """Return the streams to wait for, with their events, without those that others imply.
+
+        An event of None has still to be recorded.
+        """
+        # 1. The last use on each stream that does not yet happen before the owner's next instruction.
         last: dict[int, int] = {}
         for use in uses:
             user, position, _ = stamp = self.stamp(use)
             if not self.clocks.passed(stamp, own):
                 last[user] = max(last.get(user, 0), position)
+        # 2. The event to wait for on each of these streams, and the clock that a wait would bring.
         event = {user: self._event(user, position) for user, position in last.items()}
         clocks = {
             u: self.clocks.behind[u] if found is None else self._moment(found)[2]
             for u, found in event.items()
         }
+        # 3. Drop streams that single-copy streams imply, then streams that other streams imply.
         lone, top = self._latest(last, clocks)
         rest = [user for user in last if user < len(top) and top[user] < last[user]]
         implied = {u: {user for user in rest if clocks[u][user] >= last[user]} | {u} for u in rest}
-        for user in sorted(
-            rest
-        ):  # one that implies all that this one does, not only this one: that may go in turn
+        for user in sorted(rest):  # if another wait implies all that this one does, drop this one
             if any(implied[other] >= implied[user] for other in implied if other != user):
                 del implied[user]
+        # 4. Drop single-copy streams that the remaining streams imply.
         lone = [
             user
             for user in lone
@@ -82,12 +90,15 @@ class Ending:
     def _latest(
         self, last: Mapping[int, int], clocks: Mapping[int, tuple[int, ...]]
     ) -> tuple[list[int], list[int]]:
-        """Return the copies alone, among those used last, that no others of them imply; and what these imply."""
+        """Return the single-copy streams, among the last uses, that no other of them implies.
+
+        Also return the elementwise maximum of the clocks of these streams.
+        """
         lone: list[int] = []
         top = [0] * self.clocks.places
         for user in sorted(
             [user for user in last if user >= len(top)], reverse=True
-        ):  # what is later implies more
+        ):  # later ones imply more
             if not self.clocks.reaches(top, user, last[user]):
                 lone.append(user)
                 top = joined(top, clocks[user])

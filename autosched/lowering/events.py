@@ -1,9 +1,9 @@
-"""Insert records and waits: every hazard between two streams gets one, unless it is implied by those before.
+"""Insert the records and waits that enforce all hazards.
 
-Vector clocks tell what is implied; asking for the latest producer first leaves out the most. On a
-plan from
-``streams`` this reaches the fewest waits there can be (Nimble's theorem; Kwon et al., NeurIPS 2020). ``frees`` is told
-how far each stream has come.
+Each hazard between two streams gets a record and a wait, unless earlier ones imply it. Vector
+clocks answer what is implied; asking for the latest producer first leaves out the most. With the
+assignment of ``streams`` this reaches the minimum number of waits (Nimble's theorem; Kwon et al.,
+NeurIPS 2020). ``frees`` is informed of the progress of each stream during the walk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autosched.program.vector_clocks import Clocks, Stamp
 
 __all__ = ["insert_events"]
 
-_RECORD = 3  # what is issued, beside what ``frees`` knows
+_RECORD = 3  # a kind of issued item, in addition to those of ``frees``
 
 Ints = NDArray[np.int64]
 
@@ -33,13 +33,13 @@ Ints = NDArray[np.int64]
 def insert_events(
     instructions: Sequence[Run | Copy | Free], hazards: Hazards, alone: Collection[Stream] = ()
 ) -> list[Instruction]:
-    """Return the instructions with records, waits and frees, so that each comes behind those that it must.
+    """Return the instructions with records, waits and frees, so that every hazard is ordered.
 
-    Blocks of ``hazards`` are freed, beside frees that stand there and make room; ``alone`` are
-    streams that need no place in clocks.
+    Blocks of ``hazards`` are freed, in addition to the frees that make room. Streams in ``alone``
+    have no entry in vector clocks.
     """
     streams = chain.from_iterable(map(occupied, instructions))
-    clocks = Clocks(chain(streams, hazards.owners), alone)  # the host's may have nothing else to do
+    clocks = Clocks(chain(streams, hazards.owners), alone)  # owners may have no other instruction
     how = mode(len(instructions) * (5 + clocks.places / 4))
     o = how.of(_order(instructions, hazards, clocks))
     m = Moments.of(how, len(clocks.index), clocks.places, len(o.after) + len(o.uses))
@@ -67,10 +67,11 @@ def _order(instructions: Sequence[Run | Copy | Free], hazards: Hazards, clocks: 
 
 @kernel
 def walk(o: Order, h: Held, m: Moments) -> None:
-    """Issue each instruction, behind waits for what it must come behind, with frees where they may be."""
+    """Issue each instruction after waits for its predecessors, with frees where possible."""
     for i in range(len(o.own)):
         own = o.own[i]
         also = o.also[i]
+        # 1. Wait for predecessors that earlier waits do not imply, the latest predecessor first.
         for k in range(o.after_at[i + 1] - 1, o.after_at[i] - 1, -1):
             producer = o.after[k]
             stream = o.own[producer]
@@ -84,18 +85,20 @@ def walk(o: Order, h: Held, m: Moments) -> None:
             catch_up(m, own, stream, position, h.behind, producer * m.places)
             emit(h, WAIT, producer, i)
             waited(o, h, m, own, stream, i)
+        # 2. Issue the instruction, and keep its position and its clock for later waits.
         advance(m, own, also)
         h.position[i] = m.count[own]
         for k in range(m.places):
             h.behind[i * m.places + k] = m.behind[own * m.places + k]
         emit(h, DO, i, i)
+        # 3. Free blocks whose uses all happen before by now.
         if also >= 0:
             release(o, h, m, also, i)
         ended(o, h, m, i)
 
 
 class _Issued:
-    """What was issued, in numbers, and the program that this is."""
+    """The issued instructions, as numbers, and the program that they form."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class _Issued:
         self.producers: Ints = np.unique(self.item[self.kind == WAIT])
 
     def program(self) -> list[Instruction]:
-        """Return the instructions, with a record at the end of the line of each that is waited for."""
+        """Return the instructions, with a record after each one that is waited for."""
         behind = np.searchsorted(self.line, self.producers, side="right")
         kind = np.insert(self.kind, behind, _RECORD).tolist()
         frees = self._frees(self.item[self.kind == FREE].tolist())
@@ -151,7 +154,7 @@ class _Issued:
         return [self.streams[own] for own in np.asarray(self.o.own, np.int64)[lines].tolist()]
 
     def _ending(self, left: Sequence[int]) -> list[Instruction]:
-        """Return waits for what the remaining blocks are still used by, and their frees."""
+        """Return waits for the uses of the remaining blocks, and the frees of these."""
         self.clocks.resume(self.m)
         own, position = (
             np.asarray(column)[self.producers].tolist() for column in (self.o.own, self.h.position)

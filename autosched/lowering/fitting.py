@@ -1,7 +1,13 @@
-"""Fitting: memory as a hard limit. What can never fit, what fits as it is, and a program that is made to fit.
+"""Make a program fit the memory of each device.
 
-Counts bytes as ``footprint`` does. Knows no times: which of several placements that fit is the best
-is for others.
+This module finds what can never fit, and returns a program that fits unchanged, or one that is
+lowered again with a limit. It counts bytes as ``footprint`` does. It knows no times: its callers
+choose among several placements that fit.
+
+Sufficient memory changes nothing: a program is first lowered without a limit, and again with one
+only if ``footprint`` exceeds a device's memory. Then copies are as late as possible, and
+allocations are ordered by events after the frees that make room. So the limit holds for every
+interleaving of streams, not only in issue order.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ __all__ = ["confined", "fits", "fitted", "is_limited"]
 
 
 def is_limited(graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Return whether some device could run out of memory, if it held all versions of all values."""
+    """Return whether some device could not hold all versions of all values."""
     least = min(device.nbytes for device in machine.devices)
     if math.isinf(least):
         return False
@@ -36,7 +42,7 @@ def is_limited(graph: Graph, machine: Machine, costs: Costs) -> bool:
 
 
 def fits(program: Program, graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Return whether no device ever holds more bytes than it has, in issue order."""
+    """Return whether every device has enough memory at all times, in issue order."""
     courses = footprint(program, graph, machine, costs)
     return all(max(course) <= machine.device(name).nbytes for name, course in courses.items())
 
@@ -48,11 +54,11 @@ def fitted(
     placement: Placement,
     outputs: Mapping[str, str] | None = None,
 ) -> Program:
-    """Lower a placement to a program that keeps to the memory of each device.
+    """Lower a placement to a program that fits the memory of each device.
 
-    As ``lower`` does it if that fits, else with late copies, frees that are waited for, and what
-    has no room sent to another device and fetched back. Raises MemoryLimitError where that does not
-    suffice, ScheduleError as ``lower``.
+    The program is that of ``lower`` if it fits. Otherwise copies are late, allocations wait for
+    frees, and values that do not fit are spilled to another device and reloaded. Raises
+    MemoryLimitError if that does not suffice, and ScheduleError as ``lower`` does.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -71,11 +77,11 @@ def fitted(
 def confined(
     graph: Graph, machine: Machine, costs: Costs, outputs: Mapping[str, str] | None = None
 ) -> Costs:
-    """Return costs by which no task can run on a device that could not even hold what the task alone needs there.
+    """Return costs with infinite seconds where a task alone exceeds the memory of a device.
 
-    That is: its arguments, its results, and the inputs that live there. So every policy knows.
-    Raises MemoryLimitError where this, or the outputs that are wanted on a device, proves that no
-    schedule exists.
+    A task needs its arguments, its results, and the inputs that are on the device. So policies and
+    bounds avoid the device without modelling memory. Raises MemoryLimitError if this, or the
+    outputs that are wanted on a device, prove that no schedule exists.
     """
     if not is_limited(graph, machine, costs):
         return costs
@@ -105,7 +111,7 @@ def confined(
 
 
 class _Count:
-    """The bytes that a device cannot do without."""
+    """The bytes that a device needs at least."""
 
     def __init__(self, graph: Graph, machine: Machine, costs: Costs):
         self.graph = graph
@@ -119,9 +125,10 @@ class _Count:
             self.check(device, ())
 
     def at_once(self, device: str, values: Iterable[int]) -> float:
-        """Return the bytes of values (indices) on a device, and of all inputs that live there.
+        """Return the bytes of values (indices) on a device, and of all inputs on that device.
 
-        Of values that share memory, copies of views may be smaller: the smallest counts.
+        Copies of views may be smaller than their base: of values that share memory, the smallest
+        counts.
         """
         roots = dict.fromkeys(self.graph.values[value].root for value in values)
         away = [root for root in roots if self.home.get(root) != device]
@@ -130,12 +137,12 @@ class _Count:
         )
 
     def needed(self, task: Task, device: str) -> float:
-        """Return what a device holds at least while a task runs there."""
+        """Return the bytes that a device holds at least while a task runs there."""
         made = [use.value for use in task.outputs if self.graph.is_used(use.value)]
         return self.at_once(device, [*(use.value for use in task.reads), *made])
 
     def check(self, device: str, outputs: Iterable[int]) -> None:
-        """Raise MemoryLimitError if inputs that live on a device, and outputs that are wanted there, exceed it."""
+        """Raise MemoryLimitError if the inputs and the wanted outputs of a device exceed it."""
         outputs = list(outputs)
         needed = self.at_once(device, outputs)
         limit = self.machine.device(device).nbytes
@@ -166,7 +173,7 @@ def _check_groups(
     needs: Mapping[str, Mapping[str, float]],
     tight: Mapping[str, set[str]],
 ) -> None:
-    """Raise MemoryLimitError if tasks that share a device, or a task alone, fit on none where they may run."""
+    """Raise MemoryLimitError if a task, or tasks that share a device, fit on no allowed device."""
     allowed = choices(graph, machine)
     left: dict[int, list[str]] = {}
     for task in graph.tasks:

@@ -1,8 +1,10 @@
-"""Free memory: a block goes back on the stream that allocated it, once that stream is behind all who used it.
+"""Free memory blocks after their last use.
 
-A free never costs a wait while the program has work to do: it stands at the first place where the
-waits that are there anyway order it behind every use. Kernels, which ``events`` calls while it
-walks the program.
+A block is freed on the stream that allocated it, when all its uses happen before. A free never adds
+a wait while the program has work to do: it is placed at the first point where existing waits order
+it after every use. Blocks that remain are freed with waits at the end (``ending``). This trades
+some memory for time. The functions here are kernels, which ``events`` calls while it walks the
+program.
 """
 
 from __future__ import annotations
@@ -14,38 +16,41 @@ from autosched.program.clock_kernels import Moments, reaches
 
 __all__ = ["DO", "FREE", "WAIT", "Held", "Order", "emit", "ended", "release", "waited"]
 
-DO, WAIT, FREE = range(3)  # what is issued
+DO, WAIT, FREE = range(3)  # kinds of issued items
 
 
 class Order(NamedTuple):
-    """What is to be ordered: runs and copies (and frees that make room), and blocks that go back. Streams are numbers.
+    """The instructions to be ordered and the blocks to be freed. Streams are numbers.
 
-    Ragged tables are pairs: where each row begins, and what stands in all rows.
+    Instructions are runs and copies (and frees that make room). Ragged tables are pairs: where each
+    row begins, and the entries of all rows.
     """
 
     own: Any  # [instruction], its stream
     also: Any  # and its second, -1 if it has none
     after_at: Any
-    after: Any  # [instruction], those that it must come behind
+    after: Any  # [instruction], its predecessors
     owner: Any  # [block], the stream that frees it
     uses_at: Any
     uses: Any  # [block], the last instruction of each stream that uses it
     ending_at: Any
-    ending: Any  # [instruction], blocks that it is the last to use
+    ending: Any  # [instruction], blocks that it uses last
 
 
 class Held(NamedTuple):
-    """What is issued so far, and the blocks that wait to be freed."""
+    """The instructions issued so far, and the blocks that wait to be freed."""
 
-    position: Any  # [instruction], how far along its stream that is,
-    behind: Any  # [instruction, place], and how far along the others it is behind
-    kind: Any  # of what is issued,
-    item: Any  # which instruction, or block, or for which instruction is waited,
-    line: Any  # and with which instruction
-    issued: Any  # how many that are
-    stuck: Any  # [block], the first use that its owner has not passed; -1 if there is none, -2 before it is asked
-    # Of each owner and stream, a skew heap of (position there, use, block), to be tried when the
-    # owner has passed that.
+    position: Any  # [instruction], its position on its stream
+    behind: Any  # [instruction, place], its clock
+    kind: Any  # [issued item], DO, WAIT, FREE or a record
+    item: Any  # [issued item], the instruction, block, or instruction waited for
+    line: Any  # [issued item], the instruction with which it is issued
+    issued: Any  # number of issued items
+    # [block], the first use that does not happen before its owner's next instruction; -1 if there
+    # is none, -2 before the first check
+    stuck: Any
+    # For each owner and stream, a skew heap of (position, use, block), to be tried when the
+    # owner's clock reaches that position.
     root: Any  # [owner, place]
     at: Any  # [entry]
     use: Any
@@ -53,22 +58,22 @@ class Held(NamedTuple):
     left: Any
     right: Any
     entries: Any  # how many there are
-    due: Any  # entries, room to sort them
-    watched: Any  # [stream], of streams alone, an entry of a block that such a stream uses
-    earlier: Any  # [entry of those], the one before
-    watching: Any  # and its block
+    due: Any  # scratch space to sort entries
+    watched: Any  # [stream], of single-copy streams, the last entry of a block that it uses
+    earlier: Any  # [such an entry], the entry before
+    watching: Any  # [such an entry], its block
     watches: Any  # how many there are
 
     @classmethod
     def of(cls, how: Mode, o: Order, streams: int, places: int) -> Held:
-        """Return the beginning."""
+        """Return the initial state."""
         count = len(o.own)
         blocks = len(o.owner)
         uses = len(o.uses)
         issued = count + len(o.after) + blocks
         entries = (
             uses + 2 * len(o.after) if places < streams else uses
-        )  # a copy alone uses two blocks at most
+        )  # a copy uses at most two blocks
         return cls(
             how.counts(count), how.small(count * places),
             how.counts(issued), how.counts(issued), how.counts(issued), how.counts(1),
@@ -81,7 +86,7 @@ class Held(NamedTuple):
 
 @kernel
 def emit(h: Held, kind: int, item: int, line: int) -> None:
-    """Issue something."""
+    """Issue one instruction, wait or free."""
     k = h.issued[0]
     h.kind[k] = kind
     h.item[k] = item
@@ -91,14 +96,17 @@ def emit(h: Held, kind: int, item: int, line: int) -> None:
 
 @kernel
 def ended(o: Order, h: Held, m: Moments, line: int) -> None:
-    """Free, as far as may be, what is used last by the instruction at hand."""
+    """Free, if possible, the blocks that the current instruction uses last."""
     for k in range(o.ending_at[line], o.ending_at[line + 1]):
         tried(o, h, m, o.ending[k], line)
 
 
 @kernel
 def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> None:
-    """Free what a stream owns that has waited for another; who waits for a copy alone is known from now on."""
+    """Free blocks of a stream after it has waited for another.
+
+    Also note which streams have waited for a single-copy stream.
+    """
     if user >= m.places and m.last[user] >= 0:
         w = h.watched[user]
         while w >= 0:
@@ -111,7 +119,7 @@ def waited(o: Order, h: Held, m: Moments, own: int, user: int, line: int) -> Non
 
 @kernel
 def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
-    """Free a block, or hold it until its owner has passed the first use that it has not."""
+    """Free a block, or hold it until its owner happens after the first remaining use."""
     own = o.owner[block]
     for k in range(o.uses_at[block], o.uses_at[block + 1]):
         use = o.uses[k]
@@ -136,7 +144,7 @@ def tried(o: Order, h: Held, m: Moments, block: int, line: int) -> None:
 
 @kernel
 def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) -> None:
-    """Let a block be tried again as soon as its owner has passed a position of a stream."""
+    """Let a block be tried again when its owner happens after a position of a stream."""
     e = h.entries[0]
     heap = o.owner[block] * m.places + user
     h.at[e], h.use[e], h.block[e], h.left[e], h.right[e] = position, h.stuck[block], block, -1, -1
@@ -146,7 +154,7 @@ def hold(o: Order, h: Held, m: Moments, block: int, user: int, position: int) ->
 
 @kernel
 def melded(h: Held, a: int, b: int) -> int:
-    """Return the heap of all that is in two (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
+    """Return the union of two skew heaps (Sleator, Tarjan, SIAM J. Computing 15(1), 1986)."""
     root = parent = -1
     while a >= 0 and b >= 0:
         if (h.at[b], h.use[b], h.block[b]) < (h.at[a], h.use[a], h.block[a]):
@@ -167,7 +175,7 @@ def melded(h: Held, a: int, b: int) -> int:
 
 @kernel
 def release(o: Order, h: Held, m: Moments, own: int, line: int) -> None:
-    """Free what a stream owns, as far as may be now that its clock has moved: by stream, and there by use and block."""
+    """Free blocks of a stream whose clock has advanced, ordered by stream, use and block."""
     count = 0
     base = own * m.places
     for user in range(m.places if own < m.places else 0):

@@ -1,8 +1,9 @@
-"""Copies and hazards of a plain graph, at once and over arrays: what ``copies`` and ``hazards`` find step by step.
+"""Insert copies and find hazards of functional graphs over arrays.
 
-In a plain graph each value is made once, in memory of its own, and never written again. So a value
-on a device (a *place*: value * devices + device) is one block, which comes from one run or copy,
-and who reads it comes behind that.
+In a functional graph, one without in-place writes, each value is made once, in memory of its own,
+and never written again. So a value on a device (a *place*: value * devices + device) is one block,
+which comes from one run or copy, and its readers come after that. ``copies`` and ``hazards``
+compute the same step by step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Ints = NDArray[np.int64]
 
 
 def is_plain(graph: Graph, machine: Machine) -> bool:
-    """Return whether nothing in a graph shares memory, and what is somewhere can go anywhere at once."""
+    """Return whether a graph is functional, and all devices are linked to each other."""
     return graph.is_plain and all(
         machine.link(a, b) for a in machine.names for b in machine.names if a != b
     )
@@ -41,9 +42,10 @@ def insert_plainly(
     outputs: Mapping[str, str],
     sends: Sequence[Send] = (),
 ) -> tuple[list[Run | Copy], dict[str, str], Hazards]:
-    """Return the runs with copies between them, where each output is at the end, and the hazards of all that.
+    """Return the runs with copies inserted, the final device of each output, and the hazards.
 
-    ``tasks`` are those of the runs, in their order; ``sends`` says where some copies shall stand.
+    ``tasks`` are those of the runs, in the same order; ``sends`` are hints for the positions of
+    copies.
     """
     check_outputs(graph, machine, outputs)
     lines = _Lines(graph, machine, tasks, runs)
@@ -56,18 +58,21 @@ def insert_plainly(
 
 
 class _Lines:
-    """Where all runs and copies stand, and who makes and who uses which place. Devices are numbers."""
+    """The positions of runs and copies, and the maker and users of each place.
+
+    Devices are numbers.
+    """
 
     def __init__(self, graph: Graph, machine: Machine, tasks: Sequence[Task], runs: Sequence[Run]):
         self.graph, self.machine, self.runs, self.flow = graph, machine, runs, flow(graph)
         self.count = len(machine.names)
         self.number = {name: p for p, name in enumerate(machine.names)}
         self.task = np.array([task.index for task in tasks], np.int64)
-        self.run = np.empty_like(self.task)  # of each task
+        self.run = np.empty_like(self.task)  # by task, its run
         self.run[self.task] = np.arange(len(runs))
         self.device = np.array([self.number[run.stream.device] for run in runs], np.int64)[self.run]
-        self.maker = np.full(len(graph.values), -1)  # of each value, the run that makes it
-        self.first = np.zeros_like(self.maker)  # and the device where it is made
+        self.maker = np.full(len(graph.values), -1)  # by value, the run that makes it
+        self.first = np.zeros_like(self.maker)  # by value, the device where it is made
         self.reader, maker, self.follower = map(
             rows_of, (self.flow.reads_at, self.flow.makes_at, self.flow.after_at)
         )
@@ -87,7 +92,7 @@ class _Lines:
         return np.array(found, np.int64)
 
     def bring(self, outputs: Mapping[str, str], sends: Sequence[Send]) -> None:
-        """Copy each value to the devices where it is read, or is an output: one copy each, as they are asked for."""
+        """Copy each value once to each device on which it is read or is an output."""
         asked = np.argsort(self.run[self.reader], kind="stable")
         reads = self.flow.reads[asked] * self.count + self.device[self.reader[asked]]
         places = np.concatenate([reads, self._wanted(outputs)])
@@ -104,17 +109,17 @@ class _Lines:
             self.maker[self.copies // self.count], np.minimum(slot[self.copies], before)
         )
         order = np.lexsort((rank[self.copies], slot))
-        self.copied = np.empty_like(slot)  # the position of each copy,
+        self.copied = np.empty_like(slot)  # the position of each copy
         self.copied[order] = slot[order] + 1 + np.arange(len(slot))
         self.ran = np.arange(len(self.runs)) + np.searchsorted(
             slot[order], np.arange(len(self.runs))
-        )  # and run
+        )  # the position of each run
         lines = np.empty(len(self.runs) + len(slot), object)
         lines[self.ran], lines[self.copied] = self.runs, self._made()
         self.instructions: list[Run | Copy] = lines.tolist()
 
     def _slots(self, sends: Sequence[Send]) -> tuple[Ints, Ints]:
-        """Return for each place the run that its copy shall stand behind, and its rank there."""
+        """Return for each place the run after which its copy goes, and its rank there."""
         slot, rank = np.full((2, len(self.maker) * self.count), -1)
         value = (
             {value.name: value.index * self.count for value in self.graph.values} if sends else {}
@@ -130,7 +135,7 @@ class _Lines:
         return slot, rank
 
     def _made(self) -> list[Copy]:
-        """Return the copies, as they are asked for."""
+        """Return the copies, in the order of the requests."""
         names = self.machine.names
         values = self.graph.values
         value, target = (number.tolist() for number in np.divmod(self.copies, self.count))
@@ -145,11 +150,11 @@ class _Lines:
         ]
 
     def hazards(self, outputs: Mapping[str, str]) -> Hazards:
-        """Return what must come behind what, and the blocks to be freed; ``outputs`` are not."""
+        """Return the hazards and the blocks to be freed, which ``outputs`` are not."""
         flown = self.flow
         count = self.count
         total = len(self.instructions)
-        done = self.ran[self.run]  # where each task is
+        done = self.ran[self.run]  # the position of each task
         source = self.copies // count * count + self.first[self.copies // count]
         used = np.concatenate([flown.reads * count + self.device[self.reader], source])
         users = np.concatenate([done[self.reader], self.copied])
@@ -165,7 +170,7 @@ class _Lines:
     def _with_blocks(
         self, after: tuple[Ints, Ints], made: Ints, used: Ints, users: Ints
     ) -> Hazards:
-        """Return the hazards with blocks: one for each place that one who is not -1 has made."""
+        """Return the hazards with a block for each place whose maker is not -1."""
         places = (made >= 0).nonzero()[0]
         total = len(self.instructions)
         values = self.graph.values
@@ -192,7 +197,7 @@ class _Lines:
         )
 
     def _owners(self, places: Ints, made: Ints, block: Ints, user: Ints) -> list[Stream]:
-        """Return who frees each block: who made it, or else the first stream of its device that uses it."""
+        """Return the stream that frees each block: its maker's, or its first user's there."""
         lines = self.instructions
         names = self.machine.names
         owners = [_owner(lines[i]) for i in made[places].tolist()]
@@ -208,7 +213,7 @@ class _Lines:
 
 
 def _owner(line: Run | Copy) -> Stream | None:
-    """Return the stream that allocates what an instruction makes, if one of its own does."""
+    """Return the stream that allocates the result of an instruction, if it is one of its own."""
     if isinstance(line, Run):
         return line.stream
     return line.also or (line.stream if line.stream.device == line.destination else None)

@@ -1,8 +1,8 @@
-"""Future: who reads what, where and when from here on, while runs are walked in issue order.
+"""Predict the next reads of values while runs are walked.
 
-What Belady's rule asks (IBM Systems Journal 5, 1966): of what can go, that goes which is needed
-last. Positions are those of runs; what is needed at the end is needed at ``len(runs)``. Knows no
-bytes and no copies.
+Belady's rule (IBM Systems Journal 5, 1966) needs this: it evicts the block whose next use is
+latest. Positions are those of runs in issue order. A value that is needed at the end has a next use
+at ``len(runs)``. This module knows no bytes and no copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Future"]
 
 
 class Future:
-    """The reads to come, of each version of a value by device; and of memory that is written in parts, all touches."""
+    """The remaining reads of each version by device, and all uses of memory written in parts."""
 
     def __init__(
         self, graph: Graph, tasks: Sequence[Task], runs: Sequence[Run], outputs: Mapping[str, str]
@@ -52,7 +52,7 @@ class Future:
                 self.touches.setdefault((root, device), deque()).append(i)
 
     def needs(self, task: Task) -> Iterator[Use]:
-        """Yield what a task needs in a version of its own; of memory that is written in parts any will do."""
+        """Yield the versions that a task needs; of memory written in parts, any version will do."""
         for use in task.reads:
             if self.graph.touched(task, use.value) is None:
                 yield use
@@ -60,7 +60,7 @@ class Future:
                 yield Use(use.value, 0)
 
     def done(self, task: Task, device: str) -> None:
-        """Take note that a task has had its turn on its device."""
+        """Remove the reads of a task that has been issued on its device."""
         self.runs[device].popleft()
         for use in self.needs(task):
             self.reads[use][device].popleft()
@@ -80,10 +80,10 @@ class Future:
         return coming[0] if coming else math.inf
 
     def next_touch(self, root: int, device: str) -> float:
-        """Return when a device next touches memory that is written in parts; infinity if it does not."""
+        """Return when a device next touches memory written in parts; infinity if it does not."""
         coming = self.touches.get((root, device))
         return coming[0] if coming else math.inf
 
     def readers(self, use: Use) -> list[str]:
-        """Return the devices that read a version from here on."""
+        """Return the devices that still read a version."""
         return [device for device, coming in self.reads.get(use, {}).items() if coming]

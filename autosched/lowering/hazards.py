@@ -1,9 +1,10 @@
-"""Find what touches the same memory: which run or copy must come after which, and how long each block lives.
+"""Find conflicting memory accesses and the lifetimes of blocks.
 
-A *block* is memory on one device: made by a run or a copy, or there from the start. In-place writes
-carry it from one version to the next; views share it. Hazards are between parts of blocks, not
-values: a reader of an older copy on another device, or of another part, disturbs no writer. What
-was freed may come again, in another block.
+A *block* is memory on one device, made by a run or a copy, or present from the start. In-place
+writes change the version that it holds; views share it. Hazards are between parts of blocks, not
+between tasks or values: a reader of an older copy on another device, or of another part, does not
+delay a writer. (Policies use the dependencies between tasks, which are only more conservative.) A
+freed value may be copied again, into another block.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Memory on one device, named by the value and version that it holds; positions are those of runs and copies."""
+    """Memory on one device, named by the value and version that it holds.
+
+    Positions are those of runs and copies.
+    """
 
     value: str
     version: int
-    owner: Stream | None  # the stream that allocated it, and frees it
-    uses: dict[Stream, int] = field(
-        default_factory=dict
-    )  # the last of each stream, which is behind those before
+    owner: Stream | None  # the stream that allocated it and frees it
+    uses: dict[Stream, int] = field(default_factory=dict)  # the last use by each stream
     accesses: Accesses = field(default_factory=Accesses)
     kept: bool = False  # inputs, constants and outputs are not freed
     freed: bool = False
@@ -46,28 +48,28 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Hazards:
-    """For each run or copy the positions that it must come after; and the blocks to be freed.
+    """The positions that each run or copy must follow, and the blocks to be freed.
 
-    Ragged tables are pairs: where each row begins, and what stands in all rows.
+    Ragged tables are pairs: where each row begins, and the entries of all rows.
     """
 
     after_at: Ints
-    after: Ints  # [instruction], positions before it, in order
-    values: Sequence[str]  # [block], what it holds,
-    versions: Sequence[int]  # in which version,
-    owners: Sequence[Stream]  # and who frees it
+    after: Ints  # [instruction], the positions that it must follow, sorted
+    values: Sequence[str]  # [block], the value that it holds
+    versions: Sequence[int]  # [block], the version of that value
+    owners: Sequence[Stream]  # [block], the stream that frees it
     uses_at: Ints
-    uses: Ints  # [block], the last use of each stream, by the first
+    uses: Ints  # [block], the last use by each stream, ordered by first use
 
     @classmethod
     def of(cls, after: Sequence[Sequence[int]], blocks: Sequence[Block]) -> Hazards:
-        """Return what was found step by step."""
+        """Return the arrays of hazards that were found step by step."""
         names = [block.value for block in blocks], [block.version for block in blocks]
         uses = [[*block.uses.values()] for block in blocks]
         return cls(*ragged(after), *names, list(map(_owner, blocks)), *ragged(uses))
 
     def ending(self, count: int) -> tuple[Ints, Ints]:
-        """Return for each of so many instructions the blocks that it is the last to use, as a ragged table."""
+        """Return for each instruction the blocks that it uses last, as a ragged table."""
         last = np.maximum.reduceat(self.uses, self.uses_at[:-1]) if len(self.uses) else self.uses
         at = np.zeros(count + 1, np.int64)
         np.cumsum(np.bincount(last, minlength=count), out=at[1:])
@@ -80,16 +82,16 @@ def _owner(block: Block) -> Stream:
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return where each row begins, and all numbers in one."""
+    """Return where each row begins, and the entries of all rows in one array."""
     at = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(list(map(len, rows)), out=at[1:])
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])
 
 
 def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozenset[Stream]:
-    """Return the streams of one copy alone that wait for no other of them, as ``clocks`` wants them.
+    """Return the single-copy streams that wait for no other of them, as ``vector_clocks`` needs.
 
-    Those that own memory are left out, since they wait for all who use it.
+    Streams that own memory are excluded, since they wait for all users of it.
     """
     held = Counter(instruction.stream for instruction in instructions)
     held.update(i.also for i in instructions if type(i) is Copy and i.also is not None)
@@ -111,12 +113,12 @@ def alone(instructions: Sequence[Run | Copy | Free], hazards: Hazards) -> frozen
         )
         if not any(
             before in after[at[other] : at[other + 1]] for other in after[at[i] : at[i + 1]]
-        )  # which imply it
+        )  # another predecessor already implies it
     ]
     return frozenset(found.values()).difference(waited, hazards.owners)
 
 
-# A value on a device: its block, and what put it there; of a view, that is not who wrote the block.
+# A value on a device: its block and its maker. The maker of a view did not write the block.
 _Held = tuple[Block, int]
 
 
@@ -127,10 +129,10 @@ def find_hazards(
     instructions: Sequence[Run | Copy | Free],
     outputs: Mapping[str, str],
 ) -> Hazards:
-    """Return the hazards of runs and copies in issue order; ``outputs`` says where each output must be at the end.
+    """Return the hazards of runs and copies in issue order; ``outputs`` has their final devices.
 
-    ``tasks`` are those of the runs, in their order. Where frees stand among them memory is limited: what takes memory
-    on a device comes after all frees there before it.
+    ``tasks`` are those of the runs, in the same order. If the instructions contain frees, memory is
+    limited: an allocation on a device then comes after all earlier frees there.
     """
     walk = _Walk(graph, machine)
     coming = iter(tasks)
@@ -160,10 +162,10 @@ class _Walk:
         self.blocks: list[Block] = []
         self.after: list[list[int]] = []
         self.ran: dict[int, int] = {}
-        self.room: dict[str, dict[Stream, int]] = {}  # of each device, the last free of each stream
+        self.room: dict[str, dict[Stream, int]] = {}  # by device, the last free of each stream
         self.unread: list[
             tuple[Block, str]
-        ] = []  # what no stream of its device had touched when it came
+        ] = []  # copied blocks not yet used by a stream of their device
         for value in graph.sources:
             self.home[value.index] = self._new(
                 -1, Use(value.index, 0), home(graph, machine, value), None
@@ -181,13 +183,13 @@ class _Walk:
         return block
 
     def held(self, value: int, version: int, device: str) -> _Held:
-        """Return what a device holds of a version, which must be there."""
+        """Return the block of a version on a device, which must be there, and its maker."""
         found = self.standing.get(value, version, device)
         assert found is not None, f"{self.values[value].name}@{version} is not on {device}"
         return found
 
     def run(self, i: int, stream: Stream, task: Task) -> None:
-        """Note what a run reads, writes and makes, and which tasks it was told to follow."""
+        """Add the accesses of a run, its results, and its order dependencies."""
         device = stream.device
         values = self.values
         found = [self.ran[d.task] for d in task.dependencies if d.kind == "order"]
@@ -221,7 +223,7 @@ class _Walk:
         self.after.append(_earlier(i, found))
 
     def _change(self, task: Task, device: str) -> None:
-        """Take on what a run writes, and the name of the memory in which that is."""
+        """Advance the versions that a run writes, and the name of the block that holds them."""
         for value, version in task.changes:
             stands = self.standing.change(value, version, device)
             held = self.standing.held(value, device)
@@ -231,7 +233,7 @@ class _Walk:
     def _make(
         self, i: int, stream: Stream, use: Use, blocks: Mapping[int, Block]
     ) -> Collection[int]:
-        """Put a result into memory of its own, or that of the argument of which it is a view; return who made room."""
+        """Put a result into a new block, or that of its base; return the frees that made room."""
         root = self.values[use.value].root
         if root == use.value:
             self._new(i, use, stream.device, stream).uses[stream] = i
@@ -241,7 +243,7 @@ class _Walk:
         return ()
 
     def copy(self, i: int, copy: Copy) -> None:
-        """Note what a copy reads, and the block that it fills."""
+        """Add the read of a copy, and the block that it fills."""
         stream = copy.stream
         value = self.graph.value(copy.value)
         use = Use(value.index, copy.version)
@@ -267,7 +269,7 @@ class _Walk:
         self.after.append(_earlier(i, found))
 
     def free(self, i: int, free: Free) -> None:
-        """Note that a block goes back, behind all who used it."""
+        """Add the free of a block, after all its users."""
         block, _ = self.held(self.graph.value(free.value).index, free.version, free.stream.device)
         block.owner = free.stream
         block.freed = True
@@ -279,6 +281,6 @@ class _Walk:
 
 
 def _earlier(i: int, found: Sequence[int]) -> list[int]:
-    """Return the positions before ``i``, each once, in order."""
+    """Return the positions before ``i``, sorted and without duplicates."""
     kept = {p for p in found if 0 <= p < i}
     return sorted(kept) if len(kept) > 1 else list(kept)

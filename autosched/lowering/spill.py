@@ -1,14 +1,20 @@
-"""Insert copies where memory is limited: as late as they may come; what has no room leaves until it is needed again.
+"""Insert copies and spills where memory is limited.
 
-In issue order no device holds more than its limit. Where a block finds no room, those go first that
-nothing reads any more, the one that was used longest ago ahead; then, by Belady's rule, the one
-that is read again last: to the host, or to another device with room, unless it stands elsewhere
-anyway. It comes back right before its next use, or ahead of that if it is in nobody's way. Memory
-that is written in parts stays where it is. To devices without a limit all copies go as soon as they
-can.
+Copies are as late as possible, and values that do not fit are spilled until they are needed again.
+In issue order no device holds more than its limit. Where a block does not fit, blocks are evicted
+in this order:
 
-Each free that makes room is in the program; what stands behind it, in time too, is for ``hazards``
-to find. Knows the bytes of values and no times.
+1. Blocks that nothing reads any more, the least recently used first.
+2. By Belady's rule, blocks whose next read is latest. They are spilled to the host, or to another
+   device with room, unless another device holds a copy already.
+
+A spilled block is reloaded immediately before its next use, or earlier if memory is free. Nothing
+is recomputed: that would run tasks twice, and require that they neither write in place nor draw
+random numbers. Memory that is written in parts is never moved. Copies to devices without a limit
+are as early as possible.
+
+Each free that makes room is in the program. ``hazards`` finds what must happen after it. This
+module knows the bytes of values and no times.
 """
 
 from __future__ import annotations
@@ -31,20 +37,20 @@ from autosched.program.residency import Standing
 
 __all__ = ["spill_copies"]
 
-_AHEAD = 32  # runs of a device for which to fetch what they read
+_AHEAD = 32  # number of runs of a device whose reads are prefetched
 _MOST_NAMED = 8
 
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """Memory on one device; ``holds`` has the versions of the values that stand in it."""
+    """Memory on one device; ``holds`` has the versions of the values that are in it."""
 
     device: str
     nbytes: float
-    owner: Stream | None  # which frees it; None until a stream of its device touches it
+    owner: Stream | None  # frees it; None until a stream of its device uses it
     holds: dict[int, int] = field(default_factory=dict)
     users: set[Stream] = field(default_factory=set)
-    next: float = -1.0  # the run of its device that reads it next; infinity if none does
+    next: float = -1.0  # the next run that reads it there; infinity if none does
     kept: bool = False
 
 
@@ -56,10 +62,10 @@ def spill_copies(
     outputs: Mapping[str, str],
     nbytes: Sequence[float],
 ) -> tuple[list[Run | Copy | Free], dict[str, str]]:
-    """Return the runs with copies and frees between them, and where each output is at the end, by its label.
+    """Return the runs with copies and frees inserted, and the final device of each output.
 
-    ``tasks`` are those of the runs, in their order; ``nbytes`` is by value (index). Raises ScheduleError where
-    something finds no room, naming what is in its way.
+    ``tasks`` are those of the runs, in the same order; ``nbytes`` is by value (index). Raises
+    ScheduleError if something does not fit, naming the blocks that are in use.
     """
     walk = _Walk(graph, machine, Future(graph, tasks, runs, outputs), nbytes)
     walk.send(walk.reads_of_sources())
@@ -71,7 +77,7 @@ def spill_copies(
 
 
 class _Walk:
-    """Which blocks each device holds, while runs are walked in issue order."""
+    """The blocks on each device, while runs are walked in issue order."""
 
     def __init__(self, graph: Graph, machine: Machine, future: Future, nbytes: Sequence[float]):
         self.graph = graph
@@ -86,9 +92,9 @@ class _Walk:
         self.holders: dict[Use, list[str]] = {}
         self.idle: dict[str, dict[_Block, None]] = {
             name: {} for name in machine.names
-        }  # what its device is done with
+        }  # blocks without a next use on their device
         self.idle_bytes = dict.fromkeys(machine.names, 0.0)
-        self.busy: set[_Block] = set()  # what the run at hand needs: that stays
+        self.busy: set[_Block] = set()  # blocks that the current run needs, never evicted
         self.copies = 0
         self._streams = cache(partial(copy_streams, machine))
         for value in graph.sources:
@@ -97,10 +103,10 @@ class _Walk:
             if held > self.limit[device]:
                 self._refuse(device, 0.0, "more")
 
-    # ---- what happens
+    # ---- runs and outputs
 
     def reads_of_sources(self) -> list[Use]:
-        """Return what is there from the start and read from there, the first to be read ahead."""
+        """Return the versions read from their initial devices, in the order of first reads."""
         uses = [Use(value.index, 0) for value in self.graph.sources]
         first = {
             use: min(
@@ -112,9 +118,10 @@ class _Walk:
         return sorted(uses, key=first.__getitem__)
 
     def run(self, task: Task, run: Run) -> None:
-        """Bring what a run reads, make room for what it makes, and let it run."""
+        """Copy what a run reads, make room for its results, and issue it."""
         device = run.stream.device
         self.busy = set()
+        # 1. Copy what the task reads, and make room for its results.
         missing = list(self._missing(task, device))
         for use in missing:
             self.busy.add(self._bring(use, device, f"for task {task.name!r}"))
@@ -124,6 +131,7 @@ class _Walk:
             sum(self.nbytes[use.value] for use in made),
             f"for what task {task.name!r} makes",
         )
+        # 2. Issue the run, and advance the versions that it writes and makes.
         self.result.append(run)
         blocks = {
             self.graph.values[use.value].root: self._touched(task, use, run.stream)
@@ -139,23 +147,26 @@ class _Walk:
         self.busy = set()
         for block in dict.fromkeys(blocks.values()):
             self._look_ahead(block)
+        # 3. Copy the new versions: back to the caller, and to readers without a memory limit.
         self._give_back(changed, device)
         left = [*changed, *(use for use in task.outputs if self.graph.is_used(use.value))]
         self.send(left)
+        # 4. Free blocks that are dead already, if only their owner's stream has used them.
         for block in dict.fromkeys(blocks.values()):
             if (
                 self.limit[device] < math.inf
                 and block.users <= {block.owner}
                 and self._is_dead(block)
             ):
-                self._free(block)  # no stream has to wait for that
+                self._free(block)  # no stream has to wait for this free
+        # 5. Prefetch for the devices that may now copy more.
         for reader in dict.fromkeys(
             [device, *(reader for use in left for reader in self.future.readers(use))]
         ):
             self.fetch_ahead(reader)
 
     def end(self, outputs: Mapping[str, str]) -> dict[str, str]:
-        """Bring outputs to where they are wanted, and return where each is."""
+        """Copy outputs to the devices where they are wanted, and return where each is."""
         places: dict[str, str] = {}
         self.busy = set()
         for label, index in self.graph.outputs.items():
@@ -188,8 +199,8 @@ class _Walk:
                     self._bring(use, device, "")
 
     def fetch_ahead(self, device: str) -> None:
-        """Copy what the next runs of a device read and is there already, as far as that takes no other's room."""
-        need = 0.0  # of those runs, for what is not there yet
+        """Copy what the next runs of a device read, as far as it fits without eviction."""
+        need = 0.0  # bytes that those runs read and their device lacks
         coming: set[Use] = set()
         for task in islice(
             self.future.runs.get(device, ()), _AHEAD if self.limit[device] < math.inf else 0
@@ -211,7 +222,7 @@ class _Walk:
             need += sum(self.nbytes[use.value] for use in made)
 
     def _missing(self, task: Task, device: str) -> Iterator[Use]:
-        """Yield what a task reads and its device lacks; what is there must stay."""
+        """Yield what a task reads and its device lacks; what is there may not be evicted."""
         for use in task.reads:
             part = self.graph.touched(task, use.value) is not None
             there = (
@@ -241,7 +252,7 @@ class _Walk:
         block.users.add(stream)
 
     def _change(self, task: Task, device: str) -> Iterator[Use]:
-        """Take what a task writes to its next version; yield what stands then."""
+        """Advance the versions that a task writes; yield the resulting ones."""
         for value, version in task.changes:
             stands = self.standing.change(value, version, device)
             block = self.standing.held(value, device)
@@ -252,7 +263,7 @@ class _Walk:
                 yield Use(value, stands)
 
     def _give_back(self, changed: Sequence[Use], device: str) -> None:
-        """Copy an input that is written for the last time over the caller's tensor."""
+        """Copy an input back over the caller's tensor after its last write."""
         for use in changed:
             value = self.graph.values[use.value]
             where = home(self.graph, self.machine, value)
@@ -270,7 +281,7 @@ class _Walk:
         return self._copy(use, device)
 
     def _goes_home(self, use: Use, device: str) -> bool:
-        """Whether a copy goes over the caller's tensor: of an input that is written, to where it lives."""
+        """Whether a copy overwrites the caller's tensor: of a written input, to its own device."""
         value = self.graph.values[use.value]
         written = value.producer is None and self.graph.last_version(use.value) > 0
         return written and device == home(self.graph, self.machine, value)
@@ -318,7 +329,7 @@ class _Walk:
         return block
 
     def _look_ahead(self, block: _Block) -> None:
-        """Note when a block is used next, which changes only when a run of its device has used it."""
+        """Update when a block is used next, which changes only after a run of its device."""
         block.next = self._next(block)
         idle = self.idle[block.device]
         held = self._is_parted(block) or block.next == math.inf
@@ -339,7 +350,7 @@ class _Walk:
         self.holders[use].remove(device)
 
     def _free(self, block: _Block) -> None:
-        """Give a block back; it must be dead, or gone elsewhere."""
+        """Free a block, which must be dead or copied elsewhere."""
         value, version = next(iter(block.holds.items()))
         owner = block.owner or Stream(block.device, "compute")
         self.result.append(Free(owner, self.graph.values[value].name, version))
@@ -354,14 +365,14 @@ class _Walk:
     # ---- room
 
     def _room(self, device: str, nbytes: float, why: str) -> None:
-        """Free, or move out, as much as it takes. Raises ScheduleError where that is not enough."""
+        """Free or spill blocks until a new one fits. Raises ScheduleError if that is not enough."""
         while not self._reclaim(device, nbytes):
             blocks = sorted(self.blocks[device], key=lambda block: block.next, reverse=True)
             if not any(self._is_movable(block) and self._move(block) for block in blocks):
                 self._refuse(device, nbytes, why)
 
     def _reclaim(self, device: str, nbytes: float) -> bool:
-        """Free dead blocks, that which became so first ahead, if that gives enough; return whether it does."""
+        """Free dead blocks, the oldest first, if they give enough room; return whether they do."""
         missing = self.held[device] + nbytes - self.limit[device]
         if missing <= 0:
             return True
@@ -378,7 +389,7 @@ class _Walk:
         return False
 
     def _is_dead(self, block: _Block) -> bool:
-        """Whether nothing needs a block here, nor, for want of another, from here."""
+        """Whether a block is no longer needed, also not as the source of a copy."""
         if block.kept or block in self.busy or not self._is_whole(block):
             return False
         if (self._next(block) if self._is_parted(block) else block.next) < math.inf:
@@ -386,7 +397,7 @@ class _Walk:
         return all(self._stands_elsewhere(use, block.device) for use in self._wanted(block))
 
     def _is_whole(self, block: _Block) -> bool:
-        """Whether all that a block holds stands there with all its parts, by name and version."""
+        """Whether a block holds its versions with all their parts."""
         return all(
             self.standing.get(value, version, block.device) is block
             for value, version in block.holds.items()
@@ -404,7 +415,7 @@ class _Walk:
         return self.graph.values[next(iter(block.holds))].root in self.future.parted
 
     def _next(self, block: _Block) -> float:
-        """Return when a block is used on its device again."""
+        """Return when a block is next used on its device."""
         first = min(self.future.next(Use(*use), block.device) for use in block.holds.items())
         return min(
             first,
@@ -412,7 +423,10 @@ class _Walk:
         )
 
     def _wanted(self, block: _Block) -> list[Use]:
-        """Return of what a block holds that which will be read, here or where it is not yet, or is put out."""
+        """Return the versions in a block that are still read or are outputs.
+
+        They are read on this device, or on one that does not hold them yet.
+        """
         uses = [Use(*use) for use in block.holds.items()]
         return [
             use
@@ -429,7 +443,7 @@ class _Walk:
         return any(all(self.machine.link(other, at) for at in lacking) for other in others)
 
     def _move(self, block: _Block) -> bool:
-        """Free a block whose values are read again; those that stand nowhere else are copied out. Return whether."""
+        """Spill a block: copy out what no other device holds, and free it. Return success."""
         out = [use for use in self._wanted(block) if not self._stands_elsewhere(use, block.device)]
         need = sum(self.nbytes[use.value] for use in out)
         refuge = self._refuge(block.device, out, need) if out else block.device
@@ -441,7 +455,7 @@ class _Walk:
         return True
 
     def _refuge(self, device: str, uses: Sequence[Use], nbytes: float) -> str | None:
-        """Return a device with room, the host if it can be, that all who read these versions can be reached from."""
+        """Return a device with room that is linked to all readers; the host if possible."""
         ends = {device} | {at for use in uses for at in self.future.readers(use)}
         for other in dict.fromkeys([self.machine.host, *self.machine.names]):
             linked = all(other == end or self.machine.link(other, end) for end in ends)

@@ -1,9 +1,13 @@
-"""Give each task a compute stream of its device.
+"""Assign each task a compute stream of its device.
 
-Where a device has one stream there is nothing to decide. Else: tasks that follow each other share a
-stream, tasks that may run side by side do not, as far as there are streams, with the fewest waits
-(Kwon, Yu, Jeong, Chun, "Nimble", NeurIPS 2020): a maximum matching of the transitive reduction cuts
-the tasks into chains.
+A device with one stream needs no decision. Otherwise dependent tasks share a stream, and tasks that
+may run concurrently get different streams, as far as the device has streams, with the fewest waits
+(Kwon, Yu, Jeong, Chun, "Nimble", NeurIPS 2020): a maximum matching of the transitive reduction
+partitions the tasks into chains.
+
+On large graphs, reachability is limited to a window of ``_WINDOW`` tasks of one device. An edge
+within the window is dropped exactly if another path implies it, since such a path lies within the
+window, too. The full closure of 100,000 tasks would take a gigabyte.
 """
 
 from __future__ import annotations
@@ -16,14 +20,14 @@ from autosched.program.program import Run, Stream
 
 __all__ = ["assign_streams"]
 
-_EXACT = 20_000  # tasks of one device up to which all reachability is kept (n * n bits)
-_WINDOW = 4_096  # beyond: how many tasks ahead is known who reaches whom
+_EXACT = 20_000  # up to so many tasks of one device, full reachability (n * n bits)
+_WINDOW = 4_096  # beyond, reachability within so many tasks
 
 
 def assign_streams(
     graph: Graph, machine: Machine, tasks: Sequence[Task], device: Mapping[str, str]
 ) -> list[Run]:
-    """Return a run for each of all tasks, which are in issue order, on its device."""
+    """Return a run for each task on its device; ``tasks`` are in issue order."""
     on: dict[str, list[int]] = {name: [] for name in machine.names}
     for task in tasks:
         on[device[task.name]].append(task.index)
@@ -46,7 +50,12 @@ def assign_streams(
 
 
 def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
-    """Return a stream number for each of the tasks, which are in issue order."""
+    """Return a stream number for each task; ``tasks`` are in issue order.
+
+    1. Reduce the edges between these tasks transitively.
+    2. Partition the tasks into chains by a maximum matching of the reduced edges.
+    3. Pack the chains onto ``count`` streams.
+    """
     position = {task: i for i, task in enumerate(tasks)}
     edges = [
         sorted({position[user] for user in graph.users[task] if user in position}) for task in tasks
@@ -56,16 +65,16 @@ def _choose(graph: Graph, tasks: Sequence[int], count: int) -> list[int]:
 
 
 def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]], list[int]]:
-    """Return the transitive reduction, and for each task a bit set of those it reaches: bit i is the i-th behind it.
+    """Return the transitive reduction, and for each task a bit set of the tasks that it reaches.
 
-    What is further ahead than the window is not known, and edges that reach so far are all kept.
-    What an edge within it leaps over lies within it too.
+    Bit i is for the i-th task after it. Reachability beyond the window is unknown, and edges that
+    are longer are all kept. A path that implies an edge within the window is within it, too.
     """
     reach = [0] * len(edges)
     reduced: list[list[int]] = [[] for _ in edges]
     mask = (1 << window + 1) - 1
     for u in reversed(range(len(edges))):
-        for v in edges[u]:  # nearest first, so that what a nearer one reaches is left out
+        for v in edges[u]:  # nearest first, to drop edges that a nearer one implies
             if v - u > window:
                 reduced[u].append(v)
             elif not reach[u] >> v - u & 1:
@@ -75,15 +84,13 @@ def _reduce(edges: Sequence[Sequence[int]], window: int) -> tuple[list[list[int]
 
 
 def _match(edges: Sequence[Iterable[int]]) -> dict[int, int]:
-    """Return for each task at most one follower, no two the same, as many as can be."""
+    """Return a maximum matching: at most one successor for each task, all different."""
     from networkx import Graph as Undirected
     from networkx.algorithms.bipartite import hopcroft_karp_matching
 
     n = len(edges)
     sides: Undirected[int] = Undirected()
-    sides.add_nodes_from(
-        range(2 * n)
-    )  # integers, in order: with strings the matching would vary from run to run
+    sides.add_nodes_from(range(2 * n))  # integers in order, so that the matching is deterministic
     sides.add_edges_from((u, n + v) for u, followers in enumerate(edges) for v in followers)
     matching = hopcroft_karp_matching(sides, top_nodes=range(n))
     return {u: v - n for u, v in sorted(matching.items()) if u < n}
@@ -102,9 +109,13 @@ def _chains(follower: dict[int, int], n: int) -> list[list[int]]:
 
 
 def _pack(chains: Sequence[Sequence[int]], reach: Sequence[int], count: int, n: int) -> list[int]:
-    """Put chains on ``count`` streams: behind one that must end before, else on a free one, else behind the oldest."""
+    """Put chains on ``count`` streams.
+
+    Each chain is appended to a stream whose last task happens before the chain; else it gets a new
+    stream; else it goes to the stream whose last task is earliest.
+    """
     number = [0] * n
-    last: list[int] = []  # the last task so far of each stream
+    last: list[int] = []  # by stream, its last task so far
     for chain in chains:
         before = [
             s

@@ -1,1 +1,5 @@
-"""Machines: devices and the links between them, as plain data."""
+"""Describe machines: devices and links, as plain data.
+
+device   Device and Link
+machine  Machine: local, emulated or loaded from JSON
+"""

@@ -1,4 +1,8 @@
-"""Device and Link: the parts of a machine, as plain data. Know no machine, no task and no tensor."""
+"""Define devices and links as plain data.
+
+They know no machine, no task and no tensor. A link has one rate for both directions, the slower
+one: the two differ by less than a tenth, and two rates would double the number of paths.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,13 @@ __all__ = ["Device", "Link", "device_line", "link_line", "plain"]
 
 @dataclass(frozen=True)
 class Device:
-    """A device, named as torch names it: ``"cpu"``, ``"cuda:0"``; ``torch.device("cuda:0")`` and 0 mean the same.
+    """A device, named as in torch: ``"cpu"``, ``"cuda:0"``, ``torch.device("cuda:0")`` or 0.
 
-    ``streams`` is how many compute streams it may use (up to 24; a CPU up to 1024); the rates are what one stream
-    reaches. ``nbytes`` of memory is a hard limit: no schedule holds more there.
-    ``physical`` is the torch device behind the name, where that is another (several logical devices on one GPU).
-    ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and so is a copy with other rates.
+    ``streams`` is the number of compute streams that it may use (up to 24; a CPU up to 1024); the
+    rates are those that one stream reaches. ``nbytes`` of memory is a hard limit: no schedule holds
+    more there. ``physical`` is the torch device behind the name, if it differs (several logical
+    devices on one GPU). ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and
+    so is a copy with other rates.
 
     >>> Device("cuda:1").kind
     'cuda'
@@ -32,7 +37,7 @@ class Device:
     launch_seconds: float = 5e-6
     nbytes: float = math.inf  # of memory
     physical: str | None = None
-    # The machine says in JSON whether its devices are imagined.
+    # Not saved: the JSON of the machine has it.
     imagined: bool = field(default=False, compare=False, repr=False, metadata={"saved": False})
 
     def __post_init__(self) -> None:
@@ -42,17 +47,18 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """What comes before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
+        """The part of the name before the colon: ``"cpu"``, ``"cuda"``, ``"xpu"``."""
         return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects two devices, with the same rate in both directions, which do not disturb each other.
+    """A link between two devices, with the same rate in both directions.
 
-    ``bytes_per_second=inf, latency=0`` is free. ``pageable_bytes_per_second`` is the rate of copies from or to host
-    memory that is not page-locked, at most the other; None, the default, if it is the same. That
-    such a copy also holds up the thread that issues it is left out.
+    The directions do not disturb each other. A link with ``bytes_per_second=inf, latency=0`` is
+    free. ``pageable_bytes_per_second`` is the rate of copies from or to host memory that is not
+    page-locked, at most ``bytes_per_second``; None, the default, means the same rate. The model
+    ignores that such a copy also blocks the thread that issues it.
 
     >>> Link("cpu", "cuda:0", bytes_per_second=1e9, latency=1e-5).seconds(1e9)
     1.00001
@@ -70,13 +76,13 @@ class Link:
         _check_link(self)
 
     def seconds(self, nbytes: float, pageable: bool = False) -> float:
-        """Return how long a copy takes, of host memory that is ``pageable``, or of any other."""
+        """Return the seconds of a copy, from or to ``pageable`` host memory or other memory."""
         rate = self.pageable_bytes_per_second if pageable else None
         return self.latency + nbytes / (self.bytes_per_second if rate is None else rate)
 
 
 def device_line(device: Device) -> str:
-    """Describe a device for readers."""
+    """Describe a device in one line of text."""
     memory = "" if math.isinf(device.nbytes) else f", {device.nbytes / 2**30:.0f} GiB"
     return (
         f"{device.name}: {_figure(device.flops_per_second / 1e9)} GFLOP/s, "
@@ -88,7 +94,7 @@ def device_line(device: Device) -> str:
 
 
 def link_line(link: Link) -> str:
-    """Describe a link for readers."""
+    """Describe a link in one line of text."""
     slow = link.pageable_bytes_per_second
     return (
         f"{link.source} <-> {link.destination}: "
@@ -98,23 +104,21 @@ def link_line(link: Link) -> str:
 
 
 def plain(item: Device | Link) -> dict[str, Any]:
-    """Return it as JSON has it, infinity as a string; what it does not say is left out."""
+    """Return the fields as JSON data, infinity as a string, without fields that are not set."""
     made = {key: "inf" if value == math.inf else value for key, value in asdict(item).items()}
     made.pop("imagined", None)
     if made.get("pageable_bytes_per_second", math.inf) is None:
         del made[
             "pageable_bytes_per_second"
-        ]  # so that what says nothing of it reads as it ever did
+        ]  # omitted, so that the JSON is compatible with older files
     return made
 
 
-_STREAMS = (
-    24  # torch hands out 32 streams per device and then the first again; copies need some of them
-)
+_STREAMS = 24  # torch reuses its 32 streams per device round robin, and copies need some of them
 
 
 def _check_device(device: Device) -> None:
-    """Raise MachineError for what no device can be."""
+    """Raise MachineError for an invalid device."""
     if not is_device(device.name):
         raise MachineError(f"a device is named as in torch, 'cpu' or 'cuda:0', got {device.name!r}")
     most = 1024 if device.kind == "cpu" else _STREAMS
@@ -131,7 +135,7 @@ def _check_device(device: Device) -> None:
 
 
 def _check_link(link: Link) -> None:
-    """Raise MachineError for rates and latencies that no link can have."""
+    """Raise MachineError for invalid rates and latencies."""
     _positive(link, "bytes_per_second")
     _not_negative(link, "latency")
     if link.pageable_bytes_per_second is not None:
@@ -157,7 +161,7 @@ def _not_negative(item: Device | Link, *names: str) -> None:
 
 
 def _figure(number: float) -> str:
-    """Return a number for readers: four digits, or all that stand before the point.
+    """Return a number as text: four significant digits, or the whole integer part.
 
     >>> _figure(20_000.0), _figure(0.25)
     ('20,000', '0.25')

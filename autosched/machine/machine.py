@@ -1,6 +1,11 @@
-"""Machine: devices, and the links between them, as plain data, real or imagined.
+"""Define machines, real or imagined, as plain data.
 
-Knows rates and latencies, no task and no tensor. torch is asked in one place, ``Machine.local``.
+A machine knows rates and latencies, no task and no tensor. Only ``Machine.local`` and the functions
+that it calls import torch.
+
+A GPU's memory counts for 15/16 of its size. Contexts, workspaces (32 MiB for each stream that
+multiplies matrices, on Hopper) and rounding (512 B for each block, up to 1 MiB for large ones) are
+not predicted.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ from autosched.machine.device import Device, Link, device_line, link_line, plain
 
 __all__ = ["LINKS", "READER", "Device", "Link", "Machine", "register_slower"]
 
-# Bytes per second in one direction, as copies reach it (about 80% of the nominal rate), and seconds
-# to start a copy.
+# Achieved bytes per second in one direction (about 80% of the nominal rate), and seconds of
+# latency.
 LINKS: Mapping[str, tuple[float, float]] = {
     "pcie3": (12e9, 1e-5),
     "pcie4": (25e9, 1e-5),
@@ -30,26 +35,28 @@ LINKS: Mapping[str, tuple[float, float]] = {
     "nvlink3": (240e9, 1e-5),
     "nvlink4": (360e9, 1e-5),
 }
-_PAGEABLE = 0.5  # of the rate, since the driver first moves all bytes to page-locked memory; 0.3 to 0.7 are reported
+# Factor on the rate, since the driver first copies all bytes to page-locked memory; reports range
+# from 0.3 to 0.7.
+_PAGEABLE = 0.5
 
-# Measurement belongs to a higher layer, which registers itself here.
+# Measurement is in a higher layer, which registers its function here.
 _MEASURED: dict[str, Callable[[Machine], float]] = {}
 
 
 def register_slower(measure: Callable[[Machine], float]) -> None:
-    """Let ``measure`` return the factor of ``Machine.slower("auto")``."""
+    """Register the function that returns the factor of ``Machine.slower("auto")``."""
     _MEASURED["slower"] = measure
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices and links. Two devices without a link exchange nothing.
+    """Devices and links. Devices without a link cannot exchange data.
 
-    With ``contention`` (the default) copies occupy copy streams: those that leave a device run one
-    after another, and so do those that enter it. Without, copies take time but occupy nothing: the
-    literature's model.
-    ``imagined`` machines are emulated. By default a machine is imagined if one of its devices is, so that a machine
-    made of the devices of ``Machine.emulated``, or of copies of them, is emulated too.
+    With ``contention`` (the default) copies occupy copy streams: copies that leave a device run one
+    after another, and so do copies that enter it. Without, copies take time but occupy nothing, as
+    in most of the literature. ``imagined`` machines are emulated. By default a machine is imagined
+    if one of its devices is, so a machine made of the devices of ``Machine.emulated``, or of copies
+    of them, is emulated, too.
 
     >>> machine = Machine.emulated(gpus=2, link="pcie4")
     >>> machine.names
@@ -83,19 +90,19 @@ class Machine:
         if any(device.imagined != imagined for device in self.devices):
             marked = tuple(replace(device, imagined=imagined) for device in self.devices)
             object.__setattr__(self, "devices", marked)
-            self.__dict__.pop("_by_name", None)  # which the check above has filled
+            self.__dict__.pop("_by_name", None)  # a cache, filled by the check above
 
-    # ---- making one
+    # ---- constructors
 
     @classmethod
     def local(cls, gpus: int | None = None, cpu_streams: int = 1) -> Machine:
-        """Return the machine this is, as far as ``torch.accelerator`` shows it.
+        """Return the machine on which this process runs, as ``torch.accelerator`` reports it.
 
-        ``gpus``: how many to use; more than there are makes logical devices that share the real ones (all, by
-        default). ``cpu_streams``: how many tasks the CPU may run at once; they share its intra-op
-        threads. A GPU's memory is what it has, less a share for what no task asks for; logical
-        devices have equal parts of it. Rates are rough defaults; profiles replace them. Raises
-        MachineError for GPUs where there is none.
+        ``gpus`` is the number of GPUs to use (default: all); a larger number makes logical devices
+        that share the real ones. ``cpu_streams`` is the number of tasks that the CPU may run
+        concurrently; they share its intra-op threads. The memory of a GPU is reduced by a share
+        that tasks cannot use; logical devices have equal parts of it. Rates are rough defaults;
+        profiles replace them. Raises MachineError for GPUs where there is none.
         """
         import torch
 
@@ -136,13 +143,13 @@ class Machine:
         contention: bool = True,
         cpu_streams: int = 1,
     ) -> Machine:
-        """Return an imagined machine of one CPU and ``gpus`` GPUs that this CPU can play in real time.
+        """Return an imagined machine of one CPU and ``gpus`` GPUs, which this CPU emulates.
 
-        Where the real work of a task takes longer here than on the GPU, so does the task: see
-        ``slower``.
-        ``link`` is a name of ``LINKS`` (default ``"pcie4"``); NVLink joins the GPUs, and PCIe 4 them and the CPU.
-        ``bytes_per_second`` and ``latency`` (seconds) replace what the name says. ``nbytes`` is the memory of each GPU;
-        host memory has no limit. Raises MachineError for unknown names.
+        The emulation is in real time. A task whose real work takes longer here than on the GPU also
+        takes longer: see ``slower``. ``link`` is a name in ``LINKS`` (default ``"pcie4"``); NVLink
+        connects the GPUs, and PCIe 4 connects them to the CPU. ``bytes_per_second`` and ``latency``
+        (seconds) override the named link. ``nbytes`` is the memory of each GPU; host memory has no
+        limit. Raises MachineError for unknown names.
         """
         _check_count(gpus)
         names = [f"cuda:{i}" for i in range(gpus)]
@@ -157,10 +164,10 @@ class Machine:
     def slower(self, factor: float | Literal["auto"]) -> Machine:
         """Return this machine with every rate divided and every latency multiplied by ``factor``.
 
-        What a slow CPU needs to play a fast machine: all ratios stay. ``"auto"`` measures this CPU,
-        which takes a moment, and takes the factor at which it does in time what all devices and
-        links can do at once; less may do for a graph that does not use them all. Raises
-        MachineError unless it is above 0.
+        A slow CPU can then emulate a fast machine in real time: all ratios stay. ``"auto"``
+        measures this CPU, which takes a moment, and chooses the factor at which it keeps up with
+        all devices and links working concurrently; a smaller one may do for a graph that does not
+        use them all. Raises MachineError unless the factor is above 0.
         """
         if isinstance(factor, str) and factor == "auto":
             return self.slower(_MEASURED["slower"](self))
@@ -189,7 +196,7 @@ class Machine:
         ]
         return Machine(devices, links, contention=self.contention, imagined=self.imagined)
 
-    # ---- asking it
+    # ---- queries
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -198,14 +205,14 @@ class Machine:
 
     @cached_property
     def host(self) -> str:
-        """Where inputs and constants live unless told otherwise: the first CPU, or else the first device."""
+        """The default device of inputs and constants: the first CPU, or else the first device."""
         return next(
             (device.name for device in self.devices if device.kind == "cpu"), self.devices[0].name
         )
 
     @cached_property
     def accelerators(self) -> tuple[str, ...]:
-        """The names of the devices that are no CPU."""
+        """The names of the devices that are not CPUs."""
         return tuple(device.name for device in self.devices if device.kind != "cpu")
 
     def device(self, name: str) -> Device:
@@ -219,13 +226,15 @@ class Machine:
         return found
 
     def link(self, source: str, destination: str) -> Link | None:
-        """Return what connects two devices, or None."""
+        """Return the link between two devices, or None."""
         return self._by_ends.get((device_name(source), device_name(destination)))
 
     def copy_seconds(
         self, source: str, destination: str, nbytes: float, pageable: bool = False
     ) -> float:
-        """Return how long a copy takes, of ``pageable`` host memory perhaps: 0 on one device, infinity without a link.
+        """Return the seconds of a copy: 0 on one device, infinity without a link.
+
+        ``pageable`` says whether it is from or to host memory that is not page-locked.
 
         >>> Machine.emulated(gpus=1).copy_seconds("cpu", "cuda:0", 25_000_000, pageable=True)
         0.00201
@@ -255,7 +264,7 @@ class Machine:
     # ---- JSON
 
     def to_json(self) -> str:
-        """Return the machine as JSON; infinite rates and memory stand as the string "inf"."""
+        """Return the machine as JSON; infinite rates and memory are the string "inf"."""
         document = {
             "devices": [plain(device) for device in self.devices],
             "links": [plain(link) for link in self.links],
@@ -266,7 +275,7 @@ class Machine:
 
     @classmethod
     def from_json(cls, text: str) -> Machine:
-        """Read what ``to_json`` wrote. Raises MachineError naming what is malformed.
+        """Read the text of ``to_json``. Raises MachineError naming what is malformed.
 
         >>> machine = Machine.emulated(gpus=1)
         >>> Machine.from_json(machine.to_json()) == machine
@@ -306,14 +315,12 @@ class Machine:
 
 
 _CPU_RATES = (50e9, 10e9, 5e-6)
-_USABLE = (
-    15 / 16
-)  # of a GPU's memory: the rest is its context's, the workspaces of libraries, and lost in rounding
+_USABLE = 15 / 16  # usable share of a GPU's memory; contexts, workspaces and rounding take the rest
 _GPU = Device("cuda:0", flops_per_second=20e12, bytes_per_second=1e12, launch_seconds=5e-6)
 
 
 def _memory(kind: str, index: int, wanted: int, count: int) -> float:
-    """Return the bytes of a logical device: of ``wanted`` that share out ``count`` real ones, on one of these."""
+    """Return the bytes of one of ``wanted`` logical devices that share ``count`` real ones."""
     import torch
 
     sharers = len(range(index, wanted, count))
@@ -323,7 +330,7 @@ def _memory(kind: str, index: int, wanted: int, count: int) -> float:
             * _USABLE
             / sharers
         )
-    return math.inf  # torch cannot tell
+    return math.inf  # torch does not report it
 
 
 def _links(

@@ -1,4 +1,4 @@
-"""Programs: the list of instructions that a schedule consists of.
+"""Represent programs, the instruction lists of schedules.
 
 program        Program, its instructions, text form and parser
 arrays         a program as arrays, for kernels

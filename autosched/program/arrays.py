@@ -1,6 +1,7 @@
-"""Columns: a program as arrays of numbers, one number for each instruction, for readers that walk it by kernels.
+"""Represent a program as arrays of integers for kernels.
 
-Made of the instructions alone and kept with the program; knows no graph and no machine.
+The arrays have one entry per instruction. They are computed from the instructions alone and cached
+with the program. This module knows no graph and no machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    r"""What each instruction is, and where. Streams are numbers: places in ``program.streams``.
+    r"""The kind and the stream of each instruction, as numbers: positions in ``program.streams``.
 
     >>> lines = "cuda:0/compute run h", "cuda:0/compute record e7", "cpu/compute wait e7", "cpu/compute run y"
     >>> columns(Program.parse("\n".join(lines))).event.tolist()
@@ -40,8 +41,9 @@ class Columns:
 
     kind: Ints
     stream: Ints
-    also: Ints  # of copies, the second stream; -1 where there is none
-    event: Ints  # of records, how many there are before; of waits, which of these it is for; -1: none, or later
+    also: Ints  # second stream of a copy; -1 if there is none
+    # Number of the record, also for its waits; -1 for other instructions and unknown events.
+    event: Ints
     records: int
     runs: list[Run]
     copies: list[Copy]
@@ -62,7 +64,7 @@ class Columns:
 
 
 def columns(program: Program) -> Columns:
-    """Return the columns of a program, which are made once."""
+    """Return the arrays of a program, which are cached."""
     known: Columns | None = program.__dict__.get("_columns")
     if known is None:
         known = program.__dict__["_columns"] = _columns(program)

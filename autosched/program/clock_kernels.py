@@ -1,7 +1,7 @@
-"""Vector clocks as flat arrays, for kernels: the arithmetic of ``clocks``, whose docstring says what it means.
+"""Compute vector clocks over flat arrays, for kernels.
 
-Streams are numbers; those that have a place in clocks come first. Knows no instruction and no
-program.
+The arithmetic is that of ``vector_clocks``, whose docstring explains it. Streams are numbers;
+streams with an entry in the clocks come first. This module knows no instruction and no program.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ __all__ = ["Moments", "advance", "catch_up", "reaches"]
 
 
 class Moments(NamedTuple):
-    """How far all has come, while a program is walked. Row ``s`` of ``behind`` stands at ``s * places``."""
+    """The clocks while a program is walked. Row ``s`` of ``behind`` begins at ``s * places``."""
 
     places: int
     behind: Any  # [stream, place]
     count: Any  # [stream]
-    last: Any  # [stream], the last of those who wait for a stream that has no place, -1 for none
-    waiter: Any  # who that is,
-    since: Any  # from where on,
-    before: Any  # and who waited before
-    used: Any  # how many there are
+    last: Any  # [stream], the last wait for it if it has no entry, -1 for none
+    waiter: Any  # [wait], the waiting stream
+    since: Any  # [wait], the position from which it has waited
+    before: Any  # [wait], the previous wait for the same stream
+    used: Any  # number of waits
 
     @classmethod
     def of(cls, mode: Mode, streams: int, places: int, waits: int) -> Moments:
-        """Return the beginning; with streams that have no place, there may be so many waits."""
+        """Return the initial state; ``waits`` bounds the waits if some streams have no entry."""
         waits = waits if places < streams else 0
         return cls(
             places,
@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 
 @kernel
 def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
-    """Whether what is so far along each stream (the row at ``base``) is behind a position of a stream."""
+    """Whether a clock (the row at ``base``) includes a position of a stream."""
     if other < m.places:
         return bool(row[base + other] >= position)
     w = m.last[other]
@@ -56,7 +56,7 @@ def reaches(m: Moments, row: Any, base: int, other: int, position: int) -> bool:
 
 @kernel
 def advance(m: Moments, own: int, also: int) -> None:
-    """Let a run or copy take place; one that occupies two streams (else -1) orders each behind the other."""
+    """Advance the clocks by a run or copy; one on two streams (else -1) orders both."""
     m.count[own] += 1
     if also >= 0:
         a = own * m.places
@@ -69,7 +69,7 @@ def advance(m: Moments, own: int, also: int) -> None:
 
 @kernel
 def catch_up(m: Moments, own: int, other: int, position: int, row: Any, base: int) -> None:
-    """Order what comes next on a stream behind a moment of another, and all that this was behind (its row)."""
+    """Order the next instruction of a stream after a stamp of another, and after its clock."""
     a = own * m.places
     for k in range(m.places):
         m.behind[a + k] = max(m.behind[a + k], row[base + k])

@@ -1,13 +1,18 @@
-"""Program: the flat list of instructions, in issue order, that a schedule is; its text form and parser.
+"""Define programs: flat lists of instructions in issue order.
 
-Names tasks, values, devices and streams; holds no function, no tensor and no time, so it prints,
-diffs and travels.
+A program names tasks, values, devices and streams. It holds no function, no tensor and no time. So
+it can be printed, compared as text and parsed.
 
-Rules that every reader relies on:
+Rules on which every consumer relies:
 
-1. The instructions of one stream take effect in the order in which they stand here.
+1. The instructions of one stream take effect in list order.
 2. A ``wait`` names an event that is recorded earlier in the list, so a program cannot deadlock.
-3. A ``copy`` that names a second stream (``also``) stands in the order of both.
+   CUDA ignores a wait for an event that has not been recorded.
+3. A ``copy`` that names a second stream (``also``) is ordered on both streams.
+
+Rule 3 is for copies between two accelerators, which occupy the copy-out stream of the source and
+the copy-in stream of the destination: torch makes the current streams of both devices wait for each
+other. A copy between host and accelerator occupies only the copy stream of the accelerator.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ __all__ = ["Copy", "Free", "Instruction", "Program", "Record", "Run", "Stream", 
 
 
 class Stream(NamedTuple):
-    """An in-order queue of one device: ``compute`` (``compute1``, ...), ``copy-in`` or ``copy-out``."""
+    """An in-order queue of one device: ``compute``, ``compute1``, ``copy-in`` or ``copy-out``."""
 
     device: str
     name: str
@@ -46,11 +51,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a version of a value to another device: ``copy h -> cuda:1``, or ``copy x <- cpu`` on the reader's side.
+    """Copy a version of a value to another device: ``copy h -> cuda:1`` or ``copy x <- cpu``.
 
-    Where both ends have copy streams it occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite``
-    copies back into the input of that name, which tasks wrote elsewhere: ``copy w@1 -> cpu
-    overwriting``.
+    The second form is on a stream of the destination. If both ends have copy streams, the copy
+    occupies both: ``copy h -> cuda:1/copy-in``. ``overwrite`` copies back into the input of that
+    name, which tasks wrote elsewhere: ``copy w@1 -> cpu overwriting``.
     """
 
     stream: Stream
@@ -73,7 +78,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Record an event: it happens when all before it on this stream has: ``record e0``."""
+    """Record an event, after everything issued before on this stream: ``record e0``."""
 
     stream: Stream
     event: int
@@ -84,7 +89,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold this stream back until the event has happened: ``wait e0``."""
+    """Make later instructions of this stream wait for the event: ``wait e0``."""
 
     stream: Stream
     event: int
@@ -95,7 +100,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give back the memory behind a version of a value on this stream's device, and all that share it: ``free h``."""
+    """Free the memory of a version of a value on this stream's device: ``free h``.
+
+    All values that share this memory are freed, too.
+    """
 
     stream: Stream
     value: str
@@ -110,7 +118,7 @@ Instruction = Run | Copy | Record | Wait | Free
 
 @dataclass(frozen=True)
 class Program:
-    """What to do, in issue order, and where inputs are found and outputs are left (name, device).
+    """Instructions in issue order, and the devices of inputs and outputs as (name, device).
 
     >>> cuda, cpu = Stream("cuda:0", "compute"), Stream("cpu", "compute")
     >>> print(Program((Run(cuda, "h"), Record(cuda, 0), Wait(cpu, 0), Run(cpu, "y"))))
@@ -136,7 +144,7 @@ class Program:
 
     @cached_property
     def arrows(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of positions (a, b): the run or copy at b stands behind a wait for the run or copy at a."""
+        """Pairs of positions (a, b): the run or copy at b waits for the run or copy at a."""
         last: dict[Stream, int] = {}  # the last run or copy of each stream
         recorded: dict[int, list[int]] = {}
         waiting: dict[Stream, list[int]] = {}
@@ -145,7 +153,7 @@ class Program:
             match instruction:
                 case Record(
                     stream, event
-                ):  # where no run or copy stands between a wait and this, it hands that on
+                ):  # without a run or copy since a wait, that wait's producers are passed on
                     before = [last[stream]] if stream in last else []
                     recorded[event] = [*before, *waiting.get(stream, ())]
                 case Wait(stream, event) if event in recorded:
@@ -171,7 +179,7 @@ class Program:
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        """Read what ``str(program)`` wrote. Raises ProgramError naming the line it cannot read.
+        """Read the text of ``str(program)``. Raises ProgramError naming the line it cannot read.
 
         >>> text = "cuda:0/compute  run h"
         >>> str(Program.parse(text)) == text
@@ -199,7 +207,7 @@ class Program:
 
 
 def occupied(instruction: Instruction) -> tuple[Stream, ...]:
-    """Return the streams in whose order an instruction stands: one, or two for a copy between copy streams."""
+    """Return the streams that an instruction occupies: one, or two for some copies."""
     if isinstance(instruction, Copy) and instruction.also is not None:
         return instruction.stream, instruction.also
     return (instruction.stream,)
@@ -208,7 +216,7 @@ def occupied(instruction: Instruction) -> tuple[Stream, ...]:
 def excerpt(
     program: Program, at: int, law: str, what: str, other: int | None, around: int = 3
 ) -> str:
-    """Return a message with the program around a fault, an arrow, and the other side of the conflict."""
+    """Return a message with the program around an error and the conflicting instruction."""
     instructions = program.instructions
     if not 0 <= at < len(instructions):
         return what
@@ -222,7 +230,7 @@ def excerpt(
     return f"{what} (law: {law})\n\n" + "\n".join(lines)
 
 
-_EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to read numbers of thousands of digits
+_EVENT = re.compile(r"e([0-9]{1,18})")  # Python refuses to parse numbers of thousands of digits
 _VALUE = re.compile(r"([^@]+)(?:@([1-9][0-9]{0,17}))?")
 
 

@@ -1,9 +1,9 @@
-"""Standing: which versions of which values are on which devices, while a program is walked in issue order.
+"""Track which versions of values are on which devices.
 
-A write takes a value from one version to the next, in its place. Tasks that write disjoint parts of
-a value may come in another order than that of its versions: then the value stands where it stood
-until the missing ones have come too. Knows no instruction; what is kept of each value that is there
-is for others to say.
+The table is updated while a program is walked in issue order. A write replaces a version by the
+next one. Tasks that write disjoint parts of a value may run in another order than that of its
+versions; then the value keeps its version until the missing writes have happened. This module knows
+no instruction; its callers choose what to store for each version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 class Standing(Generic[Name, Item]):
-    """An item for each (value, version, device).
+    """A table of items by value, version and device.
 
     >>> standing = Standing()
     >>> standing.put("x", 0, "cpu", "memory")
@@ -34,34 +34,34 @@ class Standing(Generic[Name, Item]):
         self._early: dict[tuple[Name, str], set[int]] = {}
 
     def put(self, value: Name, version: int, device: str, item: Item) -> None:
-        """Note that a version of a value is on a device now."""
+        """Store an item for a version of a value that is on a device now."""
         self._items[value, version, device] = item
         self._latest[value, device] = version
         if self._early:
             self._early.pop((value, device), None)
 
     def get(self, value: Name, version: int, device: str) -> Item | None:
-        """Return what is kept of this version on this device; None if it is not there, with all its parts."""
+        """Return the item of this version on this device; None unless all its parts are there."""
         if self._early and (value, device) in self._early:
             return None
         return self._items.get((value, version, device))
 
     def held(self, value: Name, device: str) -> Item | None:
-        """Return what is kept of a value on a device, whatever has been written of it; None if it is not there."""
+        """Return the item of a value on a device in any version; None if it is not there."""
         version = self._latest.get((value, device))
         return None if version is None else self._items.get((value, version, device))
 
     def drop(self, value: Name, version: int, device: str) -> None:
-        """Note that this version is on this device no more."""
+        """Remove this version from this device."""
         self._items.pop((value, version, device), None)
 
     def latest(self, value: Name, device: str) -> int | None:
-        """Return the version of a value that came to a device last; None if none did, or it went on elsewhere."""
+        """Return the latest version of a value on a device; None if it is not there."""
         version = self._latest.get((value, device))
         return version if version is not None and (value, version, device) in self._items else None
 
     def change(self, value: Name, version: int, device: str) -> int | None:
-        """Note a write that takes a value on from this version; return where it stands then, None if it stays."""
+        """Apply a write to this version; return the new version, or None if it is not due yet."""
         if (value, version, device) not in self._items:
             self._early.setdefault((value, device), set()).add(version)
             return None
@@ -78,5 +78,5 @@ class Standing(Generic[Name, Item]):
         return version
 
     def where(self, value: Name, version: int) -> list[str]:
-        """Return the devices on which this version is."""
+        """Return the devices that hold this version."""
         return [device for name, at, device in self._items if (name, at) == (value, version)]

@@ -1,13 +1,15 @@
-"""Vector clocks over the streams of a program (Fidge, Mattern, 1988): what has surely happened when.
+"""Compute vector clocks over the streams of a program.
 
-``behind[s][t]`` is how far along stream ``t`` all that comes next on stream ``s`` is ordered behind. That a stream is
-behind all of itself goes without saying, and is not kept there. Streams are numbers here: ``index``
-has them. Knows no instruction; what must be ordered is for others to say.
+Source: Fidge; Mattern, 1988. Vector clocks answer which instruction happens before which.
+``behind[s][t]`` is the position on stream ``t`` up to which everything happens before the next
+instruction of stream ``s``. A stream always happens after its own earlier instructions; that is not
+stored. Streams are numbers here; ``index`` maps streams to numbers. This module knows no
+instruction; its callers decide what must be ordered.
 
-A machine without contention gives each copy a stream of its own, and a place in every clock for
-each of these would make planning quadratic. So a stream of one copy alone may have none: who comes
-behind that copy comes behind one of those who waited for it, and these few are kept instead.
-Nothing that is known is lost.
+On a machine without contention, each copy has a stream of its own. An entry in every clock for each
+of these streams would make planning quadratic. So a stream that holds a single copy may have no
+entry. Whatever happens after that copy also happens after one of the instructions that waited for
+it, and these few are stored instead. The answers remain exact, and planning takes near-linear time.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from autosched.program.program import Copy, Instruction, Record, Run, Stream, Wa
 __all__ = ["Clocks", "Stamp", "alone", "joined"]
 
 
-# A moment: a stream, how far along that is, and how far along each stream that has a place it is
-# behind. Plain tuples of numbers all through: the garbage collector leaves those alone, and
-# planning makes very many.
+# A stream, a position on it, and the clock there: a position on each stream that has an entry.
+# Plain tuples of numbers, because the garbage collector does not track those, and
+# planning makes very many of them.
 Stamp = tuple[int, int, tuple[int, ...]]
 
 
 class Clocks:
     """The clocks while a program is walked in issue order.
 
-    Streams that are ``alone`` have no place in clocks. Each holds one copy, which is on no other
-    stream, and only streams that have a place wait for it.
+    Streams that are ``alone`` have no entry in clocks. Each holds one copy, which is on no other
+    stream, and only streams with an entry wait for it.
 
     >>> clocks = Clocks([Stream("cpu", "a"), Stream("cpu", "b")])
     >>> stamp = clocks.advance(0)
@@ -47,19 +49,19 @@ class Clocks:
         known = dict.fromkeys(streams)
         placed = [stream for stream in known if stream not in alone] if alone else known
         self.index = {stream: i for i, stream in enumerate(placed)}
-        self.places = len(self.index)  # streams from here on have none
+        self.places = len(self.index)  # streams from this number on have no entry
         for stream in known if alone else ():
             self.index.setdefault(stream, len(self.index))
         self.count = [0] * len(
             self.index
-        )  # of each stream, its runs and copies so far, and its waits for copies alone
+        )  # by stream, its runs, copies and waits for single-copy streams so far
         self.behind = [(0,) * self.places] * len(self.index)
         self.waiters: dict[
             int, list[tuple[int, int]]
-        ] = {}  # of streams alone: who is behind them, from where on
+        ] = {}  # of single-copy streams: (stream, position) that waited for them
 
     def resume(self, m: Moments) -> None:
-        """Go on from where kernels have come."""
+        """Continue from the state that kernels have reached."""
         self.count = list(map(int, m.count))
         rows = np.array(m.behind, np.int64).reshape(len(self.index), self.places)
         self.behind = list(map(tuple, rows.tolist()))
@@ -72,7 +74,7 @@ class Clocks:
             self.waiters[other] = found[::-1]
 
     def advance(self, own: int, also: int | None = None) -> Stamp:
-        """Let a run or copy take place; one that occupies two streams orders each behind the other."""
+        """Advance the clocks by a run or copy; one on two streams orders both."""
         count = self.count
         count[own] += 1
         if also is not None:
@@ -83,31 +85,31 @@ class Clocks:
         return own, count[own], self.behind[own]
 
     def now(self, own: int) -> Stamp:
-        """Return the moment behind all that was issued on a stream so far."""
+        """Return the stamp of everything issued on a stream so far."""
         return own, self.count[own], self.behind[own]
 
     def catch_up(self, own: int, stamp: Stamp) -> None:
-        """Order what comes next on a stream behind a moment, and all that this was behind."""
+        """Order the next instructions of a stream after a stamp, and after its clock."""
         other, position, seen = stamp
         behind = joined(self.behind[own], seen)
         if other < self.places:
             behind[other] = max(behind[other], position)
         elif not self.reaches(behind, other, position):
-            # A moment of its own, so that who waits for this stream from now on is told from who
-            # did before.
+            # Advance this stream's position, to distinguish streams that wait for it from now on
+            # from those that waited before.
             behind[own] = self.count[own] = self.count[own] + 1
             self.waiters.setdefault(other, []).append((own, behind[own]))
         self.behind[own] = tuple(behind)
 
     def passed(self, stamp: Stamp, own: int) -> bool:
-        """Whether all that comes next on a stream is ordered behind ``stamp``."""
+        """Whether ``stamp`` happens before all later instructions of a stream."""
         other, position, _ = stamp
         if other < self.places:
             return own == other or self.behind[own][other] >= position
         return own == other or self.reaches(self.behind[own], other, position)
 
     def reaches(self, behind: Sequence[int], other: int, position: int) -> bool:
-        """Whether what is so far along each stream that has a place is behind a position of any stream."""
+        """Whether a clock includes a position of any stream."""
         if other < self.places:
             return behind[other] >= position
         return not position or any(
@@ -116,7 +118,7 @@ class Clocks:
 
 
 def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
-    """Return the streams of one copy alone, but for those for which another of them waits.
+    """Return the streams that hold a single copy for which no other such stream waits.
 
     >>> alone([Copy(Stream("cpu", "copy-0"), "x", 0, "cpu", "cuda:0"), Run(Stream("cuda:0", "compute"), "y")])
     frozenset({Stream(device='cpu', name='copy-0')})
@@ -127,7 +129,8 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
         if isinstance(instruction, Copy):
             copies.append(instruction)
         elif isinstance(instruction, Run):
-            held[instruction.stream] = 2  # or more: that it is no copy is enough
+            # any number but 1 excludes a stream with other instructions
+            held[instruction.stream] = 2
     for stream in chain.from_iterable(map(occupied, copies)):
         held[stream] = held.get(stream, 0) + 1
     found = {copy.stream for copy in copies if copy.also is None and held[copy.stream] == 1}
@@ -146,5 +149,5 @@ def alone(instructions: Iterable[Instruction]) -> frozenset[Stream]:
 
 
 def joined(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return the elementwise maximum of two of one length."""
-    return [x if x > y else y for x, y in zip(a, b)]  # noqa: B905  # asking for the same length takes a fifth longer
+    """Return the elementwise maximum of two clocks of the same length."""
+    return [x if x > y else y for x, y in zip(a, b)]  # noqa: B905  # strict=True takes a fifth longer

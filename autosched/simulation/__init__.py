@@ -1,4 +1,4 @@
-"""Predictions of a program: times and memory.
+"""Predict the times and the memory of a program.
 
 simulate   when each instruction runs
 footprint  how many bytes each device holds

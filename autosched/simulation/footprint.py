@@ -1,9 +1,10 @@
-"""Predict how many bytes each device holds: one walk over a program in issue order; or over time, by a timeline.
+"""Predict how many bytes each device holds.
 
-In issue order torch's caching allocator hands memory out and takes it back: on the host, as
-instructions are issued, whenever devices come to them. Reads a program and the bytes of values, and
-decides nothing. Does not know what a task takes for itself while it runs, results that nothing uses
-among that, nor what the allocator rounds up and keeps.
+``footprint`` walks a program in issue order, and ``memory_over_time`` uses the times of a timeline.
+Issue order is the order in which torch's caching allocator hands out and takes back memory: on the
+host, when instructions are issued, not when devices execute them. This module reads a program and
+the bytes of values, and decides nothing. It does not know the temporary memory of a running task
+(which includes results that nothing uses), or the rounding and caching of the allocator.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def footprint(
 ) -> dict[str, tuple[float, ...]]:
     """Return the bytes that each device holds: before the first instruction, and after each.
 
-    Inputs and constants are held where they live, as if no two shared memory; what runs and copies
-    make, until it is freed; views and writes in place take none. A value whose bytes are not known
-    counts ``default_nbytes``.
+    Inputs and constants are held on their own devices, as if no two shared memory. Results of runs
+    and copies are held until they are freed. Views and in-place writes take no memory. A value of
+    unknown size counts ``default_nbytes``.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -56,12 +57,13 @@ def footprint(
 def memory_over_time(
     program: Program, graph: Graph, machine: Machine, costs: Costs, timeline: Timeline
 ) -> dict[str, Course]:
-    """Return the (seconds, bytes) from which each device holds so many bytes, by a predicted or measured timeline.
+    """Return for each device the (seconds, bytes) at which its memory use changes.
 
-    What runs and copies make is held from when they start until their stream comes to its ``free``.
-    Where streams take turns, a device never holds more than ``footprint`` says; and where one
-    stream takes and gives all its memory, as much at most. Streams that run together do not keep
-    the order of issue, so then it may be more or less.
+    Times come from a predicted or measured timeline. Results of runs and copies are held from their
+    start until their stream reaches the ``free``. If streams take turns, a device never holds more
+    than ``footprint`` returns; if one stream allocates and frees all its memory, it holds at most
+    that much, too. Streams that run concurrently do not keep the order of issue, so then it may be
+    more or less.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -78,7 +80,7 @@ def memory_over_time(
 
 
 def _moments(program: Program, timeline: Timeline) -> list[float]:
-    """Return when each instruction takes memory or gives it back: as it starts, or as its stream comes to it."""
+    """Return when each instruction allocates or frees: when it starts, or its stream reaches it."""
     spans = {span.instruction: span for span in timeline.spans}
     clock: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
@@ -108,7 +110,7 @@ def _over_time(course: tuple[float, ...], moments: list[float], order: list[int]
 
 
 class _Walk:
-    """What stands where, each with the number of its memory, and the bytes that each device holds."""
+    """The memory block of each version on each device, and the bytes that each device holds."""
 
     def __init__(self, program: Program, graph: Graph, machine: Machine, costs: Costs):
         self.graph = graph
@@ -126,8 +128,8 @@ class _Walk:
         return len(self.sizes) - 1
 
     def run(self, task: Task, device: str) -> None:
-        """Hold what a run makes; take values that it writes on to their next version."""
-        memory: dict[int, int] = {}  # of what it reads, by root
+        """Hold the results of a run; advance the versions of values that it writes."""
+        memory: dict[int, int] = {}  # by root, the block of what it reads
         for value, version in task.reads:
             partly = self.graph.touched(task, value) is not None
             stands = (
@@ -149,7 +151,7 @@ class _Walk:
                 self._new(value, version, device)
 
     def copy(self, copy: Copy) -> None:
-        """Hold a copy, unless it goes into the input that it overwrites."""
+        """Hold a copy, unless it overwrites an input."""
         value = self.graph.value(copy.value).index
         if copy.overwrite:
             self.standing.put(value, copy.version, copy.destination, self.home[value])
@@ -157,7 +159,7 @@ class _Walk:
             self._new(value, copy.version, copy.destination)
 
     def free(self, free: Free) -> None:
-        """Give back what a value lies in."""
+        """Free the memory block of a value."""
         device = free.stream.device
         number = self.standing.get(self.graph.value(free.value).index, free.version, device)
         assert number is not None, f"{free} on {device}, where it is not"

@@ -1,7 +1,12 @@
-"""Predict when everything in a program happens: one pass in issue order, since streams are in order.
+"""Predict when each instruction of a program runs.
 
-A run starts when its stream is free and what it waits for has happened; a copy when all streams
-that it occupies are. Reads costs and the machine, decides nothing.
+One pass in issue order suffices, since streams are in order. A run starts when its stream is free
+and its waits are satisfied; a copy starts when all streams that it occupies are free. This module
+reads costs and the machine, and decides nothing.
+
+The streams of a device are simulated as if they did not disturb each other. One factor of
+contention per device would be wrong for large kernels or for small ones. One factor per pair of
+tasks would rule out planning in one pass and lower bounds on the makespan.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ __all__ = ["durations", "is_pageable", "makespan", "simulate"]
 
 
 def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> Timeline:
-    """Return the predicted timeline. Raises ScheduleError for a task or a copy that the machine cannot do.
+    """Return the predicted timeline.
+
+    Raises ScheduleError for a task or a copy that is impossible on the machine.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -45,7 +52,10 @@ def simulate(program: Program, graph: Graph, machine: Machine, costs: Costs) -> 
 
 
 def makespan(program: Program, seconds: Sequence[float]) -> float:
-    """Return when the last instruction ends if they take these seconds; raises ScheduleError as ``simulate`` does."""
+    """Return when the last instruction ends, given the seconds of each.
+
+    Raises ScheduleError as ``simulate`` does.
+    """
     how = mode(len(program))
     if how.fast and columns(program).is_clean:
         found: float = how(last_end)(np.array(seconds, float), *_numbered(program))
@@ -65,7 +75,7 @@ def _numbered(program: Program) -> tuple[Any, ...]:
 def last_end(
     seconds: Any, kind: Any, stream: Any, also: Any, event: Any, free: Any, events: Any
 ) -> float:
-    """Return when the last instruction ends; ``free`` and ``events`` have room for when streams and events are."""
+    """Return when the last instruction ends; ``free`` and ``events`` are scratch arrays."""
     last = 0.0
     for i in range(len(kind)):
         own = stream[i]
@@ -87,7 +97,7 @@ def last_end(
 def _moments(
     program: Program, seconds: Sequence[float]
 ) -> Iterator[tuple[int, Run | Copy, float, float]]:
-    """Yield runs and copies, when they start and when they end."""
+    """Yield (position, run or copy, start, end)."""
     free: dict[Stream, float] = dict.fromkeys(program.streams, 0.0)
     events: dict[int, float] = {}
     for i, instruction in enumerate(program.instructions):
@@ -135,7 +145,12 @@ def durations(program: Program, graph: Graph, machine: Machine, costs: Costs) ->
 
 
 def is_pageable(copy: Copy, graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Return whether one end of a copy is host memory that is not page-locked: a caller's, or a view of it."""
+    """Return whether one end of a copy is host memory that is not page-locked.
+
+    That is the memory of an input or constant, or a view of it. Host memory that a run allocates is
+    page-locked, as ``to("cpu", non_blocking=True)`` does. So only copies from, or back to, a
+    caller's memory are slow.
+    """
     value = graph.value(copy.value)
     root = graph.values[value.root]
     if root.name not in costs.pageable or {

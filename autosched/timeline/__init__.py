@@ -1,4 +1,4 @@
-"""Timelines: what ran when, predicted or measured.
+"""Represent timelines: what ran when, predicted or measured.
 
 timeline  Timeline and its measures
 traces    reading Chrome traces and those of torch.profiler

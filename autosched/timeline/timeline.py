@@ -1,4 +1,9 @@
-"""Timeline: what ran when, predicted or measured, and its measures. Knows no graph and no machine."""
+"""Define timelines, predicted or measured, and their measures.
+
+A timeline knows no graph and no machine. It has one clock, that of the host, from the beginning of
+the run. The median of several runs is taken instruction by instruction, because that preserves
+every order that all runs have: the median is a timeline, too.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +31,8 @@ __all__ = ["Overlap", "Span", "Timeline", "what"]
 class Span:
     """A task or a copy from ``start`` to ``end``, in seconds since the run began.
 
-    ``streams`` are those it occupied (a copy may occupy two), ``instruction`` its position in the program, ``nbytes``
-    what a copy moved, where that is known.
+    ``streams`` are those that it occupied (a copy may occupy two), ``instruction`` is its position
+    in the program, and ``nbytes`` the bytes that a copy moved, if known.
     """
 
     kind: Literal["run", "copy"]
@@ -38,32 +43,35 @@ class Span:
     instruction: int
     nbytes: float = field(
         default=0.0, compare=False
-    )  # a measured tensor may be of another size than costs say
+    )  # a measured tensor may differ in size from the costs
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much copies and compute ran together, in seconds: each of the two, both at once, and the share hidden."""
+    """The overlap of copies and compute, in seconds.
+
+    It has the seconds of each, of both concurrently, and the share of copies that is hidden.
+    """
 
     compute_seconds: float
     copy_seconds: float
     together_seconds: float
-    copies_hidden: float  # of all copies' seconds, the share during which some device computed
+    copies_hidden: float  # share of copy seconds during which some device computed
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans by start, as predicted by ``simulate`` or measured by ``profile``.
+    """Spans ordered by start, as predicted by ``simulate`` or measured by ``profile``.
 
-    ``arrows`` are pairs of positions in ``spans``: the second waited for an event behind the first. ``pauses`` (start,
-    end) are when Python's garbage collector held up the thread that it ran in. ``runs`` are those
-    that it is the median of, if it is one. ``doubt`` bounds by how many seconds what devices tell
-    of may lie off the host's clock. ``learn`` knows what it was predicted from, or measured of, for
+    ``arrows`` are pairs of positions in ``spans``: the second waited for an event recorded after
+    the first. ``pauses`` are intervals (start, end) in which Python's garbage collector blocked its
+    thread. ``runs`` are the runs of which this is the median, if any. ``doubt`` is a bound in
+    seconds on the error of device times against the host's clock. ``learn`` returns the costs for
     ``costs``.
 
     >>> cuda, out = Stream("cuda:0", "compute"), Stream("cuda:0", "copy-out")
@@ -81,7 +89,7 @@ class Timeline:
 
     @classmethod
     def of(cls, spans: Iterable[Span], arrows: Iterable[tuple[int, int]]) -> Timeline:
-        """Order spans by start; ``arrows`` name instructions, as ``Program.arrows`` does."""
+        """Make a timeline of spans; ``arrows`` name instructions, as ``Program.arrows`` does."""
         ordered = tuple(sorted(spans, key=lambda span: (span.start, span.instruction)))
         position = {span.instruction: i for i, span in enumerate(ordered)}
         kept = ((position[a], position[b]) for a, b in arrows if a in position and b in position)
@@ -89,12 +97,12 @@ class Timeline:
 
     @classmethod
     def median(cls, timelines: Iterable[Timeline]) -> Timeline:
-        """Return the middle of several runs of one program: for each instruction, the medians of its starts and ends.
+        """Return the median of several runs of one program: of each instruction's start and end.
 
-        What comes first in every run comes first in it. For let each a be at most the b of the same
-        run: then at least k numbers of a are at most the k-th smallest b, and so is the k-th
-        smallest a; medians are such, or means of two such. It pauses where most runs do. Raises
-        TimelineError for runs of different programs, and for none.
+        What comes first in every run comes first in the median: if each a is at most the b of the
+        same run, then at least k values of a are at most the k-th smallest b, and so is the k-th
+        smallest a; a median is such a value, or the mean of two. The result pauses where most runs
+        do. Raises TimelineError for runs of different programs, and for none.
 
         >>> stream = Stream("cpu", "compute")
         >>> runs = [Timeline((Span("run", "h", (stream,), 0, end, 0),)) for end in (5, 1, 2)]
@@ -135,13 +143,14 @@ class Timeline:
         trace: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any],
         program: Program | None = None,
     ) -> Timeline:
-        """Read a Chrome trace: of ``viz.perfetto_json``, or of torch.profiler around calls of a schedule.
+        """Read a Chrome trace, of ``viz.perfetto_json`` or of torch.profiler around calls.
 
-        ``trace`` is a path, as a string or not, also of a ``.json.gz``; its text; or what ``json.loads`` made of that.
-        ``program`` is the schedule's: with it, spans of torch.profiler lie on the program's streams and have its
-        arrows, and slices of other programs are left out; else they lie on threads. Several calls
-        give their median. Of a trace that holds a prediction beside what was measured, the latter
-        is read. Raises TimelineError for what is no such trace, and for several traces in one.
+        ``trace`` is a path (also of a ``.json.gz``), the text, or the result of ``json.loads``.
+        ``program`` is that of the schedule: with it, spans of torch.profiler are on the program's
+        streams and have its arrows, and slices of other programs are left out; otherwise spans are
+        on threads. Several calls give their median. If a trace holds both a prediction and a
+        measurement, the measurement is read. Raises TimelineError for texts that are not such a
+        trace, and for several traces in one.
 
         >>> from autosched.viz import perfetto_json
         >>> timeline = Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),))
@@ -153,11 +162,11 @@ class Timeline:
         return read(trace, program)
 
     def costs(self) -> Costs:
-        """Return the costs that it was predicted from, or those learnt where it was measured.
+        """Return the costs behind a prediction, or those learnt from a measurement.
 
-        For ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError where
-        neither is known, as for a trace that was read; ``autosched.costs.learning.learn`` takes
-        what is to be known.
+        Use them in ``asc.schedule(graph, machine, costs=timeline.costs())``. Raises TimelineError
+        if neither is available, as for a trace that was read; ``autosched.costs.learning.learn``
+        takes the missing arguments.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -180,7 +189,7 @@ class Timeline:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """The streams with spans, by device as first seen, compute before copies."""
+        """The streams with spans: by device in order of appearance, compute before copies."""
         seen = dict.fromkeys(stream for span in self.spans for stream in span.streams)
         devices = list(dict.fromkeys(stream.device for stream in seen))
         return tuple(
@@ -191,22 +200,22 @@ class Timeline:
         )
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Show it in a notebook, as a Gantt chart."""
+        """Show the timeline in a notebook, as a Gantt chart."""
         return renderer_of(self).show(self)
 
     def busy_seconds(self, stream: Stream) -> float:
-        """Return how long a stream was in use."""
+        """Return the seconds in which a stream was busy."""
         return sum(span.seconds for span in self.spans if stream in span.streams)
 
     def computing(self, device: str) -> float:
-        """Return how long a device computed, on one or more of its streams."""
+        """Return the seconds in which a device computed, on one or more of its streams."""
         runs = (
             span for span in self.spans if span.kind == "run" and span.streams[0].device == device
         )
         return _length(_union((span.start, span.end) for span in runs))
 
     def overlap(self) -> Overlap:
-        """Return how much of copying and computing went on at the same time."""
+        """Return how much copies and compute overlap."""
         compute = _union((s.start, s.end) for s in self.spans if s.kind == "run")
         copies = [(s.start, s.end) for s in self.spans if s.kind == "copy"]
         total = sum(end - start for start, end in copies)
@@ -220,23 +229,23 @@ class Timeline:
         )
 
     def critical_path(self) -> tuple[Span, ...]:
-        """Return the spans that hold each other up: from the one that ends last, back to the beginning.
+        """Return the critical path: from the span that ends last, back to the beginning.
 
-        Before each span stands the one that ended last among those it waited for and those on its
-        streams.
+        The predecessor of a span is the one that ended last, among those for which it waited and
+        those before it on its streams.
         """
         if not self.spans:
             return ()
         before: dict[int, list[int]] = {}
         for a, b in self.arrows:
-            if a < b:  # clocks that disagree by a little may measure it the other way round
+            if a < b:  # small clock errors may reverse the measured order
                 before.setdefault(b, []).append(a)
         last: dict[Stream, int] = {}
         for i, span in enumerate(self.spans):
             for stream in span.streams:
                 if (
                     last.get(stream, i) != i
-                ):  # a span that names a stream twice is not before itself
+                ):  # a span that names a stream twice does not precede itself
                     before.setdefault(i, []).append(last[stream])
                 last[stream] = i
         path = [max(range(len(self.spans)), key=lambda i: self.spans[i].end)]
@@ -246,14 +255,14 @@ class Timeline:
 
 
 def what(instruction: Run | Copy) -> tuple[Literal["run", "copy"], str]:
-    """Return the kind and the name that the span of an instruction has."""
+    """Return the kind and the name of the span of an instruction."""
     return (
         ("run", instruction.task) if isinstance(instruction, Run) else ("copy", instruction.value)
     )
 
 
 def _median(spans: Sequence[Span]) -> Span:
-    """Return the middle of the spans that one instruction had in several runs."""
+    """Return the median of the spans of one instruction in several runs."""
     first = spans[0]
     start = statistics.median(span.start for span in spans)
     end = statistics.median(span.end for span in spans)
@@ -262,7 +271,7 @@ def _median(spans: Sequence[Span]) -> Span:
 
 
 def _common(pauses: Sequence[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
-    """Return when more than half of the runs paused."""
+    """Return the intervals in which more than half of the runs paused."""
     steps = sorted(
         chain.from_iterable(((start, 1), (end, -1)) for start, end in chain.from_iterable(pauses))
     )
@@ -290,7 +299,7 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 
 
 def _covered(start: float, end: float, by: list[tuple[float, float]]) -> float:
-    """Return how much of an interval lies in others, which are in order and apart."""
+    """Return how much of an interval is covered by others, which are sorted and disjoint."""
     first = max(bisect.bisect(by, start, key=operator.itemgetter(0)) - 1, 0)
     last = bisect.bisect(by, end, key=operator.itemgetter(0))
     return sum(max(0.0, min(end, b) - max(start, a)) for a, b in by[first:last])

@@ -1,8 +1,10 @@
-"""Traces: Chrome trace JSON, of ``viz.perfetto`` or of torch.profiler, as timelines. What it does not know it ignores.
+"""Read Chrome traces and torch.profiler traces as timelines.
+
+Traces are JSON, from ``viz.perfetto`` or from torch.profiler. Unknown events are ignored.
 
 torch.profiler has a slice for each task on the thread that issued it (``user_annotation``), under
-the name that
-``profile.annotation`` gives; and one on the device (``gpu_user_annotation``), where it made the device do something.
+the name that ``profile.annotation`` gives. It has another slice on the device
+(``gpu_user_annotation``) if the task made the device do something.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _Thread = tuple[Any, Any]  # pid, tid
 
 
 class _Slice(NamedTuple):
-    """An ``X`` event: seconds, and what else it says."""
+    """An ``X`` event of a trace, with times in seconds."""
 
     start: float
     end: float
@@ -61,7 +63,7 @@ def read(
     return Timeline.median(runs)
 
 
-# ---- texts
+# ---- parsing
 
 
 def _events(trace: Any) -> list[Mapping[str, Any]]:
@@ -94,7 +96,7 @@ def _content(path: Path) -> str:
 
 
 def _parsed(text: str, path: str) -> Any:
-    """Return what a text says; ``path`` is the file that it comes from, if any."""
+    """Parse a JSON text; ``path`` is the file from which it comes, if any."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -106,7 +108,7 @@ def _parsed(text: str, path: str) -> Any:
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text is the path of a file, and not a trace itself."""
+    """Whether a text is the path of a file, rather than a trace."""
     if text.lstrip()[:1] in ("{", "["):
         return False
     try:
@@ -142,7 +144,7 @@ def _thread(event: Mapping[str, Any]) -> _Thread:
     return str(event.get("pid")), str(event.get("tid"))
 
 
-# ---- ours
+# ---- traces of viz.perfetto
 
 
 def _is_ours(found: _Slice) -> bool:
@@ -150,7 +152,7 @@ def _is_ours(found: _Slice) -> bool:
 
 
 def _ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Timeline:
-    """Return the one timeline, or that which was measured."""
+    """Return the timeline of a trace of ours: the measured one, or the only one."""
     devices = _labels(events, "process_name")
     threads = _labels(events, "thread_name")
     groups = {str(label.get("group", "")) for label in devices.values()}
@@ -176,7 +178,7 @@ def _ours(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> Time
 
 
 def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Mapping[str, Any]]:
-    """Return what is said of processes, or of threads."""
+    """Return the metadata of processes, or of threads."""
     return {
         (_thread(event)[0], "" if what == "process_name" else _thread(event)[1]): event["args"]
         for event in events
@@ -187,9 +189,9 @@ def _labels(events: Iterable[Mapping[str, Any]], what: str) -> dict[_Thread, Map
 
 
 def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> Span:
-    """Return a span of its slices, one on each stream: a copy leaves before it enters.
+    """Return a span made of its slices, one on each stream: copy-out before copy-in.
 
-    Raises TimelineError where one run has more of them, as in a file that two traces were put into.
+    Raises TimelineError if one run has more of them, as in a file that merges two traces.
     """
     _require_one_run(i, pieces, where)
     streams = sorted(
@@ -212,7 +214,7 @@ def _joined(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -
 
 
 def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, Stream]) -> None:
-    """Raise TimelineError unless an instruction has one slice on each of its streams, at most two for a copy."""
+    """Raise TimelineError unless an instruction has one slice per stream, at most two."""
     kinds = {(piece.category, piece.name) for piece in pieces}
     streams = {where[piece.thread] for piece in pieces}
     most = 2 if pieces[0].category == "copy" else 1
@@ -229,7 +231,7 @@ def _require_one_run(i: int, pieces: Sequence[_Slice], where: Mapping[_Thread, S
 
 
 def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> list[tuple[int, int]]:
-    """Return the instructions that arrows join."""
+    """Return the pairs of instructions that arrows connect."""
     by_thread: dict[_Thread, tuple[list[float], list[int]]] = {}
     for found in slices:
         starts, instructions = by_thread.setdefault(found.thread, ([], []))
@@ -245,11 +247,11 @@ def _arrows(events: Iterable[Mapping[str, Any]], slices: Sequence[_Slice]) -> li
     return [(pair["s"], pair["f"]) for pair in ends.values() if len(pair) == 2]
 
 
-# ---- torch.profiler's
+# ---- traces of torch.profiler
 
 
 def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timeline]:
-    """Return the runs in a trace, each from its own beginning; of one that was cut off nothing is left."""
+    """Return the runs in a trace, each from its own beginning; incomplete runs are dropped."""
     seen: dict[int, dict[str, list[Span]]] = {}
     for found in slices:
         if found.category in ("user_annotation", "gpu_user_annotation"):
@@ -259,7 +261,7 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
     lines = [_best(by_category) for by_category in seen.values()]
     arrows = program.arrows if program is not None else ()
     runs = min(map(len, lines), default=0)
-    # A later call may come from another thread, and is no other program for that.
+    # A later call may come from another thread, but it is the same program.
     return [
         _from_zero([replace(line[k], streams=line[0].streams) for line in lines], arrows)
         for k in range(runs)
@@ -267,7 +269,7 @@ def _profiled(slices: Iterable[_Slice], program: Program | None) -> list[Timelin
 
 
 def _best(by_category: Mapping[str, list[Span]]) -> list[Span]:
-    """Return when it was done: on the device, if that says so for every run, else by the thread that issued it."""
+    """Return the device's slices if it has them for every run, else those of the issuing thread."""
     issued = by_category.get("user_annotation", [])
     done = by_category.get("gpu_user_annotation", [])
     return done if len(done) >= len(issued) else issued

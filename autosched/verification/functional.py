@@ -1,8 +1,9 @@
-"""Prove at once that a program of a plain graph cannot race; ``verify`` proves those of all graphs, and names faults.
+"""Prove programs of functional graphs race-free, over arrays.
 
-In a plain graph each value is made once, in memory of its own, and never written again. Then the
-laws of ``verify`` are few enough for a kernel. What it does not prove may be right all the same:
-that is for ``verify`` to say.
+In a functional graph, one without in-place writes, each value is made once, in memory of its own,
+and never written again. Then the laws of ``verify`` are few enough for a kernel. This proof is
+sound but not complete: a program that it does not prove may be correct, and ``verify`` then walks
+it. It never passes a program that ``verify`` would refuse.
 """
 
 from __future__ import annotations
@@ -24,44 +25,45 @@ __all__ = ["proves"]
 
 Ints = NDArray[np.int64]
 
-NOWHERE = -2  # what made a place, beside instructions
+NOWHERE = -2  # maker of a place that is empty
 GIVEN = -1
-ANY = -1  # who may free it, beside streams
+ANY = -1  # any stream of the device may free it
 NOBODY = -2
 
 
 class Lines(NamedTuple):
-    """The program. A *place* is a value on a device: value * devices + device."""
+    """The program as arrays. A *place* is a value on a device: value * devices + device."""
 
     kind: Any
     own: Any  # its stream
     also: Any
     subject: Any  # the task, value or event
-    place: Any  # of runs the device; what a copy makes, what a free gives back
+    place: Any  # the device of a run; the place that a copy fills or a free empties
     source: Any  # the place that a copy reads
-    owner: Any  # of copies, the stream that may free what they make
+    owner: Any  # the stream that may free what a copy makes
 
 
 class State(NamedTuple):
-    """What has come about so far."""
+    """The state of the walk."""
 
-    ran: Any  # [task], where in the program; -1
-    made: Any  # [place], by which instruction
+    ran: Any  # [task], its position in the program; -1 if it has not run
+    made: Any  # [place], the instruction that made it
     owner: Any  # [place]
-    used: Any  # [place], its last use; -1
-    use: Any  # where in the program a use is,
-    earlier: Any  # and the use of the same place before
-    uses: Any  # how many there are
-    position: Any  # [instruction], how far its stream was
-    event_own: Any  # [event], its stream,
-    event_position: Any  # how far that was,
-    event_behind: Any  # and what it was behind
+    used: Any  # [place], its last use; -1 if there is none
+    use: Any  # [use], its position in the program
+    earlier: Any  # [use], the previous use of the same place
+    uses: Any  # number of uses
+    position: Any  # [instruction], its position on its stream
+    event_own: Any  # [event], its stream
+    event_position: Any  # [event], the position on that stream
+    event_behind: Any  # [event, place], its clock
 
 
 def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = None) -> bool:
-    """Return whether it is proved that the program cannot race; False may mean that this is not known.
+    """Return whether it is proved that the program cannot race; False may mean unknown.
 
-    ``host`` is the device of tasks on ``"host"``. A small program is not looked at, unless ``how`` says how to.
+    ``host`` is the device of tasks on ``"host"``. A small program is not examined, unless ``how``
+    gives the mode.
     """
     small = how is None and not mode(len(program)).fast
     if small or not graph.is_plain:
@@ -73,7 +75,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
         return False
     try:
         found = _Numbered(program, graph, p, host)
-    except KeyError:  # a name that the graph does not have
+    except KeyError:  # an unknown name
         return False
     if not found.is_placed:
         return False
@@ -87,7 +89,7 @@ def proves(program: Program, graph: Graph, host: str | None, how: Mode | None = 
 
 
 class _Numbered:
-    """A program in the numbers of a graph. Raises KeyError for names that the graph does not have."""
+    """A program with names replaced by numbers of the graph. Raises KeyError for unknown names."""
 
     def __init__(self, program: Program, graph: Graph, p: Columns, host: str | None):
         self.graph = graph
@@ -104,7 +106,7 @@ class _Numbered:
         self.places = len(streams) - int(alone.sum())
         self.rank = np.argsort(
             np.argsort(alone, kind="stable")
-        )  # of streams; those that are alone come last
+        )  # of streams; single-copy streams come last
         self.device = self._each(self.devices, [stream.device for stream in streams])
         self.copies = p.copies
         self.p = p
@@ -143,13 +145,13 @@ class _Numbered:
         also = np.where(p.also >= 0, self.rank[p.also], -1)
         owner[copy] = np.where(
             self.device[p.also[copy]] == self.target, also[copy], ANY
-        )  # where there is none, -1
+        )  # -1 if there is none
         owner[copy] = np.where(at[copy] == self.target, own[copy], owner[copy])
         return Lines(p.kind, own, also, subject, place, source, owner)
 
     @property
     def is_placed(self) -> bool:
-        """Whether tasks run where they must, copies lead from one end to the other, and names at both ends fit."""
+        """Whether tasks run where they must, copies have two ends, and inputs and outputs match."""
         graph = self.graph
         program = self.program
         at = self.device[self.p.stream[self.p.kind == COPY]]
@@ -177,7 +179,7 @@ class _Numbered:
         )
 
     def is_left(self, made: Ints, ran: Ints) -> bool:
-        """Whether all tasks have run, and what is left is what was given and what is wanted."""
+        """Whether all tasks have run, and only inputs and outputs remain in memory."""
         kept = np.zeros(len(made), bool)
         kept[self.given] = True
         kept[self.wanted] = True
@@ -185,7 +187,10 @@ class _Numbered:
 
 
 def _alone(p: Columns, streams: int) -> NDArray[np.bool_]:
-    """Return which streams hold one copy alone, but for those for which another of them waits: see ``clocks``."""
+    """Return which streams hold a single copy for which no other such stream waits.
+
+    See ``vector_clocks``.
+    """
     copy = p.kind == COPY
     second = p.also[p.also >= 0]
     held = np.bincount(p.stream[copy], minlength=streams) + np.bincount(second, minlength=streams)
@@ -215,7 +220,7 @@ def _state(how: Mode, graph: Graph, g: Flow, p: Columns, found: _Numbered) -> St
 
 @kernel
 def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
-    """Return whether each instruction keeps the laws."""
+    """Return whether every instruction satisfies the laws."""
     for i in range(len(p.kind)):
         kind = p.kind[i]
         own = p.own[i]
@@ -248,7 +253,10 @@ def walk(p: Lines, g: Flow, s: State, m: Moments, devices: int) -> bool:
 
 @kernel
 def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
-    """Return whether a run keeps the laws: it is the first of its task, behind all that it reads or is to follow."""
+    """Return whether a run satisfies the laws.
+
+    It must be the first of its task, and come after all that it reads and its predecessors.
+    """
     task = p.subject[i]
     device = p.place[i]
     if s.ran[task] >= 0:
@@ -268,7 +276,7 @@ def run(p: Lines, g: Flow, s: State, m: Moments, i: int, devices: int) -> bool:
 
 @kernel
 def behind(p: Lines, s: State, m: Moments, before: int, own: int) -> bool:
-    """Whether what a stream does now is ordered behind an instruction, or what was there from the start."""
+    """Whether the current instruction of a stream happens after another, or after an input."""
     if before == GIVEN or p.own[before] == own:
         return True
     return reaches(m, m.behind, own * m.places, p.own[before], s.position[before])
@@ -276,7 +284,7 @@ def behind(p: Lines, s: State, m: Moments, before: int, own: int) -> bool:
 
 @kernel
 def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
-    """Return whether what is read is there, and whoever put it there is waited for."""
+    """Return whether what is read is present, and its maker happens before."""
     if s.made[place] == NOWHERE or not behind(p, s, m, s.made[place], p.own[i]):
         return False
     note(s, i, place)
@@ -285,7 +293,7 @@ def use(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
 
 @kernel
 def make(s: State, i: int, place: int, owner: int) -> None:
-    """Put something where nothing is."""
+    """Put a result in an empty place."""
     s.made[place] = i
     s.owner[place] = owner
     s.used[place] = -1
@@ -294,7 +302,7 @@ def make(s: State, i: int, place: int, owner: int) -> None:
 
 @kernel
 def note(s: State, i: int, place: int) -> None:
-    """Note a use."""
+    """Add a use of a place."""
     k = s.uses[0]
     s.use[k], s.earlier[k], s.used[place] = i, s.used[place], k
     s.uses[0] = k + 1
@@ -302,7 +310,10 @@ def note(s: State, i: int, place: int) -> None:
 
 @kernel
 def free(p: Lines, s: State, m: Moments, i: int, place: int) -> bool:
-    """Return whether what is freed is there, is not the caller's, and all who use it are waited for by its owner."""
+    """Return whether a free satisfies the laws.
+
+    The block must be present and not the caller's, and all its uses must happen before.
+    """
     if s.made[place] == NOWHERE or s.owner[place] == NOBODY:
         return False
     if s.owner[place] != ANY and s.owner[place] != p.own[i]:

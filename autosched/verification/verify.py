@@ -1,17 +1,21 @@
-"""Prove that a program cannot race: walk it once with vector clocks and hold it to the laws.
+"""Prove that a program cannot race.
 
-    order       what touches the same memory, and tasks told to follow each other, are ordered by streams and events
-    events      each is recorded once, and earlier in the list than its waits
-    presence    what is read is there: made on this device, or copied to it, and not freed
+The program is walked once with vector clocks and checked against these laws:
+
+    order       accesses to the same memory, and tasks with ``after=``, are ordered by streams and
+                events
+    events      each event is recorded once, and earlier in the list than its waits
+    presence    what is read is present: made on this device, or copied to it, and not freed
     single      each task runs once, each version is on a device at most once at a time
-    free        memory goes back once, on the stream that allocated it, behind all who used it; nothing is kept but
-                inputs, constants and outputs
+    free        memory is freed once, on the stream that allocated it, after all its uses; only
+                inputs, constants and outputs are kept
     result      outputs, and the inputs that tasks wrote, end where the program says
-    place       tasks run where they are constrained to, and with those that the graph keeps with them; where a machine
-                is given, on its devices and links, and on no more compute streams than it has
+    place       tasks run where they are constrained to, and with those that the graph keeps with
+                them; where a machine is given, on its devices and links, and on no more compute
+                streams than it has
 
-Derives what must be ordered from the graph by itself; shares with lowering only the clock
-arithmetic. One pass; time grows with instructions times streams.
+The proof derives from the graph what must be ordered. It shares only the clock arithmetic with
+lowering. It is one pass; its time grows with instructions times streams.
 """
 
 from __future__ import annotations
@@ -33,29 +37,28 @@ __all__ = ["verify"]
 
 
 _Place = tuple[str, int, str]  # a version of a value on a device
-_GIVEN = -1  # the position of what put there what was there from the start
+_GIVEN = -1  # the maker of inputs and constants
 
 
 @dataclass(eq=False, slots=True)
 class _Memory:
-    """A block: who touched it, who may free it. Accesses are positions in the program."""
+    """A block: who accessed it, and who may free it. Accesses are positions in the program."""
 
-    owners: tuple[Stream, ...]  # empty where any stream of the device may free it
+    owners: tuple[Stream, ...]  # empty if any stream of the device may free it
     accesses: Accesses = field(default_factory=Accesses)
-    uses: dict[int, int] = field(default_factory=dict)  # the last of each stream
+    uses: dict[int, int] = field(default_factory=dict)  # by stream, its last use
     freed: bool = False
-    kept: bool = False  # inputs, constants and outputs stay
+    kept: bool = False  # inputs, constants and outputs are not freed
 
 
-# A value on a device: its memory, and what put it there; of a view, that is not who wrote the
-# memory.
+# A value on a device: its memory and its maker. The maker of a view did not write the memory.
 _Held = tuple[_Memory, int]
 
 
 def verify(program: Program, graph: Graph, machine: Machine | None = None) -> None:
-    """Raise ProgramError if some legal interleaving of the program could differ from the serial run.
+    """Raise ProgramError if some legal interleaving could differ from the serial run.
 
-    Of a graph that grew since the program was made, pass ``schedule.graph``, which did not.
+    If the graph has grown since the program was made, pass ``schedule.graph``, which has not.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -77,7 +80,7 @@ def verify(program: Program, graph: Graph, machine: Machine | None = None) -> No
 
 
 def _check_machine(program: Program, machine: Machine) -> None:
-    """Hold a program to the devices, compute streams and links of a machine."""
+    """Check a program against the devices, compute streams and links of a machine."""
     computing: dict[str, int] = {}
     for stream in program.streams:
         if stream.device not in machine.names:
@@ -108,11 +111,11 @@ class _Verifier:
         self.host = host
         self.bound: dict[
             tuple[int, ...], Run
-        ] = {}  # by what is kept together, the first run that left some of it
+        ] = {}  # by set of values kept together, the first run that made or wrote one
         self.clocks = Clocks(program.streams, alone(program.instructions))
         self.index = self.clocks.index
-        self.own = 0  # the stream of the instruction at hand
-        self.clock: tuple[int, ...] = ()  # and what that is behind
+        self.own = 0  # the stream of the current instruction
+        self.clock: tuple[int, ...] = ()  # the clock of the current instruction
         self.events: dict[int, Stamp] = {}
         self.names = [value.name for value in graph.values]
         self.inputs = dict(program.inputs)
@@ -121,11 +124,11 @@ class _Verifier:
         self.standing: Standing[str, _Held] = Standing()
         self.written: dict[
             int, _Memory
-        ] = {}  # by root, of what is written in parts: the one block that is
-        self.blocks: dict[_Memory, _Place] = {}  # with the name with which each was made
+        ] = {}  # by root of memory written in parts, the one block that is written
+        self.blocks: dict[_Memory, _Place] = {}  # with the place for which each was made
         self.home: dict[str, _Memory] = {}
-        self.at_home: dict[str, int] = {}  # the version of it that is there
-        self.ran: dict[int, int] = {}  # by task, where in the program
+        self.at_home: dict[str, int] = {}  # the version that is in the caller's memory
+        self.ran: dict[int, int] = {}  # by task, its position in the program
         self.stamps: dict[int, Stamp] = {}  # of runs and copies, by position
 
     def run(self) -> None:
@@ -165,7 +168,7 @@ class _Verifier:
         self.clocks.catch_up(self.index[wait.stream], self.events[wait.event])
 
     def _advance(self, stream: Stream, also: Stream | None = None) -> None:
-        """Let a run or copy take place; what is asked from now on is asked of it."""
+        """Advance the clocks by a run or copy, which becomes the current instruction."""
         self.own = self.index[stream]
         stamp = self.clocks.advance(self.own, None if also is None else self.index[also])
         self.stamps[self.at] = stamp
@@ -217,13 +220,13 @@ class _Verifier:
             self._fail("order", f"{what} is not waited for", self.ran[before.index])
 
     def _access(self, device: str, task: Task, use: Use, writes: bool) -> _Memory:
-        """Hold an argument of a task to the laws."""
+        """Check one argument of a task."""
         value = self.graph.values[use.value]
         part = None if task.part is None else self.graph.touched(task, use.value)
         if part is None:
             place = value.name, use.version, device
             block = self._use(place, self.standing.get(*place), value.part, writes)
-        else:  # the versions of other parts do not matter
+        else:  # the versions of other parts are irrelevant
             stands = self.standing.latest(value.name, device)
             place = value.name, use.version if stands is None else stands, device
             block = self._use(place, self.standing.held(value.name, device), part, writes)
@@ -240,7 +243,7 @@ class _Verifier:
         return block
 
     def _check_part(self, task: Task, value: Value, block: _Memory, part: Part) -> None:
-        """Hold a task that touches a part to the writes of that part: all that were added before it, no other."""
+        """Check that a task sees exactly the writes of a part that were added before it."""
         if self.written.get(value.root, block) is not block:
             self._fail(
                 "presence",
@@ -261,7 +264,7 @@ class _Verifier:
                 )
 
     def _make(self, run: Run, use: Use, used: Mapping[int, _Memory]) -> None:
-        """Put a result into memory of its own, or into that of the argument of which it is a view."""
+        """Put a result into a new block, or into that of its base if it is a view."""
         root = self.graph.values[use.value].root
         place = (self.names[use.value], use.version, run.stream.device)
         if root == use.value:
@@ -374,7 +377,7 @@ class _Verifier:
         return block
 
     def _use(self, place: _Place, held: _Held | None, part: Part, writes: bool) -> _Memory:
-        """Hold a read to the laws: there, not freed, and behind whoever wrote it and put it there."""
+        """Check a read: present, not freed, and after its writer and its maker."""
         if held is None:
             self._fail("presence", f"{_named(place)} is read but {self._missing(place)}")
         block, maker = held
@@ -390,7 +393,7 @@ class _Verifier:
         return block
 
     def _touch(self, block: _Memory, part: Part, writes: bool, place: _Place | None = None) -> None:
-        """Hold an access to the laws: behind all that it conflicts with."""
+        """Check that an access happens after all accesses with which it conflicts."""
         readers: Sequence[int] = ()
         if writes:
             writers, readers = block.accesses.write(part, self.at)
@@ -409,7 +412,7 @@ class _Verifier:
         block.uses[self.own] = self.at
 
     def _missing(self, place: _Place) -> str:
-        """Return why a place holds nothing."""
+        """Return why a place is empty."""
         value, version, device = place
         stands = self.standing.latest(value, device)
         if stands is not None and stands > version:
@@ -423,7 +426,7 @@ class _Verifier:
         return f"not there; {where}"
 
     def _behind(self, before: int) -> bool:
-        """Whether an earlier access has surely ended. The clocks already contain the instruction at hand."""
+        """Whether an earlier access happens before the current one, which the clocks contain."""
         if before == _GIVEN:
             return True
         stream, position, _ = self.stamps[before]
@@ -436,7 +439,7 @@ class _Verifier:
             self._fail("single", str(error))
 
     def _writing(self) -> str:
-        """Return what messages call the write at hand."""
+        """Return the beginning of a message about the current write."""
         instruction = self.program.instructions[self.at]
         return (
             f"task {instruction.task!r} writes"
@@ -445,7 +448,7 @@ class _Verifier:
         )
 
     def _verb(self, at: int) -> str:
-        """Return what messages call a run or copy."""
+        """Return the name of a run or copy in messages."""
         instruction = self.program.instructions[at]
         if isinstance(instruction, Run):
             return f"task {instruction.task!r}"
