@@ -1,4 +1,4 @@
-"""Candidates: the policies that ``policy="auto"`` tries, one device alone among them."""
+"""List the policies that ``policy="auto"`` tries."""
 
 from __future__ import annotations
 

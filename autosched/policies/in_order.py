@@ -1,9 +1,13 @@
-"""Tasks in an order that is given, such as that of a pipeline; all others as soon as they can start.
+"""Schedule tasks in given sequences per device, such as pipeline orders.
 
-List scheduling over the graph and one more edge between neighbours of a sequence. Tasks are issued
-in the order in which they are predicted to end. Copies are planned as lowering and the simulator
-have them, on the copy streams that they hold; those that bring written inputs home at the end are
-left out.
+List scheduling over the graph, with one more edge between neighbours of a sequence. Tasks are
+issued in the order of their predicted ends. Tasks that are in no sequence run as soon as they can
+start. Copies are planned as lowering and the simulator make them, on the copy streams that they
+occupy; copies that write inputs back at the end are left out.
+
+A pipeline is a policy and not a graph transformation: micro-batches are added to the graph one
+after another, as the serial run executes them, and ``in_order`` gives the order on each device. So
+one graph serves all pipeline orders, and dropout draws the same random numbers as the serial run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Noise: what a program takes if tasks and copies take a little more or less than predicted.
+"""Predict makespans with random deviations from the predicted durations.
 
-Draws numbers, and reads programs as ``simulate`` does; decides nothing. The same seed draws the
-same for each task and each value whatever the placement, so plans of a graph are compared under the
-same luck.
+Draws factors for tasks and copies and simulates programs with them. The same seed draws the same
+factor for each task and each value in all placements, so plans of a graph are compared under the
+same deviations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Robust: of several placements the one that stays good when tasks and copies take more or less than predicted.
+"""Choose the placement that stays good under random deviations of durations.
 
-Many that run side by side end with the slowest of them, and one that was alone in time makes others
-wait. A plan that is a little longer but waits less may so be the shorter one in most runs.
+Replicas that run concurrently finish with the slowest of them, and a task that is late makes others
+wait. A plan with a slightly longer predicted makespan and fewer waits may therefore be faster in
+most runs.
+
+Each placement is judged by the 95th percentile of its simulated makespans, since replicas of a step
+wait for the slowest. All placements are judged by the same draws. Placements made for noisy costs
+use other draws than those by which they are judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Round robin: the devices in turn, whatever things cost."""
+"""Assign tasks to devices in turn, regardless of costs."""
 
 from __future__ import annotations
 

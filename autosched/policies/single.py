@@ -1,4 +1,7 @@
-"""One device for all tasks: often the best there is, and what every other policy must beat."""
+"""Place all tasks on one device.
+
+This is often the best placement, and the baseline for every other policy.
+"""
 
 from __future__ import annotations
 

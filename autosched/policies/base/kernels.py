@@ -1,7 +1,11 @@
-"""Kernels of list scheduling: ranks, where tasks finish first, and when a list of placed tasks ends.
+"""Compute ranks and list schedules over flat arrays.
 
-All read ``Tables``; tasks, devices and data are numbers. They decide nothing but what their
-arguments say.
+All kernels read ``Tables``; tasks, devices and data are numbers. Orders, devices and weights are
+arguments.
+
+The same source runs compiled by numba or as plain Python over lists, since small problems are
+solved faster in Python than numba is loaded. Which of the two runs depends on the process, so both
+must return the same bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""List scheduling over tables: orders by rank, plans in such an order, and when a placement ends.
+"""Run list scheduling with kernels over tables.
 
-Joins ``Tables`` and the kernels, and holds the memory they work in. Decides nothing: see ``heft``
-and ``portfolio``.
+Joins ``Tables`` with the kernels and holds their working memory. The choice of lists is made by the
+callers, such as ``portfolio``.
+
+A placement includes the order of its copies. Copy streams are first in, first out, so devices alone
+do not determine a schedule where copies matter: a HEFT plan of 1.78 times the lower bound was
+simulated at 2.83 when its copies were issued in the order of the tasks that produce them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Plan: what is planned so far, task by task: who runs when on which stream, and which copies that takes.
+"""Maintain a partial schedule: streams, start times and copies.
 
-What list scheduling asks: where would this task finish first, given all that was placed before?
-Tasks go into gaps that are long enough; copies onto the copy streams that they hold, one after
-another. Chooses no order of tasks.
+Answers the question of list scheduling: where would this task finish first, given everything that
+is already placed? Tasks are inserted into gaps that are long enough. Copies are appended to the
+copy streams that they occupy. The order of tasks is chosen by the caller.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Possible: where each task may still go, given what is decided already.
+"""Track the devices that each task may still be placed on.
 
-A task may go where its constraints allow, its seconds are finite, and what it exchanges with others
-can travel: two devices without a link exchange nothing, so each decision takes devices away from
-the neighbours, theirs from their neighbours, and so on. That is arc consistency (Mackworth,
-Artificial Intelligence 8, 1977). It runs into no dead end where links form an interval graph
-(Feder, Hell, JCTB 72, 1998): all devices linked, separate islands, a hub. On other machines, such
-as a ring of four without a hub, it may miss a placement, and says so.
+A task may be placed where its constraints allow it, where its cost is finite, and where it can
+exchange data with its neighbours in the graph. Devices without a link cannot exchange data, so each
+decision removes devices from the neighbours' sets, these from their neighbours' sets, and so on.
+That is arc consistency (Mackworth, Artificial Intelligence 8, 1977). It never reaches a dead end
+if the links form an interval graph (Feder, Hell, JCTB 72, 1998): all devices linked, separate
+islands, or a hub. On other machines, such as a ring of four devices without a hub, it may fail to
+find a placement that exists, and reports that.
 
 Knows no order, and of costs only whether they are finite.
 """

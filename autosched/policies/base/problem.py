@@ -1,6 +1,7 @@
-"""Problem: graph, machine and costs as plain tables over numbers, which policies read many times.
+"""Tabulate graph, machine and costs for policies.
 
-Decides nothing and knows no times but those of single tasks and copies.
+Tasks, devices and data become numbers. The tables hold durations of single tasks and copies, and no
+start times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measures of tasks that list scheduling goes by: what lies behind them, and before them. One place for each.
+"""Compute priorities of tasks for list scheduling, such as upward ranks.
 
-Seconds are means, medians or minima over the devices that a task may go to. Knows no times and no
-order.
+Durations are means, medians or minima over the devices that a task may be placed on. Knows no start
+times and no order of issue.
 """
 
 from __future__ import annotations

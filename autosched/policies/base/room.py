@@ -1,7 +1,7 @@
-"""Room: the bytes that each device holds while tasks are placed one by one, from the lifetimes of what they make.
+"""Track the bytes that each device holds while tasks are placed.
 
-A value is held where it is made, and where it was copied to, until the last of its readers is
-placed; what is put out stays. Values that share memory count as one. Knows no times.
+A value is held on the device of its producer, and on each device that it was copied to, until its
+last reader is placed. Outputs stay. Values that share memory count once. Knows no times.
 """
 
 from __future__ import annotations

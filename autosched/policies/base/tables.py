@@ -1,8 +1,8 @@
-"""Tables: a problem as flat arrays, which kernels read; forward, or with all edges reversed.
+"""Store a problem as flat arrays for kernels.
 
-Row ``i`` of a table that has several numbers for each task stands at ``i * width``; a ragged table
-is a pair: where each row begins, and the numbers. Of machines on which all devices are linked;
-others need ``Possible``.
+Row ``i`` of a table with several numbers per task begins at ``i * width``. A ragged table is a pair
+of arrays: the offset of each row, and the numbers. The tables can be built for the reversed graph
+as well. They require a machine on which all devices are linked; other machines need ``Possible``.
 """
 
 from __future__ import annotations

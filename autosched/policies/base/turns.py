@@ -1,8 +1,8 @@
-"""Turns: which task is placed next. What list scheduling has in common, whatever it prefers.
+"""Choose which ready task a list scheduler places next.
 
-Either tasks have a priority from the beginning, and the first of those that are ready is placed; or
-all that are ready are weighed anew at every turn. Knows no measure and no device: policies bring
-what they prefer.
+Either tasks have static priorities, and the ready task of highest priority is placed next, or all
+ready tasks are weighed again before each placement. Priorities and the choice of a device are
+supplied by the policy.
 """
 
 from __future__ import annotations

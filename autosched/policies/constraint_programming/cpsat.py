@@ -1,9 +1,11 @@
-"""Model: a problem as constraints for CP-SAT, the solver of OR-Tools. Says what a program can do, and decides nothing.
+"""Express a scheduling problem as constraints for OR-Tools CP-SAT.
 
-Each task has a start, an end and a device. Where copies occupy nothing, a task starts behind what
-it reads by as much as the copy takes. Else each copy that some choice of devices needs has a start
-and an end too, and stands on the streams that it holds. Tasks on one compute stream do not overlap;
-of several a device works on as many at a time.
+Each task has a start, an end and a device. Where copies occupy no stream, a task starts after each
+value that it reads, delayed by the duration of the copy. Otherwise each copy that some choice of
+devices requires has a start and an end too, and occupies its copy streams. Tasks on the same
+compute stream do not overlap; a device with several streams runs as many tasks concurrently.
+
+The model describes what programs can do, and contains no heuristics.
 """
 
 from __future__ import annotations

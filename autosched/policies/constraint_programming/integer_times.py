@@ -1,8 +1,8 @@
-"""Whole: a problem in whole units of time, for solvers that count; and when everything happens if tasks are so placed.
+"""Convert a problem to integer times, and evaluate placements in them.
 
-Where all seconds are multiples of a power of ten nothing is lost. Else they are rounded down, to
-one part in ten million of the horizon: what is proved of the whole units holds of the seconds,
-since no time got longer.
+Where all durations are multiples of a power of ten, the conversion is exact. Otherwise they are
+rounded down, to one part in ten million of the horizon. A lower bound proved for integer times then
+holds for the durations in seconds, since no duration grew.
 """
 
 from __future__ import annotations

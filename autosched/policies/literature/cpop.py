@@ -1,14 +1,14 @@
-"""CPOP: the critical path on a processor.
+"""Critical path on a processor (CPOP).
 
 Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
-computing", IEEE TPDS 13(3), 2002: of the tasks that are ready the one on the longest path, by
-upward plus downward rank; those of the critical path all go to the device where they take the least
-together, others where they finish first. O(e p + n log n) for e readings and p devices, since few
-gaps are looked at.
+computing", IEEE TPDS 13(3), 2002. Of the ready tasks, the one on the longest path is placed next,
+measured by upward plus downward rank. All tasks of the critical path go to the device where their
+total duration is least, other tasks to the device where they finish first. O(e p + n log n) for e
+reads and p devices, since few gaps are examined.
 
-For comparison: the other policies end earlier nearly everywhere. Beyond the paper: all that
-``heft`` has; a task of the critical path that may not go to its device goes where it finishes
-first, and counts there for its least seconds.
+Included for comparison: the other policies finish earlier on nearly all graphs. Extensions of the
+paper: those of ``heft``; a task of the critical path that may not run on the chosen device goes
+where it finishes first, and counts with its shortest duration in the choice of that device.
 """
 
 from __future__ import annotations

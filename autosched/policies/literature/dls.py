@@ -1,12 +1,13 @@
-"""DLS: dynamic level scheduling.
+"""Dynamic level scheduling (DLS).
 
 Sih, Lee, "A compile-time scheduling heuristic for interconnection-constrained heterogeneous
-processor architectures", IEEE TPDS 4(2), 1993: of the pairs of a task that is ready and a device
-that of the highest dynamic level: the task's static level (seconds to the end of the graph, at
-medians, without copies), less when it could start there, plus how much less than its median it
-takes there. O(n w p) slots on p devices for at most w tasks that are ready at once.
+processor architectures", IEEE TPDS 4(2), 1993. Of all pairs of a ready task and a device, the pair
+of highest dynamic level is placed next. The dynamic level is the task's static level (the longest
+path to the end of the graph at median durations, without copies), minus its earliest start on the
+device, plus its median duration minus its duration on the device. O(n w p) slots on p devices for
+at most w ready tasks.
 
-Beyond the paper: all that ``heft`` has, gaps included.
+Extensions of the paper: those of ``heft``, including insertion into gaps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Lookahead HEFT: where the tasks behind this one would finish first.
+"""HEFT with lookahead at the finish times of successors.
 
 Bittencourt, Sakellariou, Madeira, "DAG scheduling using a lookahead variant of the heterogeneous
-earliest finish time algorithm", Euromicro PDP 2010: tasks by descending upward rank, each on the
-device from which the last of its successors finishes first, when these are placed next, as HEFT
-would. That takes HEFT's time as often as there are devices, and for each successor once more.
+earliest finish time algorithm", Euromicro PDP 2010. Tasks are placed by descending upward rank,
+each on the device from which the last of its successors finishes first, if these are placed next
+by HEFT. This takes the time of HEFT times the number of devices, and once more for each successor.
 
-Beyond the paper: all that ``heft`` has.
+Extensions of the paper: those of ``heft``.
 """
 
 from __future__ import annotations

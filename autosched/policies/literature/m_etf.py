@@ -1,14 +1,15 @@
-"""m-ETF: earliest task first, on devices with room.
+"""Earliest task first on devices with enough memory (m-ETF).
 
 Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine
 learning graphs", SoCC 2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems
-with interprocessor communication times", SIAM J. Comput. 18(2), 1989: of all tasks whose
-predecessors are placed, and all devices with room for them, the pair that can start first.
+with interprocessor communication times", SIAM J. Comput. 18(2), 1989. Of all tasks whose
+predecessors are placed, and all devices with enough free memory for them, the pair with the
+earliest start is placed next.
 
-Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the
-one that lacks the least takes the task, for lowering can send what is there to the host and fetch
-it back. Starts are looked up again when a task's turn comes, of a few in each turn, so that it
-takes O(tasks x devices) of them.
+Extensions of the paper: memory of values without further readers is freed. If no device has enough
+memory, the task goes to the device that lacks the least, because lowering can spill values to the
+host and reload them. Start times are computed again when a task is considered, for a few tasks in
+each step, so the policy computes O(tasks x devices) of them.
 """
 
 from __future__ import annotations

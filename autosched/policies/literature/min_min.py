@@ -1,11 +1,13 @@
-"""Min-min, max-min and sufferage: the ready task that finishes first, last, or would lose most elsewhere.
+"""Min-min, max-min and sufferage scheduling of ready tasks.
 
 Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto
-heterogeneous computing systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the
-device where it finishes first. O(n w p) slots on p devices for at most w tasks that are ready at
-once. They look at no path: for comparison.
+heterogeneous computing systems", JPDC 59(2), 1999, applied to the ready tasks. Each task goes to
+the device where it finishes first. The next task is the one that finishes first (min-min), the one
+that finishes last (max-min), or the one that would lose most on its second best device
+(sufferage). O(n w p) slots on p devices for at most w ready tasks. The heuristics ignore paths, and
+are included for comparison.
 
-Beyond the paper: dependencies, and all that ``heft`` has.
+Extensions of the paper: dependencies, and those of ``heft``.
 """
 
 from __future__ import annotations

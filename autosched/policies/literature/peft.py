@@ -1,12 +1,12 @@
-"""PEFT: predict earliest finish time.
+"""Predict earliest finish time (PEFT).
 
 Arabnejad, Barbosa, "List scheduling algorithm for heterogeneous systems by an optimistic cost
-table", IEEE TPDS 25(3), 2014: of the tasks that are ready the one of highest mean optimistic cost,
-on the device where its finish plus its optimistic cost there is the least. O(e p^2 + n log n) for e
-readings and p devices; O(e p) in the paper, where all links are alike.
+table", IEEE TPDS 25(3), 2014. Of the ready tasks, the one of highest mean optimistic cost is placed
+next, on the device where its finish time plus its optimistic cost is least. O(e p^2 + n log n) for
+e reads and p devices; O(e p) in the paper, where all links are alike.
 
-Beyond the paper: all that ``heft`` has, and optimistic costs know each link, what must share a
-device, and where tasks may go.
+Extensions of the paper: those of ``heft``; optimistic costs account for each link, for groups that
+share a device, and for the devices on which tasks may run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Annealer: a placement that gets better, for so many moves or so many seconds.
+"""Improve a placement by simulated annealing.
 
-Joins the kernels of ``annealing``, the memory they work in, and the clock. What it holds is never
-worse than what it was given.
+Runs the kernels of ``annealing`` for a number of moves or seconds, and holds their working memory.
+The result is never worse than the initial placement.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Kernels of simulated annealing over the order and the devices of tasks.
 
-A state is a list of tasks and a device for each. It stands for the schedule in which each task in
-turn goes into the first gap of its device that is long enough, and its copies onto their streams.
-Moves: another device for one task, or for it and its neighbours there; another place in the list
-between the last task it needs and the first that needs it. Source: Kirkpatrick, Gelatt, Vecchi,
-Science 220, 1983; the moves are ours.
+A state is a list of tasks and a device for each. It represents the schedule in which each task in
+turn is inserted into the first gap of its device that is long enough, and its copies are appended
+to their streams. A move changes the device of a task, or of a task and its neighbours on that
+device, or moves a task to another position in the list, between its last predecessor and its first
+successor. Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are new.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""The portfolio: many biased list schedules, and every device alone, of which the best is taken.
+"""Take the best of many biased list schedules.
 
-Each list goes forward or backward through the graph, by upward ranks at mean or at least seconds,
-and puts each task on the device of least earliest finish time + ``excess`` * (seconds there - least
-seconds) + ``ahead`` * optimistic cost. Finishing first alone, which is HEFT, spends a device's time
-on tasks that it is bad at; the second term prices that, and the third looks ahead, as lookahead
-HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no cost. No list is best
-everywhere: each of 15 known heuristics is at least twice as bad as another somewhere (Coleman,
-Krishnamachari, arXiv 2403.07120). O(e p) for each of up to 72 lists, e readings and p devices.
+Each list traverses the graph forward or backward, by upward ranks at mean or at least durations,
+and puts each task on the device of least earliest finish time + ``excess`` * (duration there -
+least duration) + ``ahead`` * optimistic cost. The earliest finish time alone, which is HEFT, spends
+a device's time on tasks that it runs slowly. The second term penalizes that. The third looks ahead,
+as lookahead HEFT does (Bittencourt, Sakellariou, Madeira, PDP 2010), at almost no cost. Placing all
+tasks on one device is always among the candidates, for each device.
+
+It is a portfolio because no list is best everywhere: each of 15 known heuristics is at least twice
+as bad as another on some graph (Coleman, Krishnamachari, arXiv 2403.07120). Each bias costs as
+little as one list, and the portfolio reduces HEFT's gap to the lower bound to a third. O(e p) for
+each of up to 72 lists, e reads and p devices.
 """
 
 from __future__ import annotations

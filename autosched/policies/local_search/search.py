@@ -1,9 +1,12 @@
-"""Search: the portfolio's best, improved by annealing for as long as one likes.
+"""Improve the best plan of the portfolio by simulated annealing.
 
 Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 220, 1983, over the
-order and the device of tasks; see ``annealing`` for the moves. A move costs O(e) for e readings,
-often much less, since what turns out too late is given up. Where OR-Tools is installed, the best
-plan of a small graph is then where CP-SAT begins: see ``proof``.
+order and the devices of tasks; see ``annealing`` for the moves. A move costs O(e) for e reads, and
+often much less, since evaluation stops as soon as the plan turns out too late. Where OR-Tools is
+installed, CP-SAT continues from the best plan of a small graph: see ``proof``.
+
+Without a time limit, searches count moves, so that planning twice returns the same bytes on any
+computer.
 """
 
 from __future__ import annotations
