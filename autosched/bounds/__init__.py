@@ -1,8 +1,10 @@
-"""Lower bounds: seconds that no schedule of a graph on a machine can beat, whatever its policy.
+"""Lower bounds on the makespan of every schedule of a graph.
 
-Each bound is a function in a module of its own over ``Tables``. Knows no placement and no program.
-Each task runs on one device; if it is done again, then there. Bounds hold up to the rounding of
-floating point sums.
+Each bound is a function in a module of its own over ``Tables``, and holds for all policies. Knows
+no placement and no program. Bounds hold up to the rounding of floating point sums.
+
+Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
+duplicated on several devices, chains with copies would bound nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Chains: how long passes until a task has ended on a device, and from its start there to the end of the graph.
+"""Lower bounds from paths through the graph.
 
-Knows edges and seconds, and no other load of a device than what one task waits for, or what waits
-for it.
+Computes for each task and device the earliest end of the task, and the time that remains from its
+start to the end of the graph, from edges and durations. Of the load of a device, only the
+predecessors or the successors of a single task are taken into account.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Intervals: spans of time in which more work must be done than all streams can do.
+"""Lower bounds from intervals that contain more work than streams can do.
 
-Knows when tasks can start and must have ended, as chains have it; no edge.
+Reads the earliest starts and latest ends of tasks that ``chains`` derives, and no edges.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""Load: how long devices, or copy streams, need at least for work of which each piece may choose one of them.
+"""Lower bounds from the total work of devices or copy streams.
 
-Knows pieces, seconds and streams; no order, and no edge between pieces.
+Each piece of work may be done by one of several devices or streams. Knows pieces, durations and
+streams; no order, and no edge between pieces.
+
+The bounds use prices of devices, which are the dual variables of distributing the work. They are
+found without an LP solver. Any prices give a valid bound, so approximate prices are still correct.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Memory: what follows from devices that cannot hold everything at once.
+"""Lower bounds from devices that cannot hold all values at once.
 
-A value is held where it was made, and where it was copied to, until its last use there; what lives
-on a device from the beginning, always. Views, and values that nothing uses, take none. Knows no
-order but that of edges.
+A value is held on the device of its producer, and on each device that it was copied to, until its
+last use there. A value that is on a device from the beginning is always held. Views and unused
+values take no memory. Knows no order but that of edges.
 """
 
 from __future__ import annotations

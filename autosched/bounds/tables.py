@@ -1,4 +1,4 @@
-"""Tables: what bounds read of a graph, a machine and costs, as arrays. Bound nothing, and know no placement."""
+"""Store graph, machine and costs as arrays for bounds."""
 
 from __future__ import annotations
 

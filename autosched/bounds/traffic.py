@@ -1,6 +1,7 @@
-"""Traffic: copies that no placement avoids, and the copy streams that must carry them.
+"""Lower bounds from unavoidable copies and the copy streams that carry them.
 
-Knows where tasks may run and what they read; no order.
+Knows where tasks may run and what they read; no order. Copy streams are one per device and
+direction, not one per pair of devices, because all copies out of a device share its port.
 """
 
 from __future__ import annotations
