@@ -1,17 +1,22 @@
-"""Code: a program as plain PyTorch source, for people to read, keep and run without this package.
+"""Generate PyTorch source code from programs.
+
+The source is for people to read, keep and run without this package.
 
     pieces      lines of at most 120 columns
-    names       an identifier for whatever a user called it
-    origins     where a function comes from
-    functions   how the text names it: by import, by its own text, or as a parameter
+    names       identifiers for the names that users chose
+    origins     where a function is defined
+    functions   how the source refers to a function: import, copied source, or parameter
     calls       a task as a line
     step        a program as the body of a function
     preamble    devices, streams, events
 
-The text does what the backend ``accelerator`` does: one stream for each of the program's, events
-between them, copies that do not block, and names deleted where the program frees memory. One thread
-issues all of it, so a CPU task holds up what is issued behind it; results are the same. Knows no
-time; asks the modules that are loaded where functions come from, and runs nothing.
+The source does what the backend ``accelerator`` does: it uses the same streams, events between
+them, non-blocking copies, and ``del`` where the program frees memory. Where the backend adds
+nothing to calls in one thread, the source is the code that runs.
+
+One thread issues everything, so that the source can be read from top to bottom. A CPU task
+therefore delays what is issued after it; results are the same. Knows no times. Generating source
+inspects the loaded modules to find the definitions of functions, and runs no user code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Calls: a task as a line of Python, as its user would have written it.
+"""Write a task as a line of Python.
 
-Knows operators, methods, subscripts and literals; where values are, it is told.
+Knows operators, methods, subscripts and literals. The names of values are arguments.
 """
 
 from __future__ import annotations

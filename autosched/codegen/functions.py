@@ -1,7 +1,9 @@
-"""Functions: how a source text names each function that it calls, and what it must say first so that it may.
+"""Write references to functions, and the definitions or imports they need.
 
-By its name in torch; or imported; or its text is taken over, with what that needs in turn; or it is
-*given*: a keyword parameter of ``step``, as is everything else that cannot be written as text.
+A function is referred to by its name in torch, or imported, or its source is copied together with
+what that needs in turn. A function for which none of these works is *given*: it becomes a keyword
+parameter of ``step``, as does every other object that cannot be written as source. If such an
+argument is missing, Python's own error names it.
 """
 
 from __future__ import annotations

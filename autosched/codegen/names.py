@@ -1,4 +1,4 @@
-"""Names: the identifiers of a source text, each for one thing, made of whatever the user called it.
+"""Choose unique Python identifiers for the names that users chose.
 
 Knows Python's rules for names, and no graph.
 """

@@ -1,7 +1,7 @@
-"""Where a function comes from: its name in torch, the module to import it from, or its source text.
+"""Find the torch name, the import or the source of a function.
 
-Asks the modules that are loaded, and imports none. A name counts only if it leads to the very same
-object, a source text only if it compiles to the very same code.
+Inspects the loaded modules and imports none. A name is used only if it refers to the very same
+object, and source only if it compiles to the very same code.
 """
 
 from __future__ import annotations

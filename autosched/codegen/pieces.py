@@ -1,7 +1,8 @@
-"""Pieces of source text that know where they may be broken, and lines no longer than 120 columns made of them.
+"""Break source text into lines of at most 120 columns.
 
-Knows brackets and commas, no meaning. Breaks lines as ruff and black do: all that is in brackets on
-a line of its own, or else each item on one.
+A piece of text records where it may be broken. Knows brackets and commas, and not their meaning.
+Lines are broken as ruff and black do: the content of brackets on a line of its own, or else each
+item on a line.
 """
 
 from __future__ import annotations

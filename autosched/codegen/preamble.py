@@ -1,6 +1,6 @@
-"""What stands before ``step``: the devices, streams and events of a program, and the few helpers that it needs.
+"""Write what precedes ``step``: devices, streams, events and helpers.
 
-Texts, and the names that they take. Knows no task.
+Contains templates and the names that they define. Knows no task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The body of ``step``: a program's instructions as lines, in issue order, in a section for each stretch of one stream.
+"""Write the instructions of a program as the body of ``step``.
 
-Keeps the name under which each version of each value is found on each device. One thread issues
-everything, so what a CPU stream does is done when the next line begins: its events need no line.
+Instructions are written in issue order, with a section for each run of instructions on one stream.
+The writer tracks the variable that holds each version of each value on each device. One thread
+issues everything, so work on a CPU stream is complete when the next line begins: events of CPU
+streams need no line.
 """
 
 from __future__ import annotations
