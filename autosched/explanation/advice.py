@@ -1,4 +1,7 @@
-"""Advice: something to change, and the makespan that is predicted with it. No gain is guessed, and none is combined."""
+"""Define a remedy as a change with its predicted makespan.
+
+Every makespan is simulated. Gains are neither estimated nor combined.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Case: a schedule as its explanation sees it, and what would be if something were otherwise.
+"""Hold a schedule with its prediction, and predict variants of it.
 
-A what-if is a case with another part, and is predicted by the same ``simulate``. Knows no words and
-no advice.
+A what-if question is a case in which one part is replaced, and is predicted by the same
+``simulate``. Contains no text and no advice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Causes: what each task and each copy of a timeline began behind, and why there.
+"""Find what each task and each copy of a timeline waited for.
 
-A span begins when the last of those that it stands behind has ended: one whose result it needs, or
-one that was on its stream. Where both end at once, what it needs counts.
+A span begins when the last of its predecessors has ended: a span whose result it needs, or the
+previous span on its stream. If both end at the same time, the needed result is the cause.
 """
 
 from __future__ import annotations

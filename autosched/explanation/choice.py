@@ -1,7 +1,7 @@
-"""Why a task runs where it does, and when it does: TaskExplanation.
+"""Explain why a task runs on its device and at its time.
 
-Other devices are compared by moving the task there, with all that must go along, and predicting the
-whole again.
+Other devices are compared by moving the task there, together with the tasks that must be on the
+same device, and predicting the whole schedule again.
 """
 
 from __future__ import annotations

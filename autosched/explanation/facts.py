@@ -1,6 +1,6 @@
-"""Facts of a timeline: its critical path, when devices are idle and for what, what could be later at no cost.
+"""Compute facts of a timeline: critical path, idle times, slack.
 
-Everything is seconds. Decides and advises nothing.
+All numbers are seconds. Contains no advice.
 """
 
 from __future__ import annotations

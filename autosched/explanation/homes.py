@@ -1,7 +1,8 @@
-"""Remedies for inputs: those that could stay on accelerators from run to run.
+"""Suggest inputs that could stay on accelerators between runs.
 
-What tasks write, and constants, are the same tensors in each run. Of other inputs only the user
-knows that: they may be weights or a new batch, so advice about them states the condition.
+Inputs that tasks write, and constants, are the same tensors in each run. Only the user knows
+whether other inputs are too: they may be weights or a new batch. Advice about them states that
+condition.
 """
 
 from __future__ import annotations

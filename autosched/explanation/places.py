@@ -1,4 +1,8 @@
-"""Remedies for placements: what the policies that ``auto`` tries would make, with what users bound and without."""
+"""Suggest other placements, and fewer or more devices.
+
+The placements are those of the policies that ``auto`` tries, with and without the devices to which
+the user bound tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanation: what ``explain`` returns for a whole schedule; ``print`` it to read it."""
+"""Assemble the explanation of a whole schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory that is limited costs: values that come to a device again, for they had to leave it."""
+"""Find values copied to a device again because memory is limited."""
 
 from __future__ import annotations
 

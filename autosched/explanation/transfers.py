@@ -1,4 +1,9 @@
-"""Remedies for copies: page-locked memory, more streams."""
+"""Suggest page-locked memory and more streams for copies.
+
+A caller's host memory may be pageable. Host memory that the runtime allocates is not, since
+``to("cpu", non_blocking=True)`` returns page-locked memory. So a copy is slow because of the
+caller's tensor that it reads or overwrites.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words: times, amounts and lists as explanations write them."""
+"""Format times, amounts and lists for explanations."""
 
 from __future__ import annotations
 

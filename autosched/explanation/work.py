@@ -1,4 +1,10 @@
-"""Remedies for tasks: those too small for their launch, and those that read on the host what accelerators wait for."""
+"""Suggest remedies for tiny tasks and for reads on the host.
+
+Tasks are tiny if they take less time than their launch. Reads on the host are remedied if
+accelerators wait for them. Merging saves no launches, because a merged task calls its operators one
+by one. So the advice on tiny tasks is to fuse kernels or to replay a CUDA graph, for merged tasks
+too.
+"""
 
 from __future__ import annotations
 

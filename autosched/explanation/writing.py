@@ -1,4 +1,7 @@
-"""Writing: the words of an explanation, for a terminal of about 100 columns. Works out nothing."""
+"""Write explanations for a terminal of about 100 columns.
+
+Formats facts and remedies, and computes none.
+"""
 
 from __future__ import annotations
 
