@@ -1,7 +1,7 @@
-"""What charts share: axes, legend, markers and boxes. Knows scales and pixels, and not what is drawn on them.
+"""Draw the parts that charts share: axes, legend, markers and boxes.
 
-Series are told apart by colour, by the shape of markers, and by dashes or hollow boxes, so also
-without colour.
+Knows scales and pixels, and not the data. Series differ by colour, by the shape of markers, and by
+dashes or hollow boxes, so they can be distinguished without colour.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Named bars with their values and error bars, as SVG. Knows numbers and names alone."""
+"""Draw named bars with values and error bars as SVG."""
 
 from __future__ import annotations
 

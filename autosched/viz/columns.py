@@ -1,7 +1,8 @@
-"""What the page shows, as columns of numbers and tables of words that JSON holds in few bytes. Knows no HTML.
+"""Encode a schedule for the HTML page as compact columns and tables.
 
-An *item* is a run or a copy of the program; everything names it by its place among them, in issue
-order.
+An *item* is a run or a copy of the program. Everything refers to it by its index in issue order.
+Columns are delta-encoded and compressed: ten thousand tasks with their program take half a
+megabyte. Knows no HTML.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What changes over time, as SVG: memory of devices, use of links. Knows times and amounts, no program and no graph.
+"""Draw memory of devices and use of links over time as SVG.
 
 Each device or link has a row with a scale of its own, so that a small one can be read beside a
-large one.
+large one. Knows times and amounts, no program and no graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The graph as a picture: tasks as boxes in a column per device, time running downwards, as SVG. Knows no times."""
+"""Draw a graph as SVG: boxes in a column per device.
+
+Time runs downwards, but the drawing knows no times.
+"""
 
 from __future__ import annotations
 

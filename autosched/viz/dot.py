@@ -1,4 +1,7 @@
-"""The graph as text for Graphviz: the DOT language. Knows no coordinates and no times."""
+"""Write a graph in the DOT language of Graphviz.
+
+Knows no coordinates and no times.
+"""
 
 from __future__ import annotations
 

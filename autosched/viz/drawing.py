@@ -1,4 +1,7 @@
-"""Drawing: pictures into files, by the suffix of their names, and into notebooks. Joins ``viz`` and ``files``."""
+"""Write pictures to files by suffix, and show them in notebooks.
+
+Joins the drawings of ``viz`` with the writing of files.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Folding: which nodes of a DAG share a box so that what is left is a DAG still. Knows numbers and keys alone.
+"""Group nodes of a DAG into boxes without creating cycles.
 
-A key per node says with whom it may share; where that would make a circle, the later node begins
-another box.
+A key per node determines which nodes may share a box. Where sharing would create a cycle, the later
+node begins another box: a picture of a DAG in which time runs both ways would be wrong. Knows
+numbers and keys alone.
 """
 
 from __future__ import annotations

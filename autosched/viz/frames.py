@@ -1,4 +1,7 @@
-"""Frames: which boxes of a picture stand together, as they are on one device or of one module. Knows boxes alone."""
+"""Find the boxes of a picture that share a frame.
+
+A frame surrounds the boxes of one device or of one module.
+"""
 
 from __future__ import annotations
 

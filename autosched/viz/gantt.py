@@ -1,4 +1,7 @@
-"""The schedule as a Gantt chart: a timeline, predicted or measured, as SVG. Knows spans and streams, no graph."""
+"""Draw a predicted or measured timeline as an SVG Gantt chart.
+
+Knows spans and streams, no graph.
+"""
 
 from __future__ import annotations
 

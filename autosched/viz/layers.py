@@ -1,11 +1,13 @@
-"""A layered layout of a DAG in columns: numbers to coordinates. Knows no tasks, no devices and no SVG.
+"""Compute a layered layout of a DAG in columns.
 
-1. Rank: a node stands below all it depends on (longest path); one that may float stands just above
-   its first user.
+1. Rank: a node is placed below all nodes that it depends on (longest path); one that may float is
+   placed just above its first user.
 2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours
    (barycentres).
 3. Route: an edge over several ranks runs straight down where no node is in the way, else between
    the columns.
+
+Input and output are numbers. Knows no tasks, no devices and no SVG.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Curves on common axes, with error bars, as SVG: what was measured beside what was predicted. Knows numbers alone."""
+"""Draw curves with error bars on common axes as SVG.
+
+Used to draw measured beside predicted numbers. Knows numbers alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The graph as text for Mermaid, which code hosts show as a picture. Knows no coordinates and no times."""
+"""Write a graph as text for Mermaid.
+
+Code hosts show such text as a picture. Knows no coordinates and no times.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Outlines: the boxes and arrows that a picture of a graph has, whatever draws it. Knows no coordinates and no times.
+"""Choose the boxes and arrows that a picture of a graph has.
 
-A graph of few nodes is shown whole. Of a large one, the tasks of each module are one box, at the
-deepest level of modules that gives few enough; then chains of tasks; then neighbours. What is
-folded stays a DAG: see ``folds``.
+A graph of few nodes is shown whole. In a large one, the tasks of each module are one box, at the
+deepest level of modules that gives few enough boxes; then chains of tasks are folded; then
+neighbours. The folded graph is still a DAG: see ``folds``. All drawings of graphs use the same
+outlines. Knows no coordinates and no times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The schedule as one page of HTML that opens from the file system: chart, graph and texts, linked, in any browser.
+"""Write a schedule as one interactive HTML page.
 
-What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into
-the page whole: it asks nobody for anything, which its own policy forbids. Decides nothing about
-schedules.
+The page has a chart, the graph and texts that are linked with each other, and opens from the file
+system in any browser. Its template, style sheet and scripts are in ``web/`` and are embedded whole.
+The page loads nothing from elsewhere; its content security policy forbids that.
+
+The page holds columns of numbers instead of objects, compressed (see ``columns``). Its scripts
+compute nothing that Python knows, such as the critical path or the dependencies of a task. They do
+draw and lay out the graph, since that depends on the selection.
 """
 
 from __future__ import annotations

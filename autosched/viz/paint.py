@@ -1,8 +1,8 @@
-"""What the drawings share: colours, patterns, escaping, text that fits, times as text. Knows no graph and no program.
+"""Provide colours, patterns and text formatting for all drawings.
 
-Colours are from Okabe and Ito, "Color Universal Design" (2008), told apart with every kind of
-colour blindness; what moves between devices is hatched as well, so that drawings read without
-colour.
+Colours are from Okabe and Ito, "Color Universal Design" (2008), and can be distinguished with every
+kind of colour blindness. Copies between devices are hatched as well, so that drawings can be read
+without colour. Knows no graph and no program.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Perfetto: a timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
+"""Write a timeline as Chrome trace JSON for Perfetto.
 
-A process for each device, a thread for each stream, arrows for what waited, counters for bytes.
-Knows the rules of Perfetto's importer, which drops without a word what breaks them;
-``autosched.timeline.traces`` reads the text back.
+ui.perfetto.dev and chrome://tracing open such traces. They have a process for each device, a thread
+for each stream, arrows for waits, and counters for bytes. The module follows the rules of
+Perfetto's importer, which silently drops what violates them. ``autosched.timeline.traces`` reads
+the text back.
 
-Times are whole nanoseconds. Slices of one thread lie apart and last 1 ns at least, so that arrows
-find them.
+Times are whole nanoseconds, since Perfetto drops slices that overlap by a rounding error. Slices of
+one thread do not touch and last at least 1 ns, because Perfetto binds an arrow to the slice that was
+opened last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Pictures: a drawing as PNG or PDF, by matplotlib, which is imported when it is needed. Knows shapes, no schedules."""
+"""Convert SVG drawings to PNG or PDF with matplotlib.
+
+SVG is the only format that drawings are written in. PNG and PDF are made by reading the SVG, so
+they cannot differ from it, and every new drawing has them. Matplotlib is imported when it is
+needed. Knows shapes, no schedules.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scales: where numbers stand on an axis, which of them have a tick, and how they are written. Draws nothing.
+"""Compute positions, ticks and labels of numbers on an axis.
 
-Numbers are decimals, so that ticks are the round numbers that they seem to be, however large, small
-or close they are.
+Numbers are decimals, so that ticks are exactly the round numbers that are shown, however large,
+small or close they are. Draws nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Shapes: what our own SVG says, as paths and words with colours, for those that draw by other means.
+"""Parse SVG drawings into paths and texts with colours.
 
-Reads the little of SVG that the drawings here are written in, in their light colours. Knows no
-means of drawing.
+Reads only the subset of SVG that the drawings of this package use, in their light colours. The
+result can be drawn by other means, of which this module knows nothing.
 """
 
 from __future__ import annotations

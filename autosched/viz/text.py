@@ -1,4 +1,7 @@
-"""The schedule as a Gantt chart for a terminal: a line per stream, tasks solid, copies shaded, idle time said."""
+"""Draw a timeline as a Gantt chart for a terminal.
+
+Each stream is a line; tasks are solid, copies are shaded, and idle time is printed.
+"""
 
 from __future__ import annotations
 
