@@ -1,7 +1,10 @@
-"""What if: one graph planned for several machines by several policies, as a table and as a picture.
+"""Plan one graph for several machines by several policies.
 
-Nothing runs, so no machine need be there. Plans as ``schedule`` does and decides nothing itself; a
-machine that a graph cannot run on is part of the answer.
+Nothing runs, so no machine need exist. Plans are made as ``schedule`` makes them. A machine that
+the graph cannot run on is part of the result.
+
+A speed-up is relative to one device of the same machine, planned by ``single``. So it shows what
+the other devices add, and not how fast the devices are.
 """
 
 from __future__ import annotations

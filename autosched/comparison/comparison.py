@@ -1,4 +1,7 @@
-"""Comparison: what was predicted for machines and policies, as a table, as JSON and as a picture. Knows numbers."""
+"""Show predictions for machines and policies as table, JSON and picture.
+
+Knows numbers alone.
+"""
 
 from __future__ import annotations
 
