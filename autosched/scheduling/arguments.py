@@ -1,6 +1,7 @@
-"""Arguments: of which kind those of ``schedule`` and of runs must be, so that a wrong one is said by its name.
+"""Check the types of arguments of ``schedule`` and of runs.
 
-Looks no further: what is in them, those who use them check.
+An error names the argument that is wrong. The contents of arguments are checked where they are
+used.
 """
 
 from __future__ import annotations

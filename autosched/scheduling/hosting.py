@@ -1,8 +1,8 @@
-"""Hosting: tasks that run on the host unless someone says otherwise, since no tensor goes into them.
+"""Bind tasks without tensor arguments to the host by default.
 
-A function that reads a list, a text or a file gains nothing on an accelerator. What makes tensors
-where it runs says so by ``Here``, and what a user gave seconds for was planned by that user. Knows
-no machine.
+A function that reads a list, a text or a file gains nothing on an accelerator. A task that creates
+tensors on its own device is marked by ``Here`` and is not bound, and neither is a task for which
+the user gave costs. Knows no machine.
 """
 
 from __future__ import annotations

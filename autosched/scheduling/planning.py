@@ -1,7 +1,9 @@
-"""Planning: from a graph and a machine to a schedule, by a policy.
+"""Plan a schedule for a graph and a machine by a policy.
 
-Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by
-simulation.
+Joins the other modules. Only ``policy="auto"`` is implemented here, because it needs lowering and
+simulation, which policies do not know: it chooses among placements by simulated makespan. Of plans
+with equal makespan it takes the one with the fewest copies, since a copy that is not made cannot be
+late.
 """
 
 from __future__ import annotations

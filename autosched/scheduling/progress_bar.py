@@ -1,4 +1,7 @@
-"""Bar: a line on stderr that shows how far planning is, and the best makespan so far. Knows numbers, and no policy."""
+"""Print the progress of planning as a line on stderr.
+
+The line shows how far planning is, and the best makespan so far.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Rebuilding: a graph without functions, of what a saved schedule says of its graph. It can be looked at, not run.
+"""Rebuild a graph without functions from a saved schedule.
 
-Knows the lines that ``saved.describe`` writes, and takes back what it made unless they come out the
-same. What part of a tensor a view sees does not stand there, so a graph whose hazards hang on that
-is refused.
+Such a graph can be inspected, and cannot run. The module parses the lines that ``saved.describe``
+writes, and accepts the graph only if it is described by the same lines. The descriptions do not
+contain which part of a tensor a view sees, so a graph whose hazards depend on that is refused:
+loading its schedule requires the original graph.
 """
 
 from __future__ import annotations

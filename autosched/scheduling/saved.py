@@ -1,8 +1,9 @@
-"""Saved: what a schedule is without the functions and tensors of its graph, and its text form, which is JSON.
+"""Save schedules as JSON, without functions and tensors, and read them.
 
-Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text
-reads as what was written, or is refused with what is wrong in it. Whether the program is right for
-a graph is for ``verify`` to say; here stands only whether a graph is the one that was saved.
+Strings in and out. The module opens no files, and runs nothing that it reads. Input is not
+trusted: a text is either read as exactly what was written, or refused with a message that says
+what is wrong. This module checks only that a graph is the one that was saved; whether the program
+is correct for the graph is checked by ``verify``.
 """
 
 from __future__ import annotations

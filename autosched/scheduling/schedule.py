@@ -1,6 +1,11 @@
-"""Schedule: a graph, a machine, a placement and a program, made by ``schedule()``; what the user holds and calls.
+"""Define the schedule of a graph on a machine.
 
-Joins the modules and adds nothing of its own.
+``schedule()`` returns it, and users call it. It joins the other modules.
+
+A schedule keeps a pinned copy of the graph (``Graph.pinned``), so it does not change when the
+user's graph grows. It also keeps the devices on which outputs were requested (``wanted``):
+otherwise a plan that leaves outputs elsewhere would look better than it is. For a loaded schedule,
+outputs that are copied from the device of their producer are taken as requested where they go.
 """
 
 from __future__ import annotations
