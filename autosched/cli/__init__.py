@@ -1,17 +1,18 @@
-"""The command line, ``autosched COMMAND``. Prints, and writes files where it is told to; decides nothing.
+"""The command line, ``autosched COMMAND``.
 
-Each command is a module with ``add(commands)``, which enters it in the parser and says what does
-it: a function from the parsed arguments to an exit code. To add one, write such a module and name
-it in ``COMMANDS``. torch is imported where a command needs it, so help and questions about saved
-schedules come at once.
+Each command is a module with a function ``add(commands)``, which adds it to the parser and sets the
+function that runs it, from the parsed arguments to an exit code. To add a command, write such a
+module and list it in ``COMMANDS``. Commands print, and write the files that they are asked to
+write. torch is imported only by commands that need it, so help and queries of saved schedules
+respond immediately.
 
 ==========  ===================================================
-module      what it holds
+module      contents
 ==========  ===================================================
 subject     what a command works on: a saved schedule or a graph
 options     machine, policy and costs, as options
-output      where results go, and how far long work is
-faults      how errors are told
+output      where results go, and progress of long work
+faults      how errors are reported
 ==========  ===================================================
 """
 

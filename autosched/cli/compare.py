@@ -1,4 +1,4 @@
-"""``autosched compare``: one graph, many machines, several policies."""
+"""``autosched compare`` plans a graph for many machines and policies."""
 
 from __future__ import annotations
 

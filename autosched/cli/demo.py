@@ -1,4 +1,4 @@
-"""``autosched demo``."""
+"""``autosched demo`` runs the demo."""
 
 from __future__ import annotations
 

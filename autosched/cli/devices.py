@@ -1,4 +1,4 @@
-"""``autosched devices``: what is here, as torch shows it, and the machine that autosched takes it for."""
+"""``autosched devices`` lists torch's devices and the local machine."""
 
 from __future__ import annotations
 

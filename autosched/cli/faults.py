@@ -1,4 +1,7 @@
-"""Faults: errors as a line on stderr and an exit code. A trace is shown only of the user's own functions."""
+"""Report errors as a line on stderr and an exit code.
+
+A traceback is shown only of the user's own functions.
+"""
 
 from __future__ import annotations
 

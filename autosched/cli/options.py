@@ -1,4 +1,4 @@
-"""Options: machine, policy and costs of a schedule, as a user gives them on the command line."""
+"""Parse command-line options for machine, policy and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Output: where results go, and how far long work is. Bars are for people: stderr, and only where it is a terminal."""
+"""Write results of commands, and show the progress of long work.
+
+Progress bars are for people: they are printed to stderr, and only to a terminal.
+"""
 
 from __future__ import annotations
 

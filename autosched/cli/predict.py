@@ -1,4 +1,4 @@
-"""``autosched simulate`` and ``autosched verify``: what is predicted of a schedule, and what is proved."""
+"""``autosched simulate`` predicts a schedule, and ``autosched verify`` checks it for races."""
 
 from __future__ import annotations
 

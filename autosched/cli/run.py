@@ -1,4 +1,7 @@
-"""``autosched run``: a schedule on the machine it is for, real or emulated, held to the serial run."""
+"""``autosched run`` runs a schedule and compares it with the serial run.
+
+The machine may be real or emulated.
+"""
 
 from __future__ import annotations
 

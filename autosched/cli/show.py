@@ -1,4 +1,7 @@
-"""``autosched show``: a schedule as text or as a picture. Which function draws what stands in two tables."""
+"""``autosched show`` prints or draws a schedule.
+
+Two tables list the function that draws each view in each format.
+"""
 
 from __future__ import annotations
 

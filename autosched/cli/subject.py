@@ -1,4 +1,7 @@
-"""Subject: what a command works on, a saved schedule or what a function of the user's returns."""
+"""Load what a command works on.
+
+That is a saved schedule, or what a function of the user returns.
+"""
 
 from __future__ import annotations
 
