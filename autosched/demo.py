@@ -1,8 +1,9 @@
-"""The main job, end to end: train the two-layer MLP of the book's figure on one CPU and two GPUs.
+"""Train a two-layer perceptron on one CPU and two GPUs.
 
-Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and backward on its half of
-the batch, the CPU sums the gradients and updates, and the new weights go back to both GPUs. Data:
-the 1,797 handwritten digits of 8x8 pixels that scikit-learn bundles. Uses the public API alone.
+This is the example of Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and
+backward on its half of the batch, the CPU sums the gradients and updates the weights, and the new
+weights go back to both GPUs. The data are the 1,797 handwritten digits of 8x8 pixels that
+scikit-learn bundles. Only the public API is used.
 """
 
 from __future__ import annotations
