@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
-"""Policies that look for better plans for as long as they are told: functions (seconds, seed, progress=) of them."""
+"""Policies with a time limit, as functions of (seconds, seed, progress=)."""
 
 POLICIES: Mapping[str, Policy] = {
     "single": single,

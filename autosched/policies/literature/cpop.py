@@ -30,7 +30,7 @@ __all__ = ["cpop"]
 
 
 def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the critical path on one device, other tasks where they finish first (Topcuoglu, Hariri, Wu 2002).
+    """Place the critical path on one device, other tasks by finish (Topcuoglu et al. 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -54,7 +54,7 @@ def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _quickest(problem: Problem, possible: Possible, path: Iterable[int]) -> int:
-    """Return the device where tasks take the least together; each that may not go there counts for its least."""
+    """Return the device of least total duration; tasks not allowed there count their least."""
     total = [0.0] * len(problem.devices)
     for task in path:
         devices = possible.devices(task)

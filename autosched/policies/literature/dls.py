@@ -27,7 +27,7 @@ __all__ = ["dls"]
 
 
 def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task, on the device, of the highest dynamic level (Sih, Lee, IEEE TPDS 1993).
+    """Place the pair of task and device of highest dynamic level (Sih, Lee, IEEE TPDS 1993).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -44,7 +44,7 @@ def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         for task, row in enumerate(problem.seconds)
     ]
     level = static_levels(problem, medians)
-    # When it could start, less what it gains over its median there, is its finish less that median.
+    # Start minus (median - duration) is finish minus median.
     return by_weight(
         problem, possible, lambda task, finish, _: level[task] + medians[task] - finish
     )

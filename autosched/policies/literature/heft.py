@@ -30,7 +30,7 @@ __all__ = ["heft"]
 
 @without_collecting()
 def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place tasks by descending upward rank, each where it finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
+    """Place tasks by upward rank where each finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.

@@ -27,11 +27,11 @@ __all__ = ["lookahead"]
 
 
 def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place tasks by upward rank, each where its successors can finish first (Bittencourt, Sakellariou, Madeira 2010).
+    """Place tasks by upward rank where their successors finish first (Bittencourt et al. 2010).
 
-    What successors need of tasks that are not placed yet does not count. The order is that of
-    planned starts; ties go to the task added earlier, to its own earlier finish and to the earlier
-    device. Raises ScheduleError where tasks cannot all be placed.
+    Predecessors of successors that are not placed yet are ignored. The order is that of planned
+    starts; ties go to the task added earlier, to its own earlier finish and to the earlier device.
+    Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)
@@ -59,7 +59,10 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _last(plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable[int]) -> float:
-    """Return when the last of a task and those ``after`` it would finish, and leave the plan as it was."""
+    """Return when the last of a task and its successors ``after`` would finish.
+
+    Restore the plan.
+    """
     group = plan.problem.group
     undo = [plan.commit(task, slot)]
     last = plan.end(task, slot)

@@ -30,11 +30,11 @@ from autosched.policies.base.room import Room
 
 __all__ = ["earliest_start", "m_etf"]
 
-_LOOKED = 8  # tasks at most whose starts are looked up again in one turn
+_LOOKED = 8  # tasks whose start times are computed again in one step, at most
 
 
 def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the task that can start first on a device with room, again and again (Jeon et al., SoCC 2020).
+    """Place the task that can start first on a device with enough memory (Jeon et al., SoCC 2020).
 
     The order is that of planned starts; ties go to the higher upward rank, the task added earlier,
     the earlier device. Raises ScheduleError where tasks cannot all be placed.
@@ -51,7 +51,7 @@ def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 class _Offer(NamedTuple):
-    """Where a task could start, the best first: with the least excess, then earliest."""
+    """A possible start of a task, ordered by least excess of memory, then by start."""
 
     excess: float
     finish: float
@@ -62,10 +62,11 @@ class _Offer(NamedTuple):
 def earliest_start(
     graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]
 ) -> Placement:
-    """Place tasks by earliest start where there is room.
+    """Place tasks by earliest start on devices with enough memory.
 
-    ``favourite`` has for some tasks one of their readers: for as long as copies to it would take elsewhere, others
-    start on that device only if nowhere else they could start as early.
+    ``favourite`` is the favourite child of some tasks. For as long as copies to that child would
+    take on another device, other tasks start on the device only if they could start nowhere else as
+    early.
     """
     listing = _Listing(graph, machine, costs, favourite)
     listing.run()
@@ -85,7 +86,7 @@ class _Listing:
         self.favourite = favourite
         self.kept: dict[
             int, tuple[int, float]
-        ] = {}  # of each device, for which task it is kept, and until when
+        ] = {}  # by device, the task for which it is reserved, and until when
         self.turn = [0] * len(self.rank)
         self.users: list[list[int]] = [[] for _ in self.rank]
         self.missing = [len(set(before)) for before in self.problem.before]
@@ -113,7 +114,7 @@ class _Listing:
                 self._push(ready, task)
 
     def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
-        """Take the task that can start first, as far as the first few in line tell."""
+        """Return the task that can start first among the first few of the queue."""
         looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
         while (
             ready
@@ -157,7 +158,7 @@ class _Listing:
             )
 
     def _away(self, task: int, child: int, device: int) -> float:
-        """Return the seconds that a reader of a task would wait for copies on the nearest other device."""
+        """Return how long a reader would wait for copies on the nearest other device."""
         data = self.problem.data
         paths = self.problem.paths[device]
         nbytes = [

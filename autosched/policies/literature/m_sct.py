@@ -27,7 +27,7 @@ __all__ = ["m_sct"]
 
 
 def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the task that can start first on a device with room, favourite children with parents (Hanen, Munier).
+    """Place tasks by earliest start, favourite children with their parents (Hanen, Munier 2001).
 
     Ties and errors as of ``m_etf``.
 
@@ -42,10 +42,13 @@ def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
-    """Return for tasks with readers the favourite, each task being the favourite of one at most."""
+    """Return the favourite child of tasks with readers.
+
+    Each task is the favourite of at most one.
+    """
     problem = Problem.of(graph, machine, costs)
     rank = upward_ranks(problem, Possible(problem))
-    nbytes: dict[int, dict[int, float]] = {}  # by task, those that its readers take
+    nbytes: dict[int, dict[int, float]] = {}  # by task, the bytes that each reader reads
     for task, reads in enumerate(problem.reads):
         for datum in reads:
             if (maker := problem.data.maker[datum]) >= 0:

@@ -24,7 +24,7 @@ __all__ = ["max_min", "min_min", "sufferage"]
 
 
 def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task that can finish first, where it does (Maheswaran et al., JPDC 1999).
+    """Place the ready task of least earliest finish, repeatedly (Maheswaran et al. 1999).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -38,7 +38,7 @@ def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task whose earliest finish is the last, where that is (Maheswaran et al. 1999).
+    """Place the ready task of greatest earliest finish, repeatedly (Maheswaran et al. 1999).
 
     Order, ties and errors are those of ``min_min``.
 
@@ -51,7 +51,7 @@ def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def sufferage(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task that would finish most later on its next best device (Maheswaran et al. 1999).
+    """Place the ready task that would lose most on its second best device (Maheswaran et al. 1999).
 
     Order, ties and errors are those of ``min_min``.
 

@@ -27,10 +27,11 @@ __all__ = ["peft"]
 
 
 def peft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place ready tasks by mean optimistic cost, each where it and what follows end first (Arabnejad, Barbosa 2014).
+    """Place ready tasks by mean optimistic cost on the best device (Arabnejad, Barbosa 2014).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier
-    device. Raises ScheduleError where tasks cannot all be placed.
+    The best device has the least sum of finish time and optimistic cost. The order is that of
+    planned starts; ties go to the task added earlier and to the earlier device. Raises
+    ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)

@@ -73,7 +73,7 @@ def members(problem: Problem) -> int:
 
 
 def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
-    """Return the best of the first ``most`` lists and of every device alone; stops at a makespan of ``bound``."""
+    """Return the best of ``most`` lists and of single devices; stop at a makespan of ``bound``."""
     plans = itertools.chain(_alone(listing), _listed(listing, most))
     best = next(plans)
     while best.makespan > bound and (other := next(plans, None)) is not None:
@@ -83,7 +83,7 @@ def best_listed(listing: Listing, most: int, bound: float = 0.0) -> Listed:
 
 
 def _alone(listing: Listing) -> Iterator[Listed]:
-    """Yield for each device, of those alike the first, the placement that puts there all that can be there."""
+    """Yield for each distinct device the placement that puts all possible tasks there."""
     n = len(listing.names)
     devices = listing.devices
     together = listing.shape.together.reshape(n, devices)
@@ -98,7 +98,7 @@ def _alone(listing: Listing) -> Iterator[Listed]:
 
 
 def _listed(listing: Listing, most: int) -> Iterator[Listed]:
-    """Yield so many list schedules; those that go backward are then placed forward, in their order."""
+    """Yield a number of list schedules; backward lists are placed again forward, in their order."""
     ways = [(way, rank) for way in (listing, listing.backwards) for rank in ("mean", "least")]
     for (excess, ahead), (way, rank) in itertools.islice(itertools.product(_BIASES, ways), most):
         planned = way.plan(way.order(getattr(way, rank)), excess, ahead)
