@@ -54,22 +54,26 @@ exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted."""
+    """Run a command and return its exit code.
+
+    The codes are 0 for success, 1 for a failed check, 2 for wrong usage or input, 130 for
+    interrupted.
+    """
     arguments = _parser().parse_args(argv)
     with told() as outcome:
         outcome.code = arguments.do(arguments)
-        sys.stdout.flush()  # what a pipe refuses, it refuses here
+        sys.stdout.flush()  # errors of a closed pipe are raised here
     return outcome.code
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the lines of examples whole, and tells errors in one."""
+    """A parser that keeps the lines of examples whole, and reports errors in one line."""
 
     def __init__(self, **options: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Tell what is wrong, and where help is."""
+        """Report an error, and where help is."""
         self.exit(WRONG_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

@@ -21,7 +21,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "measure",
         help="measure what tasks cost here, for --costs, and how fast links are, for --machine",
