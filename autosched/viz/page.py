@@ -42,11 +42,11 @@ def page_html(
     memory: Mapping[str, Steps] | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a page that shows a schedule: zoom, pan, search, select, follow what waits for what.
+    """Return a page that shows a schedule: zoom, pan, search, select, follow waits.
 
-    ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
-    where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the
-    bytes that devices have.
+    ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a
+    panel each, omitted where empty; ``memory`` has steps (seconds, bytes) for each device,
+    ``limits`` the bytes of memory of devices.
 
     >>> from autosched.program.program import Stream
     >>> from autosched.timeline.timeline import Span
@@ -74,7 +74,7 @@ def page_html(
 
 
 def _cut(text: str, name: str) -> str:
-    """Return the beginning of a text: of ten thousand tasks no one reads all in a page."""
+    """Return the beginning of a text: nobody reads all lines of ten thousand tasks in a page."""
     lines = text.split("\n")
     rest = len(lines) - LINES
     return (
@@ -85,7 +85,7 @@ def _cut(text: str, name: str) -> str:
 
 
 def _packed(data: object) -> str:
-    """Return JSON, compressed, in letters that end no element; browsers can undo it."""
+    """Return compressed JSON in characters that end no element; browsers can decompress it."""
     return base64.b64encode(
         zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
     ).decode()
