@@ -166,7 +166,7 @@ _SAVED = {
 }  # fields of a profile that are written beside the prediction
 
 
-# ---- what is told
+# ---- output
 
 
 def _shapes(output: Any) -> list[dict[str, Any]]:

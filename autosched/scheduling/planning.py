@@ -65,11 +65,10 @@ def schedule(
       several, including each device alone, and takes the placement of least predicted makespan; of
       equal ones that with the fewest copies.
     * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may search for better plans.
-      Without it ``"auto"`` takes a moment, and both it and ``"search"`` count their work, so that
-      they plan the same each time. ``seed`` changes the random numbers of a search. ``progress`` is
-      called with the part done and the best makespan, or is True for a bar on stderr.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs
-      the same.
+      Without it ``"auto"`` takes a moment; it and ``"search"`` then count their work, so plans are
+      reproducible. ``seed`` changes the random numbers of a search. ``progress`` is called with the
+      part done and the best makespan, or is True for a bar on stderr.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else all are equal.
     * ``inputs``, ``outputs``: the device on which an input is, or on which an output is requested,
       by names or patterns of names, ``{"w*": "cuda:0"}``; one device applies to all. Default:
       inputs are on the host, outputs stay on the device of their producer.
@@ -81,8 +80,7 @@ def schedule(
     * ``check``: monitor every run, not only the first, for writes, aliases and random numbers that
       tasks do not declare. ``"bytes"`` compares all bits of their arguments, since version counters
       do not detect every write.
-    * ``nvtx``: put each task and copy into an NVTX range with its name and stream, for Nsight; CUDA
-      only.
+    * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
     * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
       ``Schedule.not_replayed``.
 

@@ -176,7 +176,7 @@ def _fit(axis: Axis, ticks: Mapping[Decimal, str]) -> bool:
     return right <= WIDTH
 
 
-# ---- what stands for a series
+# ---- the marks of a series
 
 
 def tone(i: int) -> str:

@@ -21,7 +21,7 @@ from autosched.viz.paint import natural
 
 __all__ = ["Steps", "columns"]
 
-STEPS = 600  # at most so many of a device's bytes over time: more than a row has pixels to show
+STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
 DIGITS = 8  # of the longest time, so that a clock tick is far below a pixel at any useful zoom
 
 Steps = Sequence[tuple[float, float]]  # (seconds, bytes from then on)

@@ -26,7 +26,7 @@ PITCH = 84.0  # from one to the next
 NAME = 170.0  # the width of names, at most
 TICKS = 8
 SHORTEST = 1e-12  # seconds of a copy that has a rate
-NEAR = 3.0  # a limit is drawn if it is at most so many times the peak
+NEAR = 3.0  # a limit is drawn if it is at most this multiple of the peak
 
 Course = Sequence[
     tuple[float, float]

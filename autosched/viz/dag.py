@@ -35,7 +35,7 @@ HEADER = 40.0  # above the first rank, for the names of devices
 FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
 TITLED = 700.0  # how wide a title makes the drawing, at most
-WIDER = 280.0  # how wide those may be that stand for several
+WIDER = 280.0  # the most for nodes that represent several
 TALL = 2500.0  # how high a drawing is, at most, unless the caller says what to fold
 MOST = 200.0  # boxes, unless the caller says how many
 

@@ -36,7 +36,7 @@ IDLE = 50.0  # to the right of rows, for the share of idle time
 BOX = 22.0  # the height of a box
 ROW = 31.0  # from one stream to the next
 GROUP = 9.0  # more, from one device to the next
-TICKS = 8  # at most so many steps of the time axis
+TICKS = 8  # the most steps of the time axis
 CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
 

@@ -20,7 +20,7 @@ __all__ = ["Picture", "Shape", "Words", "shapes"]
 _SVG = "{http://www.w3.org/2000/svg}"
 _TOKEN = re.compile(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)")
 _TAKES = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "A": 7, "Z": 0}
-_BEND = 0.5523  # how far the handles of a curve lie that is a quarter of a circle
+_BEND = 0.5523  # distance of the handles of a curve that is a quarter of a circle
 _STRIPES = (
     6.0,
     1.25,

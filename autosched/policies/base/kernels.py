@@ -175,13 +175,10 @@ def decode(
     s: Planning,
     keep: int,
 ) -> float:
-    """Place tasks in this order, each in the first sufficient gap of its device.
+    """Serial schedule generation: place tasks in this order in sufficient gaps.
 
-    Return the makespan.
-
-    This is serial schedule generation. Fills ``start`` and ``finish``. ``tail[task, device]`` is a
-    lower bound on the time from a task's end to the end of the graph. Returns infinity if the
-    makespan is not below ``cap``.
+    Return the makespan, infinity if it is not below ``cap``; fill ``start`` and ``finish``.
+    ``tail[task, device]`` is a lower bound on the time after a task's end.
     """
     devices = len(t.streams)
     end = 0.0
