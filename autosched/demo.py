@@ -1,8 +1,9 @@
-"""The main job, end to end: train the two-layer MLP of the book's figure on one CPU and two GPUs.
+"""Train a two-layer perceptron on one CPU and two GPUs.
 
-Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and backward on its half of
-the batch, the CPU sums the gradients and updates, and the new weights go back to both GPUs. Data:
-the 1,797 handwritten digits of 8x8 pixels that scikit-learn bundles. Uses the public API alone.
+This is the example of Dive into Deep Learning, "Automatic Parallelism": each GPU runs forward and
+backward on its half of the batch, the CPU sums the gradients and updates the weights, and the new
+weights go back to both GPUs. The data are the 1,797 handwritten digits of 8x8 pixels that
+scikit-learn bundles. Only the public API is used.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GPUS = ("cuda:0", "cuda:1")
 
 
 class Digits(NamedTuple):
-    """Images as rows of 64 numbers from 0 to 1, and which digit each shows; to train with, and to test with."""
+    """Images as rows of 64 numbers from 0 to 1, with their digits, for training and test."""
 
     x: Tensor
     y: Tensor
@@ -48,7 +49,7 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> Digits:
-    """Return the digits, the same quarter of them always kept for the test."""
+    """Return the digits; the same quarter of them is always the test set."""
     try:
         from sklearn.datasets import load_digits as bundled
     except ImportError:
@@ -63,7 +64,7 @@ def load_digits() -> Digits:
 
 
 def machine_of_two() -> tuple[asc.Machine, str]:
-    """Return a machine with two GPUs, and what it is in words: real, logical, or emulated."""
+    """Return a machine with two GPUs, and its kind in words: real, logical, or emulated."""
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if count >= 2:
         return asc.Machine.local(gpus=2), "two real GPUs"
@@ -78,7 +79,7 @@ def machine_of_two() -> tuple[asc.Machine, str]:
 
 
 def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
-    """Return one training step as a graph: forward, loss and backward op by op on each GPU, the update on the CPU."""
+    """Return a training step as a graph: the operators on each GPU, the update on the CPU."""
     graph = asc.Graph("two-layer MLP")
     x, y, w1, w2 = graph.inputs("x", "y", "w1", "w2")
     weights = {"w1": w1, "w2": w2}
@@ -103,7 +104,7 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
             d_h = graph.add(relu_gradient, d_a, h, name=f"dh.{i}")
             gradients["w1"].append(graph.add(weight_gradient, rows, d_h, name=f"dw1.{i}"))
         replicas.append({"w1": v1, "w2": v2})
-    for name in ("w2", "w1"):  # the last layer's gradient is the first to come
+    for name in ("w2", "w1"):  # the last layer's gradient is computed first
         with graph.on("cpu"):
             total = graph.add(torch.add, *gradients[name], name=f"d{name}")
             graph.add(
@@ -124,23 +125,23 @@ def mlp_step(gpus: Sequence[str] = GPUS, batch: int = BATCH) -> asc.Graph:
 
 
 def weight_gradient(before: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient by the weight of ``before @ weight``."""
+    """Return the gradient of ``before @ weight`` with respect to the weight."""
     return before.T @ gradient
 
 
 def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return the gradient by what was multiplied with the weight."""
+    """Return the gradient with respect to the input of the product with the weight."""
     return gradient @ weight.T
 
 
 def cross_entropy_gradient(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the gradient of the mean cross entropy by the scores; both are (rows, classes)."""
+    """Return the gradient of the mean cross entropy with respect to the scores (rows, classes)."""
     hot = torch.nn.functional.one_hot(labels, scores.shape[1])
     return (torch.softmax(scores, 1) - hot) / len(labels)
 
 
 def relu_gradient(gradient: Tensor, before: Tensor) -> Tensor:
-    """Return the gradient by what went into the ReLU."""
+    """Return the gradient with respect to the input of the ReLU."""
     return gradient * (before > 0)
 
 
@@ -155,7 +156,7 @@ def mean(a: Tensor, b: Tensor) -> Tensor:
 
 
 def initial_weights(gpus: Sequence[str], machine: asc.Machine) -> dict[str, Tensor]:
-    """Return fresh weights, the same always: the CPU's, and a replica on each GPU."""
+    """Return fresh weights, the same each time: the CPU's, and a replica on each GPU."""
     generator = torch.Generator().manual_seed(1)
     w1 = torch.randn(64, HIDDEN, generator=generator) / 8
     w2 = torch.randn(HIDDEN, 10, generator=generator) / 16
@@ -175,9 +176,10 @@ def mlp_example() -> tuple[asc.Graph, dict[str, Tensor]]:
 
 
 def averaged_example() -> tuple[asc.Graph, dict[str, Tensor]]:
-    """Return a prediction that is averaged over eight shifts of a batch, and inputs for it; nothing says what is where.
+    """Return a prediction averaged over eight shifts of a batch, and inputs for it.
 
-    So policies, links and numbers of GPUs differ, which ``autosched compare`` shows.
+    No task is bound to a device, so policies, links and numbers of GPUs make a difference, which
+    ``autosched compare`` shows.
     """
     graph = asc.Graph("prediction averaged over eight shifts")
     x, w1, w2, w3 = graph.inputs("x", "w1", "w2", "w3")
@@ -198,7 +200,7 @@ def main(epochs: int = 12, folder: Path = Path()) -> int:
     """Train, compare with the serial run, and draw; return the exit code."""
     torch.set_num_threads(
         1
-    )  # the products are small; threads that share them would fight with those of the streams
+    )  # the products are small; intra-op threads would compete with those of the streams
     data = load_digits()
     machine, kind = machine_of_two()
     gpus = machine.accelerators
@@ -220,7 +222,7 @@ def main(epochs: int = 12, folder: Path = Path()) -> int:
 
 
 def _batches(data: Digits, epochs: int) -> list[list[dict[str, Tensor]]]:
-    """Return the batches of each epoch, shuffled, the same always."""
+    """Return the shuffled batches of each epoch, the same each time."""
     generator = torch.Generator().manual_seed(2)
     orders = [torch.randperm(len(data.y), generator=generator) for _ in range(epochs)]
     starts = range(0, len(data.y) - BATCH + 1, BATCH)

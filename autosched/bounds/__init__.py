@@ -1,8 +1,10 @@
-"""Lower bounds: seconds that no schedule of a graph on a machine can beat, whatever its policy.
+"""Lower bounds on the makespan of every schedule of a graph.
 
-Each bound is a function in a module of its own over ``Tables``. Knows no placement and no program.
-Each task runs on one device; if it is done again, then there. Bounds hold up to the rounding of
-floating point sums.
+Each bound is a function in a module of its own over ``Tables``, and holds for all policies. Knows
+no placement and no program. Bounds hold up to the rounding of floating point sums.
+
+Bounds assume that each task runs on one device; if it runs again, it runs there. If tasks could be
+duplicated on several devices, chains with copies would bound nothing.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ __all__ = ["bounds"]
 def bounds(graph: Graph, machine: Machine, costs: Costs) -> dict[str, float]:
     """Return named lower bounds on the makespan, in seconds; infinity where no schedule exists.
 
-    * ``critical_path``: the longest chain of tasks and of copies that no choice of devices avoids,
-      with what must run on one device before or behind each task because it would come too late
-      from elsewhere.
-    * ``work``: what compute streams need for all tasks, shared out as is best, if they are never
-      idle.
-    * ``interval``: the same for spans of time in which certain tasks must run.
-    * ``copies``: what constraints force through copy streams; 0 without contention.
-    * ``memory``: what must be done or fetched again where memory is short.
+    * ``critical_path``: the longest path of tasks and of copies that no choice of devices avoids.
+      It accounts for predecessors and successors that must run on the device of a task, because
+      their data would arrive too late from another device.
+    * ``work``: the time that compute streams need for all tasks at the best distribution, if they
+      are never idle.
+    * ``interval``: the same for intervals of time in which certain tasks must run.
+    * ``copies``: the time that copy streams need for copies that constraints force; 0 without
+      contention.
+    * ``memory``: the time for what must be recomputed or copied again where memory is short.
 
-    Where all costs are whole numbers, so are bounds. Raises ScheduleError for arguments of another
-    kind.
+    Where all costs are integers, so are bounds. Raises ScheduleError for arguments of a wrong type.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.add(abs, graph.input("x"), seconds=1.0), seconds=2.0)
@@ -80,7 +82,7 @@ def _check(**given: tuple[Any, type]) -> None:
 
 
 def _is_whole(tables: Tables, machine: Machine) -> bool:
-    """Whether each task and each copy takes a whole number of seconds, so that all ends are whole, too."""
+    """Whether each task and each copy takes an integer number of seconds."""
     known = tables.seconds[np.isfinite(tables.seconds)]
     copied = product({datum.nbytes for datum in tables.data}, machine.links, (False, True))
     return np.array_equal(known, np.floor(known)) and all(

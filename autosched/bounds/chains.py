@@ -1,7 +1,8 @@
-"""Chains: how long passes until a task has ended on a device, and from its start there to the end of the graph.
+"""Lower bounds from paths through the graph.
 
-Knows edges and seconds, and no other load of a device than what one task waits for, or what waits
-for it.
+Computes for each task and device the earliest end of the task, and the time that remains from its
+start to the end of the graph, from edges and durations. Of the load of a device, only the
+predecessors or the successors of a single task are taken into account.
 """
 
 from __future__ import annotations
@@ -16,40 +17,43 @@ from autosched.bounds.tables import Array, Edges, Tables
 
 __all__ = ["heads", "tails", "through"]
 
-_MOST = 32  # tasks before one task that are told apart: those that would come latest from elsewhere
+_MOST = 32  # predecessors considered individually: those whose copies arrive last
 
 
 class _Walk(NamedTuple):
-    """What the loop reads, flat."""
+    """The arrays that the loop reads."""
 
     order: Any  # tasks
-    first: Any  # by task, where its edges begin
-    other: Any  # by edge, the task before
-    nbytes: Any  # by edge; below 0 where nothing travels
+    first: Any  # by task, the offset of its edges
+    other: Any  # by edge, the predecessor
+    nbytes: Any  # by edge; below 0 if no data are copied
     group: Any
     seconds: Any  # [task, device]
     ready: Any  # [task, device]
     streams: Any
-    kind: Any  # by device: devices of one kind are linked alike
+    kind: Any  # by device; devices of one kind have equal links
     latency: Any  # [kind of the source, kind of the destination]
     per_byte: Any
 
 
 def heads(tables: Tables) -> Array:
-    """Return the seconds by [task, device] before which the task cannot have ended there."""
+    """Return by [task, device] a lower bound on the end of the task there."""
     order = np.arange(len(tables.group))
     return _longest(tables, order, tables.edges, tables.ready, tables.latency, tables.per_byte)
 
 
 def tails(tables: Tables) -> Array:
-    """Return the seconds by [task, device] that pass at least from its start there to the end of the graph."""
+    """Return by [task, device] a lower bound on the time from its start there to the end."""
     order = np.arange(len(tables.group))[::-1]
     turned = Edges(tables.edges.other, tables.edges.task, tables.edges.nbytes)
     return _longest(tables, order, turned, tables.after, tables.latency.T, tables.per_byte.T)
 
 
 def through(head: Array, tail: Array, seconds: Array) -> Array:
-    """Return by [task, device] when the graph can end at the earliest if the task runs there; infinity if it cannot."""
+    """Return by [task, device] a lower bound on the makespan if the task runs there.
+
+    It is infinite if the task cannot run there.
+    """
     return head + tail - np.where(np.isinf(seconds), 0.0, seconds)
 
 
@@ -79,9 +83,10 @@ def _longest(
 
 
 def _kinds(latency: Array, per_byte: Array) -> tuple[Any, Array]:
-    """Return the kind of each device, and latency and seconds per byte between kinds, those within a kind among them.
+    """Return the kind of each device, and latency and seconds per byte between kinds.
 
-    Two devices are of a kind if nothing changes where they take each other's place.
+    Two devices are of the same kind if exchanging them changes nothing. Links between devices of
+    the same kind are included.
     """
     both = np.stack([latency, per_byte])
     models: list[int] = []
@@ -117,9 +122,10 @@ def _fill(
     starts: Any,
     works: Any,
 ) -> None:
-    """Fill ``passed``, by task and device; the rest is room, ``first`` to ``where`` by [task, kind], others ``_MOST``.
+    """Fill ``passed`` by task and device; the other arrays are working memory.
 
-    ``first`` and ``second`` are the earliest ends on devices of a kind, ``where`` is the device of the first.
+    ``first`` and ``second`` are the earliest ends on devices of a kind, ``where`` is the device of
+    the first, by [task, kind]. Others have ``_MOST`` elements.
     """
     devices = len(w.streams)
     kinds = len(first) // max(1, len(w.group))
@@ -136,8 +142,8 @@ def _fill(
                     else _arrival(w, first, second, where, e, p, kinds)
                 )
                 begin = max(begin, min(here, away))
-                # Kept are those that come latest from elsewhere, in order; where they are too many,
-                # the earliest goes.
+                # Keep those that would arrive latest by copies, in order; if there are too many,
+                # drop the earliest.
                 if away <= here or (count == _MOST and far[count - 1] >= away):
                     continue
                 i = min(count, _MOST - 1)
@@ -167,7 +173,7 @@ def _fill(
 
 @kernel
 def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds: int) -> float:
-    """Return when what an edge brings can have come to a device from any other."""
+    """Return when the data of an edge can have arrived on a device from any other."""
     earliest = math.inf
     for k in range(kinds):
         i = w.other[e] * kinds + k
@@ -183,14 +189,15 @@ def _arrival(w: Any, first: Any, second: Any, where: Any, e: int, p: int, kinds:
 def _settled(
     count: int, far: Any, end: Any, work: Any, starts: Any, works: Any, streams: float
 ) -> float:
-    """Return when tasks can all have ended on a device, or their data have come to it from elsewhere.
+    """Return when tasks can all have ended on a device, or their data have arrived there.
 
-    What would come later than at t must run here, on so many streams, and end by t: the least t at
-    which that is possible. ``far`` falls; the tasks can have ended here at ``end``, after ``work``
-    seconds. Source: Al-Mouhamed, IEEE TSE 16(12), 1990, there for one stream and equal devices.
+    Tasks whose data would arrive later than t must run here, on the streams of the device, and end
+    by t. The result is the least t at which that is possible. ``far`` is descending; the tasks can
+    have ended here at ``end``, after ``work`` seconds. Source: Al-Mouhamed, IEEE TSE 16(12), 1990,
+    there for one stream and identical devices.
     """
     best: float = math.inf
-    done = 0.0  # when the streams can be, with the first so many here
+    done = 0.0  # when the streams can be done, with the first few tasks here
     for i in range(count):
         best = min(best, max(done, far[i]))
         if done >= best or end[i] == math.inf:

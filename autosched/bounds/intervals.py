@@ -1,6 +1,6 @@
-"""Intervals: spans of time in which more work must be done than all streams can do.
+"""Lower bounds from intervals that contain more work than streams can do.
 
-Knows when tasks can start and must have ended, as chains have it; no edge.
+Reads the earliest starts and latest ends of tasks that ``chains`` derives, and no edges.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from autosched.bounds.tables import Array, Tables
 
 __all__ = ["interval"]
 
-_MOST = 100_000  # pairs of a task and a span's begin that are looked at together
+_MOST = 100_000  # pairs of a task and a begin of a window that are processed together
 _ROUNDS = 12
-_ENOUGH = 1e-6  # relative: what is left to gain
+_ENOUGH = 1e-6  # relative tolerance
 
 
 class _Case(NamedTuple):
-    """What is so if the graph ends by some time; all by [task, device], seconds infinite where it cannot be then."""
+    """Consequences of a makespan, by [task, device]; durations are infinite where impossible."""
 
     seconds: Array
     early: Array  # the earliest start
@@ -32,14 +32,15 @@ class _Case(NamedTuple):
 
 
 def interval(tables: Tables, head: Array, tail: Array, least: float) -> float:
-    """Raise a bound: the time before which no window [a, b] need hold more work than streams can do in it.
+    """Raise a lower bound until no window [a, b] must contain more work than fits into it.
 
-    If the graph ended by T, a task on a device would start between what passes before it and T less
-    what passes after it, and tasks would not be where there is no time between the two; what of
-    each task so lies in a window, on the device where that is cheapest at prices that sum to 1 over
-    streams, is at most the window's length. If it is more, T grows by the difference. Up to 300
-    tasks all windows count that begin or end where some task may; beyond, only some. Source:
-    Fernandez, Bussell, IEEE Trans. Computers C-22(8), 1973, there for equal devices.
+    If the makespan were T, a task on a device would start between its earliest start and T minus
+    the time that must follow it, and would not run on devices where that is impossible. The work of
+    each task that therefore must be in a window, on the device where it is cheapest at prices that
+    sum to 1 over all streams, is at most the length of the window. If the sum is larger, T grows by
+    the difference. For up to 300 tasks all windows are considered that begin or end at a limit of
+    some task; for more tasks, only some. Source: Fernandez, Bussell, IEEE Trans. Computers C-22(8),
+    1973, there for identical devices.
     """
     rounds = _ROUNDS if len(head) ** 2 <= _MOST else max(1, _ROUNDS * 100 // len(head))
     for _ in range(rounds if 0 < least < math.inf else 0):
@@ -51,7 +52,10 @@ def interval(tables: Tables, head: Array, tail: Array, least: float) -> float:
 
 
 def _raised(tables: Tables, head: Array, tail: Array, end: float) -> tuple[float, float]:
-    """Return what the end must be if it is this or later, and until when that holds: then tasks may be elsewhere."""
+    """Return the makespan implied by a bound, and up to which bound that holds.
+
+    Beyond it, tasks may run on other devices.
+    """
     needed = through(head, tail, tables.seconds)
     barred = needed > end * (1 + 1e-9)
     until = float(np.min(needed[barred], initial=math.inf))
@@ -66,7 +70,7 @@ def _raised(tables: Tables, head: Array, tail: Array, end: float) -> tuple[float
 
 
 def _excess(case: _Case) -> float:
-    """Return by how much the work that must lie in a window is more than the window is long."""
+    """Return by how much the work that must be in a window exceeds its length."""
     latest = case.late.max(axis=1)
     slope = np.min(np.where(np.isinf(case.seconds), math.inf, case.price), axis=1)
     most = 0.0
@@ -84,7 +88,7 @@ def _excess(case: _Case) -> float:
 
 
 def _begins(case: _Case) -> Iterator[Array]:
-    """Yield where windows begin, some at a time."""
+    """Yield the begins of windows in batches."""
     tasks = len(case.early)
     found = np.unique(case.early.min(axis=1))
     most = max(_MOST // tasks, 4)

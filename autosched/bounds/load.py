@@ -1,6 +1,10 @@
-"""Load: how long devices, or copy streams, need at least for work of which each piece may choose one of them.
+"""Lower bounds from the total work of devices or copy streams.
 
-Knows pieces, seconds and streams; no order, and no edge between pieces.
+Each piece of work may be done by one of several devices or streams. Knows pieces, durations and
+streams; no order, and no edge between pieces.
+
+The bounds use prices of devices, which are the dual variables of distributing the work. They are
+found without an LP solver. Any prices give a valid bound, so approximate prices are still correct.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from autosched.bounds.tables import Array
 
 __all__ = ["gathered", "prices", "shared"]
 
-_ENOUGH = 1e-6  # relative: what is left to gain
+_ENOUGH = 1e-6  # relative tolerance
 _ROUNDS = 40  # for each device, at most
 _SAMPLE = 10_000
-_NOTHING = 1e-300  # a price that costs nothing, but keeps infinity what it is
+_NOTHING = 1e-300  # a price of practically 0, whose product with infinity is infinite
 
 
 def gathered(seconds: Array, group: NDArray[np.int64]) -> Array:
-    """Return the seconds of whole groups on each device, a row for each."""
+    """Return the total duration of each group on each device, a row per group."""
     groups, row = np.unique(group, return_inverse=True)
     if len(groups) == len(group):
         return seconds
@@ -31,20 +35,20 @@ def gathered(seconds: Array, group: NDArray[np.int64]) -> Array:
 
 
 def shared(pieces: Array, streams: Array) -> float:
-    """Return the seconds that so many streams of each device need for all pieces, which may be cut at will.
+    """Return the time that the streams of all devices need for all pieces, which may be split.
 
-    ``pieces[piece, device]`` are seconds, infinite where it cannot be done.
+    ``pieces[piece, device]`` are durations, infinite where a piece cannot run.
     """
     return float(np.min(pieces * prices(pieces, streams), axis=1, initial=math.inf).sum())
 
 
 def prices(pieces: Array, streams: Array) -> Array:
-    """Return what a second of one stream of each device shall cost for pieces to cost the most; all at once cost 1.
+    """Return the prices of devices, per second of a stream, that maximize the cost of all pieces.
 
-    In T seconds all streams can be paid T at the most, so no schedule is shorter than what pieces
-    cost where each is cheapest, at any prices. These are the dual of the linear relaxation, exact
-    up to rounding; of very many pieces, of a sample. Devices that are equal for all pieces count as
-    one.
+    The prices of all streams sum to 1. In T seconds the streams then cost at most T, so no schedule
+    is shorter than the cost of the pieces, each where it is cheapest, at any prices. The prices are
+    the dual solution of the linear relaxation, exact up to rounding; for very many pieces, of a
+    sample. Devices that are equal for all pieces count as one.
     """
     every = max(1, len(pieces) // _SAMPLE)
     columns = np.ascontiguousarray(pieces[::every].T)
@@ -59,17 +63,17 @@ def prices(pieces: Array, streams: Array) -> Array:
 
 
 def _simplex(seconds: Array, streams: Array) -> Array:
-    """Mix loads of devices so that the fullest has the least; a round adds the cheapest load at the prices so far.
+    """Mix loads of devices so that the largest load is least, by column generation.
 
-    The linear program is: most sum of x where loads @ x <= 1. Source: Dantzig, Wolfe, Operations
-    Research 8(1), 1960.
+    Each round adds the cheapest load at the current prices. The linear program maximizes sum(x)
+    subject to loads @ x <= 1. Source: Dantzig, Wolfe, Operations Research 8(1), 1960.
     """
     devices = len(streams)
     best = price = np.full(devices, 1 / streams.sum())
     most = scale = float(np.min(seconds * price[:, None], axis=0, initial=math.inf).sum())
     if devices == 1 or not 0 < scale < math.inf:
         return best
-    inverse = np.eye(devices)  # of the basis: all idle
+    inverse = np.eye(devices)  # of the initial basis, in which all devices are idle
     mix = np.ones(devices)
     worth = np.zeros(devices)
     pieces = np.arange(seconds.shape[1])

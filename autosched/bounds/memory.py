@@ -1,8 +1,8 @@
-"""Memory: what follows from devices that cannot hold everything at once.
+"""Lower bounds from devices that cannot hold all values at once.
 
-A value is held where it was made, and where it was copied to, until its last use there; what lives
-on a device from the beginning, always. Views, and values that nothing uses, take none. Knows no
-order but that of edges.
+A value is held on the device of its producer, and on each device that it was copied to, until its
+last use there. A value that is on a device from the beginning is always held. Views and unused
+values take no memory. Knows no order but that of edges.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from autosched.placement import home
 
 __all__ = ["fitting", "traffic"]
 
-_TRIED = 8  # moments on each device
-_WEIGHTS = np.linspace(0.0, 1.0, 65)[:, None]  # of compute streams against the copy stream
+_TRIED = 8  # points in time examined on each device
+_WEIGHTS = np.linspace(0.0, 1.0, 65)[:, None]  # compute streams against copy stream
 
 
 def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Array:
-    """Return the seconds of tasks, infinite, too, where what a task reads and makes does not fit in a device."""
+    """Return the durations of tasks, infinite where a task does not fit into a device's memory."""
     if not _short(graph, machine, costs):
         return seconds
     limits = np.array([device.nbytes for device in machine.devices], float)
@@ -47,13 +47,13 @@ def fitting(graph: Graph, machine: Machine, costs: Costs, seconds: Array) -> Arr
 
 
 def _short(graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Whether some device might not hold everything, each value twice."""
+    """Whether some device might not hold all values, each counted twice."""
     least = min(device.nbytes for device in machine.devices)
     return not math.isinf(least) and 2 * sum(map(costs.value_nbytes, graph.values)) > least
 
 
 def _living(graph: Graph, machine: Machine, costs: Costs) -> Array:
-    """Return by device the bytes that live there from the beginning."""
+    """Return by device the bytes that are there from the beginning."""
     held = np.zeros(len(machine.devices))
     for value in graph.sources:
         held[machine.names.index(home(graph, machine, value))] += costs.value_nbytes(value)
@@ -72,7 +72,7 @@ def _working(graph: Graph, costs: Costs, task: Task) -> dict[int, float]:
 
 
 class _Kept(NamedTuple):
-    """What a task makes on a device and others read there, with no views, and nothing that writes it later."""
+    """A result that is produced and read on one device, without views and later writes."""
 
     nbytes: float
     maker: int
@@ -80,11 +80,11 @@ class _Kept(NamedTuple):
 
 
 def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> float:
-    """Return what it takes that memory is short while a task runs on the one device that it can run on.
+    """Return the time that is lost because memory is short while a task runs on its only device.
 
-    What was made before it there and is read behind it there, too, must be in memory meanwhile.
-    What is too much must be fetched back over the copy stream, or made again on compute streams,
-    whatever is best; that fetching occupies nothing without contention.
+    Values that are produced on the device before the task and read there after it must be in memory
+    meanwhile. The excess must be copied back over the copy stream or recomputed on compute streams,
+    whichever is better. The copies occupy nothing without contention.
     """
     if not _short(graph, machine, costs):
         return 0.0
@@ -121,10 +121,10 @@ def traffic(graph: Graph, machine: Machine, costs: Costs, tables: Tables) -> flo
 def _spent(
     work: float, excess: float, through: Sequence[_Kept], seconds: Array, fetching: float
 ) -> float:
-    """Return the seconds of the busier of two, compute streams and copy stream, if the excess is shared out well."""
+    """Return the time of the busier of compute streams and copy stream at the best split."""
     nbytes = np.array([item.nbytes for item in through], float)
     again = np.array([seconds[item.maker] for item in through], float) / nbytes
-    each = _WEIGHTS * again  # for a byte
+    each = _WEIGHTS * again  # per byte
     if fetching < math.inf:
         each = np.minimum(each, (1 - _WEIGHTS) * fetching)
     order = each.argsort(axis=1)
@@ -138,7 +138,7 @@ def _spent(
 
 
 def _fetching(machine: Machine, p: int) -> float:
-    """Return the least seconds for which a byte that comes to a device holds its copy-in stream."""
+    """Return the least time per byte that a copy to a device occupies its copy-in stream."""
     into = machine.devices[p].kind != "cpu"
     rates = links(machine)[1][:, p]
     others = [q for q in range(len(rates)) if q != p and math.isfinite(rates[q])]
@@ -152,7 +152,7 @@ def _lives_on(graph: Graph, machine: Machine, root: int, p: int) -> bool:
 
 
 def _kept(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _Kept]:
-    """Return by value what tasks that are bound to a device keep there for others that are."""
+    """Return by value what tasks bound to a device keep there for other tasks bound to it."""
     readers: dict[int, list[int]] = {}
     for task in bound:
         for use in graph.tasks[task].reads:
@@ -168,7 +168,7 @@ def _kept(graph: Graph, costs: Costs, bound: Mapping[int, None]) -> dict[int, _K
 
 
 def _moments(bound: Iterable[int], kept: Mapping[int, _Kept]) -> list[int]:
-    """Return those tasks during which most is kept if all run in insertion order."""
+    """Return the tasks during which most is kept if all run in insertion order."""
     change: dict[int, float] = {}
     for item in kept.values():
         change[item.maker + 1] = change.get(item.maker + 1, 0.0) + item.nbytes

@@ -1,4 +1,4 @@
-"""Tables: what bounds read of a graph, a machine and costs, as arrays. Bound nothing, and know no placement."""
+"""Store graph, machine and costs as arrays for bounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from autosched.placement import Choices, choices, home
 __all__ = ["Array", "Datum", "Edges", "Tables", "links", "ways"]
 
 Array = NDArray[np.float64]
-_NO_DATA = -1.0  # bytes of an edge along which nothing travels
+_NO_DATA = -1.0  # bytes of an edge without data
 
 
 class Edges(NamedTuple):
-    """Which tasks wait for which; the most bytes that travel along an edge, or -1 where nothing does."""
+    """Pairs of predecessor and successor, with the largest bytes of data between them, or -1."""
 
     task: NDArray[np.int64]
     other: NDArray[np.int64]
@@ -29,32 +29,35 @@ class Edges(NamedTuple):
 
 
 class Datum(NamedTuple):
-    """A value in one version, which ``maker`` leaves on its device, or which lives on device ``home`` if that is -1."""
+    """A version of a value: produced by task ``maker``, or on device ``home`` if that is -1."""
 
     nbytes: float
     maker: int
     home: int
     pageable: bool
     ends: dict[int, None]  # the tasks that read it
-    back: int  # the device to which it must return in the end, or -1
+    back: int  # the device to which it must be copied back in the end, or -1
 
 
 class Tables(NamedTuple):
-    """Tasks and devices are numbers, in insertion order; seconds are infinite where a task may not or cannot run."""
+    """Tasks and devices are numbers, in insertion order.
+
+    Durations are infinite where impossible.
+    """
 
     seconds: Array  # [task, device]
     streams: Array  # by device
     group: NDArray[np.int64]  # by task; those of one group share a device
     edges: Edges
-    ready: Array  # [task, device]: when what lives elsewhere from the beginning can be there
-    after: Array  # [task, device]: how long what must return in the end still travels
+    ready: Array  # [task, device]: when the sources that it reads can be there
+    after: Array  # [task, device]: how long copying written inputs back takes
     latency: Array  # [source, destination]
     per_byte: Array
     data: Sequence[Datum]
 
     @classmethod
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Tables:
-        """Tabulate. Raises ScheduleError for constraints that contradict each other."""
+        """Tabulate a graph. Raises ScheduleError for contradictory constraints."""
         allowed = choices(graph, machine)
         data = _data(graph, machine, costs)
         latency, per_byte = ways(machine)
@@ -73,10 +76,10 @@ class Tables(NamedTuple):
 
 
 def ways(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
-    """Return the latency and the seconds per byte from each device, or its pageable memory, to each.
+    """Return latency and seconds per byte from each device, or its pageable memory, to each.
 
-    By way of other devices where that is less, the two apart: no route beats both. Where no route
-    is, the latency is infinite, and the seconds per byte are 0.
+    They are minimized separately over all routes, so no route is faster. Without a route, the
+    latency is infinite and the seconds per byte are 0.
     """
     latency, per_byte = links(machine)
     for via in range(len(latency)):  # Floyd, CACM 5(6), 1962
@@ -87,13 +90,13 @@ def ways(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
         np.fill_diagonal(first, math.inf)
         per_byte = np.min(
             first[:, :, None] + per_byte, axis=1
-        )  # wherever it goes, it first leaves pageable memory
+        )  # every route begins in pageable memory
         np.fill_diagonal(per_byte, 0.0)
     return latency, np.where(np.isinf(per_byte), 0.0, per_byte)
 
 
 def links(machine: Machine, pageable: bool = False) -> tuple[Array, Array]:
-    """Return the latency and the seconds per byte of links: 0 on one device, infinite where there is none."""
+    """Return latency and seconds per byte of links: 0 on one device, infinite without a link."""
     count = len(machine.devices)
     latency, per_byte = np.full((2, count, count), math.inf)
     for q, source in enumerate(machine.devices):
@@ -126,7 +129,7 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs, allowed: Choices) -> 
 
 
 def _data(graph: Graph, machine: Machine, costs: Costs) -> list[Datum]:
-    """Return what tasks read, and what goes back to its home in the end."""
+    """Return the data that tasks read, and the data that are copied back to their home."""
     number = {name: p for p, name in enumerate(machine.names)}
     found: dict[tuple[int, int], Datum] = {}
 
@@ -157,7 +160,7 @@ def _data(graph: Graph, machine: Machine, costs: Costs) -> list[Datum]:
 def _ends(
     count: int, machine: Machine, data: Sequence[Datum], latency: Array, per_byte: Array
 ) -> tuple[Array, Array]:
-    """Return when what lives elsewhere from the beginning can be where tasks run, and what goes back in the end."""
+    """Return when sources can arrive at tasks, and how long copying written inputs back takes."""
     ready, after = np.zeros((2, count, len(machine.devices)))
     slow = ways(machine, pageable=True)[1] if any(datum.pageable for datum in data) else per_byte
     for datum in data:
@@ -175,7 +178,10 @@ def _ends(
 
 
 def _edges(graph: Graph, data: Sequence[Datum]) -> Edges:
-    """Return who waits for whom. An in-place write need not wait for readers of copies elsewhere, so no anti edges."""
+    """Return pairs of predecessor and successor, without anti-dependencies.
+
+    An in-place write need not wait for readers of copies on other devices.
+    """
     nbytes = {
         (task.index, d.task): _NO_DATA
         for task in graph.tasks

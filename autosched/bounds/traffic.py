@@ -1,6 +1,7 @@
-"""Traffic: copies that no placement avoids, and the copy streams that must carry them.
+"""Lower bounds from unavoidable copies and the copy streams that carry them.
 
-Knows where tasks may run and what they read; no order.
+Knows where tasks may run and what they read; no order. Copy streams are one per device and
+direction, not one per pair of devices, because all copies out of a device share its port.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["copies", "places"]
 
 
 class _Copy(NamedTuple):
-    """What must come from one of these devices to one of those; both as bits."""
+    """A copy that must be made from one of some devices to one of others; both are bit sets."""
 
     nbytes: float
     pageable: bool
@@ -29,13 +30,14 @@ class _Copy(NamedTuple):
 
 
 def copies(tables: Tables, machine: Machine) -> float:
-    """Return the seconds that copy streams need for copies that constraints force; 0 without contention.
+    """Return the time that copy streams need for copies that constraints force.
 
-    A datum is copied if none of the devices where it may be made, or where it lives, may run a
-    reader; it comes from where it was made, or from the host if memory is short and it may have
-    been put away there. What leaves devices and what comes to them are two loads, each shared out
-    as is best. Between a CPU and an accelerator a copy holds the accelerator's stream alone. What
-    no link brings comes by way of others, and counts nothing.
+    A datum is copied if none of the devices where it may be produced, or where it is, may run a
+    reader. It is copied from there, or from the host if memory is short and it may have been
+    spilled. Copies out of devices and into devices are two loads, each distributed optimally. A
+    copy between a CPU and an accelerator occupies a stream of the accelerator alone. Data that no
+    link carries are forwarded by other devices, and count nothing. Without contention the result is
+    0.
     """
     if not machine.contention:
         return 0.0
@@ -49,15 +51,15 @@ def copies(tables: Tables, machine: Machine) -> float:
     coming = [
         copy._replace(sources=copy.sources | host) for of_datum in forced for copy in of_datum
     ]
-    # Where memory is short, a datum may leave once, for the host, and come back from there as often
-    # as need be.
+    # Where memory is short, a datum may be spilled to the host once, and be reloaded as often
+    # as necessary.
     leaving = [copy for of_datum in forced for copy in (of_datum[:1] if short else of_datum)]
     leaving = [copy._replace(destinations=copy.destinations | host) for copy in leaving]
     return max(_load(machine, coming, into=True), _load(machine, leaving, into=False))
 
 
 def places(tables: Tables) -> list[int]:
-    """Return by task the devices where its whole group can run, as bits."""
+    """Return by task the devices where its whole group can run, as a bit set."""
     bits = np.isfinite(tables.seconds) @ np.array(
         [1 << p for p in range(len(tables.streams))], object
     )
@@ -69,7 +71,7 @@ def places(tables: Tables) -> list[int]:
 
 
 def _forced(datum: Datum, possible: Sequence[int], group: Sequence[int]) -> Iterator[_Copy]:
-    """Yield copies of a datum that must all be made: no two of them can be the same."""
+    """Yield copies of a datum that are all necessary and pairwise different."""
     sources = 1 << datum.home if datum.maker < 0 else possible[datum.maker]
     ends = [
         possible[task]
@@ -92,7 +94,10 @@ def _load(machine: Machine, copies: Sequence[_Copy], into: bool) -> float:
 
     @cache
     def rate(pageable: bool, sources: int, destinations: int) -> Array:
-        """Return latency and seconds per byte by device; an infinite latency where such copies do not end."""
+        """Return latency and seconds per byte by device.
+
+        Infinite latency where no such copy is possible.
+        """
         table = np.stack(links(machine, pageable))
         table = np.where(held & np.isfinite(table), table, 0.0)
         q = [p for p in devices if sources >> p & 1]

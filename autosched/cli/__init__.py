@@ -1,17 +1,18 @@
-"""The command line, ``autosched COMMAND``. Prints, and writes files where it is told to; decides nothing.
+"""The command line, ``autosched COMMAND``.
 
-Each command is a module with ``add(commands)``, which enters it in the parser and says what does
-it: a function from the parsed arguments to an exit code. To add one, write such a module and name
-it in ``COMMANDS``. torch is imported where a command needs it, so help and questions about saved
-schedules come at once.
+Each command is a module with a function ``add(commands)``, which adds it to the parser and sets the
+function that runs it, from the parsed arguments to an exit code. To add a command, write such a
+module and list it in ``COMMANDS``. Commands print, and write the files that they are asked to
+write. torch is imported only by commands that need it, so help and queries of saved schedules
+respond immediately.
 
 ==========  ===================================================
-module      what it holds
+module      contents
 ==========  ===================================================
 subject     what a command works on: a saved schedule or a graph
 options     machine, policy and costs, as options
-output      where results go, and how far long work is
-faults      how errors are told
+output      where results go, and progress of long work
+faults      how errors are reported
 ==========  ===================================================
 """
 
@@ -53,22 +54,26 @@ exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit code: 0 good, 1 a check failed, 2 wrong usage or input, 130 interrupted."""
+    """Run a command and return its exit code.
+
+    The codes are 0 for success, 1 for a failed check, 2 for wrong usage or input, 130 for
+    interrupted.
+    """
     arguments = _parser().parse_args(argv)
     with told() as outcome:
         outcome.code = arguments.do(arguments)
-        sys.stdout.flush()  # what a pipe refuses, it refuses here
+        sys.stdout.flush()  # errors of a closed pipe are raised here
     return outcome.code
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the lines of examples whole, and tells errors in one."""
+    """A parser that keeps the lines of examples whole, and reports errors in one line."""
 
     def __init__(self, **options: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Tell what is wrong, and where help is."""
+        """Report an error, and where help is."""
         self.exit(WRONG_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

@@ -1,4 +1,4 @@
-"""``autosched compare``: one graph, many machines, several policies."""
+"""``autosched compare`` plans a graph for many machines and policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "compare",
         help="compare numbers of GPUs, links and policies; nothing runs",
@@ -86,7 +86,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _share(text: str) -> float:
-    """Return a share: ``20%`` or ``0.2``."""
+    """Parse a share: ``20%`` or ``0.2``."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``autosched demo``."""
+"""``autosched demo`` runs the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "demo",
         help="train a two-layer MLP on one CPU and two GPUs, real or emulated",

@@ -1,4 +1,4 @@
-"""``autosched devices``: what is here, as torch shows it, and the machine that autosched takes it for."""
+"""``autosched devices`` lists torch's devices and the local machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "devices",
         help="show the devices that are here, and the links between them",
@@ -47,7 +47,7 @@ def _devices(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = asdict(machine)
         for device in shown["devices"]:
-            del device["imagined"]  # the machine says it
+            del device["imagined"]  # the machine contains it
         print(json_text({"here": here, "machine": shown}))
         return 0
     print(

@@ -1,4 +1,4 @@
-"""``autosched explain``: why a schedule takes as long as it does, and what would help."""
+"""``autosched explain`` explains the makespan of a schedule and suggests improvements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "explain",
         help="say why a schedule takes as long as it does, and what would help",

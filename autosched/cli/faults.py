@@ -1,4 +1,7 @@
-"""Faults: errors as a line on stderr and an exit code. A trace is shown only of the user's own functions."""
+"""Report errors as a line on stderr and an exit code.
+
+A traceback is shown only of the user's own functions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
-_FRAMES = 5  # of a trace that are shown
+_FRAMES = 5  # of a traceback that are shown
 
 
 class TheirError(Exception):
@@ -36,7 +39,7 @@ class Outcome:
 
 @contextlib.contextmanager
 def told() -> Iterator[Outcome]:
-    """Tell errors and warnings in a line on stderr, and give the exit code that they stand for."""
+    """Print errors and warnings as a line on stderr, and set the exit code."""
     outcome = Outcome()
     try:
         with warnings.catch_warnings():
@@ -49,7 +52,7 @@ def told() -> Iterator[Outcome]:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at its end
+        )  # otherwise the interpreter reports an error at exit
         outcome.code = PIPE_CLOSED
     except AutoschedError as error:
         outcome.code = WRONG_INPUT
@@ -72,7 +75,7 @@ def say(text: str) -> None:
 
 
 def _show_theirs(error: TheirError) -> None:
-    """Say what failed, where in the user's code, and how."""
+    """Print what failed, where in the user's code, and how."""
     cause = error.__cause__
     assert cause is not None
     frames = [

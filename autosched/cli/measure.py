@@ -1,4 +1,7 @@
-"""``autosched measure``: what tasks cost here, and how fast links are, as JSON that other commands take."""
+"""``autosched measure`` measures costs of tasks and rates of links.
+
+The result is JSON that other commands accept.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "measure",
         help="measure what tasks cost here, for --costs, and how fast links are, for --machine",

@@ -1,4 +1,4 @@
-"""Options: machine, policy and costs of a schedule, as a user gives them on the command line."""
+"""Parse command-line options for machine, policy and costs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = ("auto", *TIMED, *POLICIES)
 
 
 def add_planning(parser: argparse.ArgumentParser) -> None:
-    """Add the options for which ``planned`` plans: those of the machine, the policy and the costs."""
+    """Add the options of ``planned``: machine, policy and costs."""
     group = parser.add_argument_group(
         "machine and policy",
         "By default what a saved schedule has, or what the function returns, or 2 emulated GPUs.",
@@ -73,7 +73,7 @@ def add_planning(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search(group: Any) -> None:
-    """Add the options of policies that look for better plans."""
+    """Add the options of policies that search."""
     timed = f"auto, {', '.join(TIMED)}"
     group.add_argument(
         "--seconds", type=factor, metavar="S", help=f"look so long for better plans: {timed}"
@@ -91,7 +91,7 @@ def add_costs(group: Any) -> None:
 
 
 def planned(arguments: argparse.Namespace, found: Subject) -> Schedule:
-    """Return the schedule of a subject: as it was saved, unless an option asks for another."""
+    """Return the schedule of a subject: the saved one, unless an option requests another."""
     options = "link", "machine", "local", "slower", "policy", "seconds", "costs"
     asked = any(getattr(arguments, name) for name in options)
     if found.schedule is not None and not asked and arguments.gpus is None:
@@ -111,7 +111,10 @@ def planned(arguments: argparse.Namespace, found: Subject) -> Schedule:
 
 
 def examples_of(found: Subject, costs: Costs | None) -> Mapping[str, Any] | None:
-    """Return the inputs to estimate costs from, where costs are not given; say so if nothing tells what tasks cost."""
+    """Return the inputs to estimate costs from, if costs are not given.
+
+    Print a note if there are none.
+    """
     if costs is not None:
         return None
     if found.inputs is None and not found.graph.input_names:
@@ -124,7 +127,7 @@ def examples_of(found: Subject, costs: Costs | None) -> Mapping[str, Any] | None
 
 
 def costs_of(arguments: argparse.Namespace, found: Subject) -> Costs | None:
-    """Return the costs of a file, or else of a saved schedule; None if inputs or defaults must do."""
+    """Return the costs of a file or of a saved schedule, or None."""
     if arguments.costs is not None:
         return read(arguments.costs, Costs.from_json)
     return None if found.schedule is None else found.schedule.costs
@@ -133,7 +136,7 @@ def costs_of(arguments: argparse.Namespace, found: Subject) -> Costs | None:
 def _machine(arguments: argparse.Namespace, found: Subject) -> Machine:
     asked = {"--gpus or --link": arguments.gpus is not None or arguments.link is not None}
     if arguments.local and arguments.link is None:
-        asked = {}  # --gpus says how many of them
+        asked = {}  # --gpus has their number
     asked |= {"--machine": arguments.machine is not None, "--local": arguments.local}
     if len(names := [name for name, given in asked.items() if given]) > 1:
         raise UsageError(f"{' and '.join(names)} name different machines; give one of them")
@@ -149,7 +152,7 @@ def _machine(arguments: argparse.Namespace, found: Subject) -> Machine:
 
 
 def read(path: Path, parse: Callable[[str], T]) -> T:
-    """Return what a file holds. Raises UsageError that names the file, and OSError."""
+    """Return the content of a file. Raises UsageError that names the file, and OSError."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (AutoschedError, UnicodeDecodeError) as error:
@@ -157,17 +160,17 @@ def read(path: Path, parse: Callable[[str], T]) -> T:
 
 
 def count(text: str) -> int:
-    """Return a whole number above 0."""
+    """Parse an integer above 0."""
     return _whole(text, 1)
 
 
 def gpus(text: str) -> int:
-    """Return a number of GPUs, which are all linked to each other: a few hundred at most."""
+    """Parse a number of GPUs, which are all linked to each other: a few hundred at most."""
     return _whole(text, 0, _MOST_GPUS)
 
 
 def seed(text: str) -> int:
-    """Return a number that torch, too, takes for a seed."""
+    """Parse a seed that torch accepts."""
     return _whole(text, 0, 2**64 - 1)
 
 
@@ -183,7 +186,7 @@ def _whole(text: str, least: int, most: int | None = None) -> int:
 
 
 def factor(text: str) -> float:
-    """Return a number above 0."""
+    """Parse a number above 0."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,7 @@
-"""Output: where results go, and how far long work is. Bars are for people: stderr, and only where it is a terminal."""
+"""Write results of commands, and show the progress of long work.
+
+Progress bars are for people: they are printed to stderr, and only to a terminal.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ __all__ = ["coloured", "deliver", "json_text", "tracker", "width"]
 
 
 def deliver(result: str | bytes, path: Path | None) -> None:
-    """Write a result to a file, whole or not at all, or to stdout. Raises UsageError for bytes on a terminal."""
+    """Write a result to a file, completely or not at all, or to stdout.
+
+    Raises UsageError for bytes on a terminal.
+    """
     if path is not None:
         write(path, result)
         print(f"wrote {path}", file=sys.stderr)
@@ -32,24 +38,24 @@ def deliver(result: str | bytes, path: Path | None) -> None:
 
 
 def json_text(document: Any) -> str:
-    """Return a document for scripts."""
+    """Return a document as JSON for scripts."""
     return json.dumps(document, indent=2)
 
 
 def width() -> int:
-    """Return the columns of the terminal; 100 where there is none."""
+    """Return the columns of the terminal; 100 without one."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
 def coloured() -> bool:
-    """Whether stdout is a terminal that shows colours, for a user who wants them (https://no-color.org)."""
+    """Whether stdout is a terminal with colours that the user allows (https://no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
 def tracker(what: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """Return a function that goes through a sequence and shows how far it is, if tqdm and a terminal are there."""
+    """Return a function that iterates and shows progress, with tqdm in a terminal."""
     if not sys.stderr.isatty():
         return iter
     try:

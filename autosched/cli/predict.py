@@ -1,4 +1,4 @@
-"""``autosched simulate`` and ``autosched verify``: what is predicted of a schedule, and what is proved."""
+"""``autosched simulate`` predicts a schedule, and ``autosched verify`` checks it for races."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["add", "devices", "summary"]
 
 
 def add(commands: Any) -> None:
-    """Enter both commands."""
+    """Add both commands."""
     simulate = commands.add_parser(
         "simulate",
         help="predict how long a schedule takes, and how busy each device is",
@@ -65,7 +65,7 @@ def _facts(made: Schedule) -> dict[str, Any]:
 
 
 def devices(made: Schedule, timeline: Timeline) -> dict[str, dict[str, Any]]:
-    """Return by device how many tasks it runs, how long it computes and is idle, and what it holds at most."""
+    """Return by device its number of tasks, busy and idle time, and peak memory."""
     tasks = Counter(made.placement.device.values())
     return {
         name: {
@@ -79,7 +79,7 @@ def devices(made: Schedule, timeline: Timeline) -> dict[str, dict[str, Any]]:
 
 
 def summary(made: Schedule) -> str:
-    """Say in a few lines what is predicted."""
+    """Return the prediction in a few lines."""
     overlap = made.simulate().overlap()
     hidden = f"{overlap.copies_hidden:.0%}" if overlap.copy_seconds else "-"
     notes = [

@@ -1,4 +1,7 @@
-"""``autosched run``: a schedule on the machine it is for, real or emulated, held to the serial run."""
+"""``autosched run`` runs a schedule and compares it with the serial run.
+
+The machine may be real or emulated.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ __all__ = ["add", "inputs_of", "profiled"]
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "run",
         help="run a schedule, and compare with the serial run; exit with 1 if they differ",
@@ -89,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def inputs_of(found: Subject, thing: str) -> Mapping[str, Any]:
-    """Return the inputs that came with a graph. Raises UsageError where it needs some and none came."""
+    """Return the inputs that came with a graph. Raises UsageError if required ones are missing."""
     if found.schedule is not None and any(task.fn is None for task in found.graph.tasks):
         raise UsageError(f"{thing} holds no functions; give them with --graph module:function")
     if found.inputs is None and found.graph.input_names:
@@ -102,7 +105,10 @@ def inputs_of(found: Subject, thing: str) -> Mapping[str, Any]:
 def _compared(
     made: Schedule, inputs: Mapping[str, Any], seed: int
 ) -> tuple[str | None, dict[str, Any]]:
-    """Run serially and by schedule; return how outputs or changed inputs differ, None if they do not, and outputs."""
+    """Run serially and by schedule; return how results differ, or None, and the outputs.
+
+    Results are the outputs and the inputs that tasks write.
+    """
     import torch
 
     from autosched.testing.comparing import difference
@@ -116,7 +122,7 @@ def _compared(
 
 
 def _own(made: Schedule, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of inputs, which share memory as they do, where the schedule expects them."""
+    """Return copies of inputs on the devices of the schedule, with the same sharing of memory."""
     mine = copy.deepcopy(dict(inputs))
     if made.machine.imagined:
         return mine
@@ -132,7 +138,7 @@ def _moved(where: str, leaf: Any) -> Any:
 
 
 def profiled(made: Schedule, inputs: Mapping[str, Any], repeat: int) -> Timeline:
-    """Return the median of some measured runs, each on inputs of its own; the first is not among them."""
+    """Return the median of some measured runs with fresh inputs, without the first."""
     runs = [made.profile(**_own(made, inputs)) for _ in tracker("profiling")(range(repeat + 1))]
     return Timeline.median(runs[1:])
 
@@ -157,10 +163,10 @@ _SAVED = {
     ".json": _trace,
     ".html": _page,
     ".svg": _gantt,
-}  # what is written of a profile, beside the prediction
+}  # fields of a profile that are written beside the prediction
 
 
-# ---- what is told
+# ---- output
 
 
 def _shapes(output: Any) -> list[dict[str, Any]]:

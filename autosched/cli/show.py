@@ -1,4 +1,7 @@
-"""``autosched show``: a schedule as text or as a picture. Which function draws what stands in two tables."""
+"""``autosched show`` prints or draws a schedule.
+
+Two tables list the function that draws each view in each format.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def _drawn(
     return picture(draw(schedule), kind)
 
 
-# By format, what can be shown in it; the first is shown unless --what says otherwise.
+# By format, the views that it supports; the first is the default of --what.
 _SHOWN: Mapping[str, Mapping[str, Draw]] = {
     "text": {"gantt": _text, "graph": lambda schedule: str(schedule.graph)},
     "svg": _PICTURES,
@@ -111,7 +114,7 @@ _SUFFIXES = {
 
 
 def add(commands: Any) -> None:
-    """Enter the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "show",
         help="show a schedule as text or as a picture",
@@ -144,7 +147,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _choice(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the format, and what is to be shown. Raises UsageError for two that do not go together."""
+    """Return the format and the view. Raises UsageError if they do not go together."""
     suffix = arguments.output.suffix.lower() if arguments.output else ".txt"
     form = arguments.format or _SUFFIXES.get(suffix)
     if form is None:

@@ -1,4 +1,7 @@
-"""Subject: what a command works on, a saved schedule or what a function of the user's returns."""
+"""Load what a command works on.
+
+That is a saved schedule, or what a function of the user returns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = ["Subject", "add_thing", "subject"]
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph, with what is known beside it: inputs for it, a machine, a schedule that was made already."""
+    """A graph, with optional inputs, machine and schedule."""
 
     graph: Graph
     inputs: Mapping[str, Any] | None = None
@@ -32,7 +35,7 @@ class Subject:
 
 
 def add_thing(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names a subject, and the graph for a saved schedule."""
+    """Add the argument that names a subject, and the option for the graph of a saved schedule."""
     parser.add_argument(
         "thing",
         metavar="THING",
@@ -46,7 +49,7 @@ def add_thing(parser: argparse.ArgumentParser) -> None:
 
 
 def subject(thing: str, graph: str | None = None) -> Subject:
-    """Return what a text names. Raises UsageError for what is not there or is something else."""
+    """Load the subject that a text names. Raises UsageError if it is missing or invalid."""
     if Path(thing).is_file() and not thing.endswith(".py"):
         built = _built(graph) if graph is not None else None
         made = load(thing, built.graph if built is not None else None)
@@ -82,7 +85,7 @@ def _built(text: str) -> Subject:
 
 
 def _module(where: str) -> Any:
-    """Import a module by its path, or a file; what lies beside it can be imported, as from a script."""
+    """Import a module by its path, or a file, whose folder is importable as for a script."""
     folder = Path(where).resolve().parent if where.endswith(".py") else Path.cwd()
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -108,7 +111,7 @@ def _run_file(path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
+    sys.modules[name] = module  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 
@@ -131,7 +134,7 @@ def _wants_arguments(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind()
     except TypeError:
         return True
-    except ValueError:  # it is written in C, and does not say
+    except ValueError:  # it is written in C and has no signature
         return False
     return False
 

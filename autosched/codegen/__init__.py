@@ -1,17 +1,22 @@
-"""Code: a program as plain PyTorch source, for people to read, keep and run without this package.
+"""Generate PyTorch source code from programs.
+
+The source is for people to read, keep and run without this package.
 
     pieces      lines of at most 120 columns
-    names       an identifier for whatever a user called it
-    origins     where a function comes from
-    functions   how the text names it: by import, by its own text, or as a parameter
+    names       identifiers for the names that users chose
+    origins     where a function is defined
+    functions   how the source refers to a function: import, copied source, or parameter
     calls       a task as a line
     step        a program as the body of a function
     preamble    devices, streams, events
 
-The text does what the backend ``accelerator`` does: one stream for each of the program's, events
-between them, copies that do not block, and names deleted where the program frees memory. One thread
-issues all of it, so a CPU task holds up what is issued behind it; results are the same. Knows no
-time; asks the modules that are loaded where functions come from, and runs nothing.
+The source does what the backend ``accelerator`` does: it uses the same streams, events between
+them, non-blocking copies, and ``del`` where the program frees memory. Where the backend adds
+nothing to calls in one thread, the source is the code that runs.
+
+One thread issues everything, so that the source can be read from top to bottom. A CPU task
+therefore delays what is issued after it; results are the same. Knows no times. Generating source
+inspects the loaded modules to find the definitions of functions, and runs no user code.
 """
 
 from __future__ import annotations
@@ -42,11 +47,12 @@ _USED_IN_STEP = "complex float range slice to torch".split()
 
 
 class Code(str):
-    """A source text; ``given`` is what no text can hold, by the keyword parameter of ``step`` that takes it.
+    """Generated source; ``given`` are the objects that cannot be written as source.
 
-    ``inputs`` has the parameters of the graph's inputs; ``means``, what names of the module stand for whose text was
-    taken over; ``calls``, by the lines of each call, its position in the program and the names of
-    what it reads.
+    They are by the keyword parameter of ``step`` that takes them. ``inputs`` has the parameters of
+    the graph's inputs; ``means`` has the objects that names of the module stand for whose source
+    was copied; ``calls`` has, by the lines of each call, its position in the program and the names
+    of what it reads.
     """
 
     given: Mapping[str, Any]
@@ -58,10 +64,10 @@ class Code(str):
 def generate(
     program: Program, graph: Graph, machine: Machine, seconds: float | None = None
 ) -> Code:
-    r"""Write a program as a module whose function ``step`` takes the graph's inputs and returns its outputs, by name.
+    r"""Write a program as a module with a function ``step`` from inputs to outputs by name.
 
-    ``seconds`` is what a run is predicted to take. Raises ScheduleError for tasks without functions, and
-    MachineError for machines whose copies have no streams.
+    ``seconds`` is the predicted duration of a run. Raises ScheduleError for tasks without
+    functions, and MachineError for machines whose copies have no streams.
 
     >>> import autosched as asc
     >>> graph = asc.Graph("twice")
@@ -98,7 +104,7 @@ class _Writer:
         self.inputs = {value.index: names.parameter(value.name) for value in inputs}
         self.module = name_globals(program, machine, names)
         self.tasks = {task.name: task for top in graph.tasks for task in _called(top)}
-        for task in self.tasks.values():  # what calls refer to has its names before values do
+        for task in self.tasks.values():  # names in calls precede names of values
             caller.call(task, lambda _: "_")
         constants = {
             value.index: self.functions.give(value.tensor, value.name, "")
@@ -190,7 +196,7 @@ def _called(task: Task) -> Iterator[Task]:
 
 
 def _imports(lines: list[str]) -> str:
-    """Return import lines in the order that people give them: Python's own first."""
+    """Return import lines in the usual order: the standard library first."""
     ordered = sorted(set(lines), key=lambda line: (line.startswith("from"), line))
     own = [line for line in ordered if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     others = [line for line in ordered if line not in own]
@@ -198,7 +204,7 @@ def _imports(lines: list[str]) -> str:
 
 
 def _spaced(parts: list[str]) -> str:
-    """Join parts: two empty lines around what defines something, one between others."""
+    """Join parts: two empty lines around definitions, one between other parts."""
     text = parts[0]
     for before, part in pairwise(parts):
         defines = any(
@@ -227,6 +233,6 @@ def _duration(seconds: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text as it may stand in a docstring."""
+    """Return text escaped for a docstring."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return shown.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

@@ -1,6 +1,6 @@
-"""Calls: a task as a line of Python, as its user would have written it.
+"""Write a task as a line of Python.
 
-Knows operators, methods, subscripts and literals; where values are, it is told.
+Knows operators, methods, subscripts and literals. The names of values are arguments.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _PREFIX = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 class Call(NamedTuple):
-    """The text of a call. A statement has no value; an operator has one, which must go somewhere."""
+    """The text of a call. A statement has no value; an operator has one, which must be assigned."""
 
     piece: Piece
     kind: str  # call, operator, statement
 
 
 class Caller:
-    """Writes calls; ``functions`` gathers what they refer to."""
+    """Writes calls; ``functions`` collects the functions that they refer to."""
 
     def __init__(self, functions: Functions):
         self.functions = functions
 
     def call(self, task: Task, name: Callable[[int], str], device: str = "_") -> Call:
-        """Return the text of a task's call, with ``name`` for each value (an index), on a device, by its own name."""
+        """Return the source of a task's call; ``name`` maps values (indices) to variables."""
         fn: Any = task.fn
         args = task.args
         kwargs = task.kwargs
@@ -71,7 +71,7 @@ class _Writer:
         self.name = name
 
     def plain(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Piece:
-        """Write ``fn(*args, **kwargs)``; a method of tensors behind its tensor."""
+        """Write ``fn(*args, **kwargs)``, or a method call on a tensor."""
         if isinstance(fn, Method) or (_tensor_method(fn) and args and isinstance(args[0], Value)):
             return joined(
                 f"{self.item(args[0])}.{fn.__name__}", "()", self.arguments(args[1:], kwargs)
@@ -80,7 +80,7 @@ class _Writer:
         return joined(called, "()", self.arguments(args, kwargs))
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Piece]:
-        """Write what stands between the brackets of a call."""
+        """Write the arguments of a call."""
         named = {key: self.item(item, key) for key, item in kwargs.items()}
         plain = [piece.behind(f"{key}=") for key, piece in named.items() if identifier(key) == key]
         rest = [
@@ -91,7 +91,10 @@ class _Writer:
         return [*map(self.item, args), *plain, *([joined("**", "{}", rest)] if rest else [])]
 
     def special(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-        """Write what has a form of its own: attributes, subscripts and operators; None for what has none."""
+        """Write attributes, subscripts and operators in their own syntax.
+
+        Return None for other calls.
+        """
         if isinstance(fn, (Attribute, On)):
             dotted = f".{fn.__name__}" if isinstance(fn, Attribute) else ""
             return Call(Piece(f"{self.item(args[0])}{dotted}"), "operator")
@@ -123,7 +126,7 @@ class _Writer:
         return f"({text})" if text.startswith("-") else text
 
     def subscript(self, key: Any) -> str:
-        """Write what stands between square brackets."""
+        """Write the content of square brackets."""
         if type(key) is tuple and key:
             return ", ".join(map(self.subscript, key)) + ("," if len(key) == 1 else "")
         if type(key) is slice:
@@ -135,7 +138,7 @@ class _Writer:
         return str(self.item(key))
 
     def item(self, item: Any, hint: str = "") -> Piece:
-        """Write an argument: a value, a literal, a tree of them; or what is given."""
+        """Write an argument: a value, a literal, a tree of them, or a given object."""
         if isinstance(item, Value):
             return Piece(self.name(item.index))
         if isinstance(item, Here):
@@ -167,7 +170,7 @@ class _Writer:
 
 
 def literal(item: Any) -> str | None:
-    """Return a number, a string, or one of torch's constants as source text; None for anything else.
+    """Return a number, a string, or a constant of torch as source; None for anything else.
 
     >>> import torch
     >>> literal(0.5), literal(float("inf")), literal(torch.float32), literal(torch.device("cpu")), literal([])
@@ -198,7 +201,7 @@ def _bare(text: str) -> Piece:
 
 
 def _operator_name(fn: Any) -> str | None:
-    """Return the name that Python's operators have without underscores, of a function or of a method of tensors."""
+    """Return the Python operator of a function or a tensor method, without underscores."""
     name = getattr(fn, "__name__", None)
     if not isinstance(name, str):
         return None

@@ -1,7 +1,9 @@
-"""Functions: how a source text names each function that it calls, and what it must say first so that it may.
+"""Write references to functions, and the definitions or imports they need.
 
-By its name in torch; or imported; or its text is taken over, with what that needs in turn; or it is
-*given*: a keyword parameter of ``step``, as is everything else that cannot be written as text.
+A function is referred to by its name in torch, or imported, or its source is copied together with
+what that needs in turn. A function for which none of these works is *given*: it becomes a keyword
+parameter of ``step``, as does every other object that cannot be written as source. If such an
+argument is missing, Python's own error names it.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ __all__ = ["Functions"]
 
 _OURS = frozenset(
     "complex copy float functools range slice torch".split()
-)  # which texts of ours use
+)  # used by the generated source itself
 
 
 class Functions:
-    """What a source text refers to, gathered while it is written."""
+    """The functions and constants that a source refers to, collected while it is written."""
 
     def __init__(self, names: Names):
         self.names = names
         self.imports: dict[str, None] = {}  # the lines
-        self.texts: list[str] = []  # of functions, and of constants that they need
+        self.texts: list[str] = []  # source of functions, and of constants that they need
         self.given: dict[str, Any] = {}
-        self.uses: dict[str, str] = {}  # who uses what is given
-        self.means: dict[str, Any] = {}  # what names of the module stand for
+        self.uses: dict[str, str] = {}  # the task or function that uses each given object
+        self.means: dict[str, Any] = {}  # the objects that names of the module stand for
         self._known: dict[int, str] = {}
 
     def reference(self, item: Any, hint: str, user: str) -> str:
-        """Return how ``step`` names a function or class."""
+        """Return the expression by which ``step`` refers to a function or class."""
         if id(item) not in self._known:
             text = torch_path(item) or self._imported(item) or self._taken_over(item)
             if text is None:
@@ -43,7 +45,7 @@ class Functions:
         return self._known[id(item)]
 
     def give(self, item: Any, hint: str, user: str) -> str:
-        """Return the parameter that stands for something that cannot be written as text."""
+        """Return the parameter for an object that cannot be written as source."""
         if id(item) not in self._known:
             name = self._known[id(item)] = self.names.variable(hint)
             self.given[name] = item
@@ -62,7 +64,7 @@ class Functions:
         return local + dot + rest
 
     def _taken_over(self, fn: Any) -> str | None:
-        """Take over a function's text, under another name if its own is taken."""
+        """Copy a function's source, under another name if its own is taken."""
         source = source_of(fn)
         if source is None:
             return None
@@ -74,7 +76,7 @@ class Functions:
         ):
             return None
         if fn.__name__ in source.needs and not self.names.is_free(fn.__name__, in_step=True):
-            return None  # it calls itself by a name that it cannot have
+            return None  # it is recursive, and its name is taken
         for name, (item, text) in needed.items():
             self._have(name, item, text)
         local = self.names.shared(fn.__name__)
@@ -83,7 +85,10 @@ class Functions:
         return local
 
     def _can_have(self, name: str, item: Any, needed: dict[str, tuple[Any, str]]) -> bool:
-        """Whether the module can have a name for what a function needs; note in ``needed`` what must be written."""
+        """Whether the module can define a name that a function needs.
+
+        What must be written for that is added to ``needed``.
+        """
         if name in needed or name in self.means:
             return (needed[name][0] if name in needed else self.means[name]) is item
         text = _defined(name, item)
@@ -109,7 +114,7 @@ class Functions:
 
 
 def _defined(name: str, item: Any) -> str | None:
-    """Return the line that gives a module this name for an import or a constant; empty for one of Python's own."""
+    """Return the line that defines this name by an import or a constant; empty for builtins."""
     if isinstance(item, ModuleType):
         own = item.__name__
         if own.partition(".")[0] in ("__main__", "autosched"):

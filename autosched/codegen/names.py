@@ -1,4 +1,4 @@
-"""Names: the identifiers of a source text, each for one thing, made of whatever the user called it.
+"""Choose unique Python identifiers for the names that users chose.
 
 Knows Python's rules for names, and no graph.
 """
@@ -29,7 +29,7 @@ class Names:
         self._step = set(both)
 
     def parameter(self, name: str) -> str:
-        """Take a name in ``step`` that may hide one of Python's own, such as ``input``."""
+        """Take a name in ``step`` that may shadow a builtin, such as ``input``."""
         found = _free(identifier(name), self._step)
         self._step.add(found)
         return found
@@ -47,7 +47,7 @@ class Names:
         return found
 
     def is_free(self, name: str, in_step: bool = False) -> bool:
-        """Whether a name could be taken in the module, and in ``step`` too."""
+        """Whether a name is free in the module and in ``step``."""
         return name not in self._module and not (in_step and name in self._step)
 
     def take(self, name: str) -> None:
@@ -56,7 +56,7 @@ class Names:
 
 
 def identifier(name: str) -> str:
-    """Return the name that is most like this one and that Python takes.
+    """Return the valid identifier that is most similar to a name.
 
     >>> identifier("conv1.weight"), identifier("2x"), identifier("class")
     ('conv1_weight', '_2x', 'class_')

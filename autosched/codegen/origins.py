@@ -1,7 +1,7 @@
-"""Where a function comes from: its name in torch, the module to import it from, or its source text.
+"""Find the torch name, the import or the source of a function.
 
-Asks the modules that are loaded, and imports none. A name counts only if it leads to the very same
-object, a source text only if it compiles to the very same code.
+Inspects the loaded modules and imports none. A name is used only if it refers to the very same
+object, and source only if it compiles to the very same code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _NAMESPACES = ("", "nn.functional.", "linalg.", "fft.", "special.", "Tensor.")
 
 
 class Source(NamedTuple):
-    """A function's text, and the global names that it needs, with what they stand for now."""
+    """A function's source, and the global names that it needs, with their current objects."""
 
     text: str
     needs: dict[str, Any]
 
 
 def torch_path(item: Any) -> str | None:
-    """Return how a function or type of torch is spelled after ``import torch``; None if it is not torch's.
+    """Return how a function or type of torch is written after ``import torch``.
+
+    None if not torch's.
 
     >>> import torch
     >>> torch_path(torch.relu), torch_path(torch.ops.aten.mm.default), torch_path(torch.linalg.norm), torch_path(print)
@@ -52,7 +54,7 @@ def torch_path(item: Any) -> str | None:
 
 
 def importable(item: Any) -> tuple[str, str] | None:
-    """Return the module and the name that a function or class can be imported by; None if it cannot.
+    """Return the module and name by which a function or class can be imported, or None.
 
     >>> import statistics
     >>> importable(statistics.mean), importable(lambda: None), importable(importable)
@@ -69,10 +71,10 @@ def importable(item: Any) -> tuple[str, str] | None:
 
 
 def source_of(fn: Any) -> Source | None:
-    """Return the text of a plain function; None for a lambda, a closure, and whatever else a text does not give.
+    """Return the source of a plain function, or None.
 
-    What a decorator took and left as it was is such a function: the text goes without the
-    decorator.
+    It is None for lambdas, closures, and everything else that source alone does not define. A
+    function that a decorator returned unchanged has source, which is copied without the decorator.
     """
     if not isinstance(fn, FunctionType) or fn.__dict__:
         return None
@@ -105,13 +107,13 @@ def _reach(module: str, path: str) -> Any:
     for name in path.split("."):
         try:
             found = getattr(found, name)
-        except Exception:  # lazy namespaces raise what they like
+        except Exception:  # lazy namespaces may raise anything
             return None
     return found
 
 
 def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yield the global names that a module of one function needs, its own definition aside."""
+    """Yield the global names that a module of one function needs, except its own."""
     defined = {
         symbol.get_name()
         for symbol in table.get_symbols()
@@ -130,13 +132,13 @@ def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _is_code_of(fn: FunctionType, text: str, needs: Mapping[str, Any]) -> bool:
-    """Whether the text still is what the function was made from: a file may have changed since."""
+    """Whether source still compiles to the function's code: a file may have changed since."""
     foreign = [
         name for name, item in needs.items() if getattr(item, "__module__", None) != fn.__module__
     ]
     imports = "".join(
         f"import {name}\n" for name in foreign
-    )  # Python calls what is imported in another way
+    )  # Python compiles calls of imported names differently
     for source in (text, imports + text):
         module = compile(source, "<source>", "exec", dont_inherit=True)
         if any(
@@ -157,7 +159,7 @@ def _equal(a: CodeType, b: CodeType) -> bool:
 
 
 def _has_defaults(fn: FunctionType, arguments: ast.arguments) -> bool:
-    """Whether the defaults that the text gives are those that the function has."""
+    """Whether the defaults in the source are those of the function."""
     try:
         written = [ast.literal_eval(node) for node in arguments.defaults]
         keywords = {

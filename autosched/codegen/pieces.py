@@ -1,7 +1,8 @@
-"""Pieces of source text that know where they may be broken, and lines no longer than 120 columns made of them.
+"""Break source text into lines of at most 120 columns.
 
-Knows brackets and commas, no meaning. Breaks lines as ruff and black do: all that is in brackets on
-a line of its own, or else each item on one.
+A piece of text records where it may be broken. Knows brackets and commas, and not their meaning.
+Lines are broken as ruff and black do: the content of brackets on a line of its own, or else each
+item on a line.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _STEP = 4
 
 
 class Piece(NamedTuple):
-    """Items between brackets; or a text that has none, in ``before``. Without ``after`` it gets them where it breaks.
+    """Items between brackets, or a text without items, in ``before``.
+
+    Without ``after`` it gets brackets where it is broken.
 
     >>> str(Piece("torch.add(", (Piece("x"), Piece("y")), ")").behind("z = "))
     'z = torch.add(x, y)'
@@ -29,12 +32,14 @@ class Piece(NamedTuple):
         return f"{self.before}{', '.join(map(str, self.items))}{self.after}"
 
     def behind(self, text: str) -> Piece:
-        """Return this with a text before it."""
+        """Return this piece with a text before it."""
         return Piece(text + self.before, self.items, self.after)
 
 
 def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
-    """Return a piece that begins at column ``indent`` and is followed by ``tail`` characters, in one line or several.
+    """Return a piece that begins at column ``indent``, in one line or several.
+
+    It is followed by ``tail`` characters.
 
     >>> call = Piece("f(", (Piece("x" * 70), Piece("y" * 70)), ")")
     >>> [len(line) for line in laid_out(call, 0).splitlines()]
@@ -55,13 +60,13 @@ def laid_out(piece: Piece, indent: int, tail: int = 0) -> str:
 
 
 def joined(name: str, brackets: str, items: list[Piece]) -> Piece:
-    """Return items in brackets behind a name; a tuple of one item has its comma."""
+    """Return items in brackets after a name; a tuple of one item has a comma."""
     comma = "," if brackets == "()" and not name and len(items) == 1 else ""
     return Piece(name + brackets[0], tuple(items), comma + brackets[1:])
 
 
 def quoted(text: str | bytes) -> str:
-    r"""Return a string as source text, in double quotes where they need no escape.
+    r"""Return a string as source, in double quotes where they need no escape.
 
     >>> quoted("y"), quoted('"')
     ('"y"', '\'"\'')

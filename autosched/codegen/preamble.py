@@ -1,6 +1,6 @@
-"""What stands before ``step``: the devices, streams and events of a program, and the few helpers that it needs.
+"""Write what precedes ``step``: devices, streams, events and helpers.
 
-Texts, and the names that they take. Knows no task.
+Contains templates and the names that they define. Knows no task.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def to(value, device):
 
 
 def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
-    """Take the names of what a program uses: of devices those with streams, and those that are copied to."""
+    """Take the names of streams, of devices with streams, and of devices that are copied to."""
     copies = [i for i in program if isinstance(i, Copy)]
     used = {stream.device for stream in program.streams if not _is_cpu(machine, stream.device)}
     used |= {copy.destination for copy in copies if not copy.overwrite}
@@ -95,7 +95,7 @@ def name_globals(program: Program, machine: Machine, names: Names) -> Globals:
 
 
 def preamble(program: Program, machine: Machine, module: Globals) -> Iterator[str]:
-    """Yield the parts of the text, each of which begins and ends a line."""
+    """Yield the parts of the preamble, each of whole lines."""
     if module.devices:
         yield "\n".join(_devices(machine, module)) + "\n"
     if module.streams:
@@ -116,7 +116,7 @@ def _devices(machine: Machine, module: Globals) -> Iterator[str]:
 
 
 def _idle(machine: Machine, module: Globals) -> str:
-    """Return the condition under which there are no real streams: with some of them, copies would race."""
+    """Return the condition that not all streams are real: with only some, copies would race."""
     names = [name for device, name in module.devices.items() if not _is_cpu(machine, device)]
     if len(names) == 1:
         return f'{names[0]}.type == "cpu"'
@@ -146,7 +146,7 @@ def _streams(program: Program, machine: Machine, module: Globals) -> Iterator[st
 
 
 def _events(device: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield lines that make events, as many in each as go into it."""
+    """Yield lines that create events, as many per line as fit."""
     count = max(
         1, (WIDTH - len(f" = (Event({device}) for _ in range(99))")) // (max(map(len, names)) + 2)
     )

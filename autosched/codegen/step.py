@@ -1,7 +1,9 @@
-"""The body of ``step``: a program's instructions as lines, in issue order, in a section for each stretch of one stream.
+"""Write the instructions of a program as the body of ``step``.
 
-Keeps the name under which each version of each value is found on each device. One thread issues
-everything, so what a CPU stream does is done when the next line begins: its events need no line.
+Instructions are written in issue order, with a section for each run of instructions on one stream.
+The writer tracks the variable that holds each version of each value on each device. One thread
+issues everything, so work on a CPU stream is complete when the next line begins: events of CPU
+streams need no line.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ __all__ = ["Body", "Globals"]
 
 @dataclass(frozen=True)
 class Globals:
-    """The names that a program's devices, accelerator streams and their events have in the module."""
+    """The module's names of devices, accelerator streams and their events."""
 
     devices: Mapping[str, str]
     streams: Mapping[Stream, str]
@@ -34,16 +36,16 @@ class Globals:
 
 @dataclass
 class _Section:
-    """What one stream does without a break; with a second stream, if it copies between two accelerators."""
+    """Consecutive instructions of one stream, or of two for a copy between accelerators."""
 
     streams: tuple[Stream, ...]
     launches: bool = False
     pieces: list[tuple[Piece, int]] = field(
         default_factory=list
-    )  # with the position of the call that it is, or -1
+    )  # with the position of its call in the program, or -1
 
     def takes(self, streams: tuple[Stream, ...], launches: bool) -> bool:
-        """Whether an instruction can stand in this section."""
+        """Whether an instruction can be added to this section."""
         return self.streams[0] == streams[0] and (
             not (self.launches and launches) or self.streams == streams
         )
@@ -71,7 +73,7 @@ class Body:
         self.sources = sources
         self.reads: dict[
             int, tuple[str, ...]
-        ] = {}  # of the call at a position, the names of what it reads
+        ] = {}  # by position of a call, the names of what it reads
         self.there: Standing[int, str] = Standing()
         self.sharing: dict[str, list[str]] = {}  # the names that share memory, by each of them
         homes = dict(program.inputs)
@@ -79,7 +81,7 @@ class Body:
             self._put(index, 0, homes[graph.values[index].name], name)
 
     def lines(self) -> Iterator[tuple[str, int]]:
-        """Yield the lines, indented, each with the position of the call that it is, or -1."""
+        """Yield the lines, indented, each with the position of its call in the program, or -1."""
         for section in self._sections():
             yield f"    # stream {' and '.join(map(str, section.streams))}", -1
             streams = [
@@ -158,7 +160,7 @@ class Body:
         ends = [self.module.streams.get(stream, "") for stream in occupied(copy)]
         meet = (
             one == other and len(ends) == 2 and all(ends)
-        )  # torch does so only between two devices
+        )  # torch does so between two devices only
         if meet:
             yield Piece(f"{ends[1]}.wait_stream({ends[0]})")
         if copy.overwrite:
@@ -203,7 +205,7 @@ class Body:
         used: Container[int],
         device: str,
     ) -> Iterator[Piece]:
-        """Write a call, or those of a merged task, and note in ``made`` the names of the results that are used."""
+        """Write the calls of a task, and add the names of used results to ``made``."""
         if task.composite is not None:
             yield from self._parts(task, task.composite, given, made, used, device)
             return
@@ -227,7 +229,7 @@ class Body:
         used: Container[int],
         device: str,
     ) -> Iterator[Piece]:
-        """Write the calls of a merged task; what they make between them is dropped where nothing needs it any more."""
+        """Write the calls of a merged task; delete intermediate results after their last use."""
         names = {
             inner: given[value.index] for inner, value in zip(whole.takes, task.args, strict=False)
         }
@@ -242,7 +244,7 @@ class Body:
             yield self._dropped(unused)
 
     def _base(self, value: int, found: Mapping[int, str]) -> str | None:
-        """Return the argument whose memory a result shares."""
+        """Return the argument that a result shares memory with."""
         root = self.graph.values[value].root
         if root == value:
             return None
@@ -271,7 +273,7 @@ class Body:
         return Piece("del ", tuple(map(Piece, names)))
 
     def _unpacked(self, shape: Any, piece: Piece, made: Mapping[int, str]) -> Iterator[Piece]:
-        """Assign what a call returns to names, in the shape that it has."""
+        """Assign the result of a call to names, in its structure."""
         dicts: list[tuple[str, dict[Any, Any]]] = []
         target = self._target(shape, made, dicts)
         yield piece.behind(
@@ -285,7 +287,10 @@ class Body:
     def _target(
         self, shape: Any, made: Mapping[int, str], dicts: list[tuple[str, dict[Any, Any]]]
     ) -> str:
-        """Return what stands left of the equals sign; dicts, which cannot, get a name there, and are noted."""
+        """Return the target of an assignment.
+
+        Dicts, which cannot be targets, get a name and are noted.
+        """
         if isinstance(shape, Value):
             return made[shape.index]
         if isinstance(shape, dict):

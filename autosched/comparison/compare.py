@@ -1,7 +1,10 @@
-"""What if: one graph planned for several machines by several policies, as a table and as a picture.
+"""Plan one graph for several machines by several policies.
 
-Nothing runs, so no machine need be there. Plans as ``schedule`` does and decides nothing itself; a
-machine that a graph cannot run on is part of the answer.
+Nothing runs, so no machine need exist. Plans are made as ``schedule`` makes them. A machine that
+the graph cannot run on is part of the result.
+
+A speed-up is relative to one device of the same machine, planned by ``single``. So it shows what
+the other devices add, and not how fast the devices are.
 """
 
 from __future__ import annotations
@@ -46,14 +49,13 @@ def compare(
 ) -> Comparison:
     """Plan a graph for each machine by each policy; nothing runs.
 
-    With ``noise``, such as 0.2, rows also tell what becomes of each schedule, as it is, if tasks
-    and copies take up to 20% more or less than predicted: the median of 100 makespans, and the
-    longest of the best 95, with the same luck for all. Machines and policies are named in mappings,
-    or by what tells them apart. ``seconds`` are for each plan of a policy that takes some; all else
-    is as for ``schedule``, and examples are estimated once. ``track`` is given all pairs to go
-    through, as ``tqdm.tqdm`` is, and may show how far it is. What a machine or a policy refuses
-    becomes a
-    ``Refusal``. Raises ScheduleError and MachineError for other arguments.
+    Machines and policies are named by mappings, or by what distinguishes them. ``seconds`` are for
+    each plan of a policy that takes a time limit; other parameters are those of ``schedule``, and
+    examples are estimated once. With ``noise``, such as 0.2, rows also have the median and the 95th
+    percentile of 100 makespans in which tasks and copies take up to 20% more or less than
+    predicted, with the same random numbers for all. ``track`` is called with all pairs to iterate
+    over, as ``tqdm.tqdm`` is, and may show progress. An error of a machine or a policy becomes a
+    ``Refusal``. Raises ScheduleError and MachineError for invalid arguments.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -138,7 +140,7 @@ def _of(seconds: float | None, policy: str | Policy) -> float | None:
 def _policies(
     given: str | Policy | Iterable[str | Policy] | Mapping[str, str | Policy],
 ) -> dict[str, str | Policy]:
-    """Return policies by name, functions by their own unless a mapping names them."""
+    """Return policies by name; functions get their own name unless a mapping names them."""
     items = [given] if isinstance(given, str) or callable(given) else given
     if not isinstance(items, Iterable):
         raise ScheduleError(f"policies must be names or functions, got {shown(given)}")
@@ -148,7 +150,7 @@ def _policies(
         given = list(items)
         once = [
             item for i, item in enumerate(given) if item not in given[:i]
-        ]  # they may have no hash
+        ]  # policies may not be hashable
         named = dict(zip(_numbered([_name(item) for item in once]), once, strict=True))
     for item in named.values():
         if item != "auto":
@@ -182,7 +184,7 @@ def _machines(given: Any) -> dict[str, Machine]:
 
 
 def _names(machines: Sequence[Machine]) -> list[str]:
-    """Name machines by their GPUs, their link, and what else tells them apart."""
+    """Name machines by their GPUs, their link, and other distinguishing properties."""
     facts = [_facts(machine) for machine in machines]
     differ = [len(dict.fromkeys(filter(None, column))) > 1 for column in zip(*facts, strict=True)]
     told = [True, True, *differ[2:]]
@@ -194,7 +196,7 @@ def _names(machines: Sequence[Machine]) -> list[str]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Return names with the places of those that are there twice."""
+    """Return names, with numbers added to those that occur twice."""
     return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
@@ -217,7 +219,7 @@ def _facts(machine: Machine) -> tuple[str, ...]:
 
 
 def _link(machine: Machine) -> str:
-    """Say what joins the first two accelerators, or the host and the only one."""
+    """Return the name of the link between the first two accelerators, or to the host."""
     ends = (*machine.accelerators, machine.host)[:2]
     link = machine.link(*ends) if len(ends) == 2 else None
     if link is None:

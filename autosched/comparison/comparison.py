@@ -1,4 +1,7 @@
-"""Comparison: what was predicted for machines and policies, as a table, as JSON and as a picture. Knows numbers."""
+"""Show predictions for machines and policies as table, JSON and picture.
+
+Knows numbers alone.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ __all__ = ["Comparison", "Refusal", "Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """What is predicted for a machine and a policy; times in seconds.
+    """The prediction for a machine and a policy; times in seconds.
 
-    ``speedup`` is over the policy ``"single"``, all on one device, if that is possible there; ``busiest`` is the share
-    of the makespan in which the device that computes most does, ``peak_bytes`` what the fullest
-    device holds at most.
-    ``copies_hidden`` is None where nothing is copied. Under noise ``median`` is of many makespans, and ``worst`` the
-    longest of the best 95%.
+    ``speedup`` is relative to the policy ``"single"``, all tasks on one device, if that is
+    possible. ``busiest`` is the share of the makespan in which the busiest device computes.
+    ``peak_bytes`` is the largest peak memory of a device. ``copies_hidden`` is None where nothing
+    is copied. With noise, ``median`` and ``worst`` are the median and the 95th percentile of many
+    makespans.
     """
 
     machine: str
@@ -52,10 +55,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by machine and policy; ``print`` it, or see ``svg()``. The best row of each machine has a star.
+    """Rows by machine and policy. ``print`` it, or see ``svg()``.
 
-    With ``noise``, a share, rows tell what becomes of them if tasks and copies take so much more or
-    less; the best is then that with the least ``worst``.
+    Each machine's best row has a star.
+
+    With ``noise``, a share, rows include noisy makespans; the best row is then that of least
+    ``worst``.
 
     >>> row = Row("2 GPUs", 2, "pcie4", "heft", 0.002, 1.9, 0.0019, 0.05, None, 0.99, 4e6)
     >>> print(Comparison("two layers", (row,)))
@@ -71,7 +76,7 @@ class Comparison:
 
     @property
     def best(self) -> tuple[Row, ...]:
-        """The first of the shortest rows of each machine; under noise, of those that stay shortest."""
+        """The first of the best rows of each machine, by makespan or, with noise, by ``worst``."""
         names = dict.fromkeys(row.machine for row in self.rows)
         mine = ([row for row in self.rows if row.machine == name] for name in names)
         return tuple(
@@ -99,7 +104,7 @@ class Comparison:
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{refused}"
 
     def svg(self) -> str:
-        """Draw makespans: over numbers of GPUs, a line for each policy and link, or else as bars."""
+        """Draw makespans as lines over numbers of GPUs, by policy and link, or else as bars."""
         title = f"{self.name}: predicted"
         places = [(row.gpus, row.link, row.policy) for row in self.rows]
         if len(dict.fromkeys(row.gpus for row in self.rows)) > 1 and len(
@@ -114,8 +119,8 @@ class Comparison:
         links = dict.fromkeys(row.link for row in linked)
         there = {(row.gpus, row.link) for row in self.rows}
         for policy, link in product(dict.fromkeys(row.policy for row in self.rows), links):
-            # With one GPU, or none, no link joins GPUs: such a point is on every line that has no
-            # other there.
+            # With one GPU, or none, no links join GPUs: the point is on every line without
+            # another point there.
             mine = [row for row in self.rows if row.policy == policy]
             rows = [
                 row

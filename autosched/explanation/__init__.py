@@ -1,22 +1,30 @@
-"""Explaining: why a schedule takes as long as it does, and what would help.
+"""Explain the makespan of a schedule, and suggest improvements.
 
-Facts are read off a timeline, predicted or measured. Advice is a change whose gain is simulated,
-one change at a time. Changes nothing, runs nothing.
+Facts are read from a timeline, predicted or measured. Advice is a change whose gain is simulated by
+the same ``simulate``, one change at a time with everything else unchanged; gains do not add up.
+Nothing is changed and nothing runs.
+
+Advice that moves tasks which the user distributed over devices is listed last, since there may be a
+reason for that distribution. Advice about tasks bound to one of several devices, while others are
+idle, may be listed first.
 
 ==========  ==================================================================================
-case        a schedule, and what would be if something were otherwise
-causes      what each task and each copy begins behind, and why there
+case        a schedule and its prediction, with variants for what-if questions
+causes      what each task and each copy waited for, and why
 facts       the critical path, idle times by cause, slack
 choice      why a task runs where and when it does
+spills      values that limited memory forces to be copied again
 transfers   advice: page-locked memory, streams for copies
 homes       advice: inputs that could stay on accelerators
 work        advice: tasks too small for their launch, reads on the host
 places      advice: other placements, more devices, fewer
-report      what ``explain`` returns for a whole schedule, and its words
+advice      a remedy and its predicted makespan
+report      the explanation of a whole schedule, as ``explain`` returns it
+writing     the text of an explanation
+words       times, amounts and lists as text
 ==========  ==================================================================================
 
-To add a remedy, write a function that yields ``Remedy``, with the makespan that it predicts, and
-name it in
+To add a remedy, write a function that yields ``Remedy`` with the predicted makespan, and call it in
 ``report.explain``.
 """
 

@@ -1,4 +1,7 @@
-"""Advice: something to change, and the makespan that is predicted with it. No gain is guessed, and none is combined."""
+"""Define a remedy as a change with its predicted makespan.
+
+Every makespan is simulated. Gains are neither estimated nor combined.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import NamedTuple, TypeVar
 
 __all__ = ["LEAST", "Advice", "Remedy", "fewest", "worthwhile"]
 
-LEAST = 0.02  # of the makespan, below which no change is worth its trouble
-_MOST = 0.9  # of what all of several changes gain, with which the first few are enough
+LEAST = 0.02  # of the makespan; changes that gain less are not listed
+_MOST = 0.9  # of the gain of all changes, with which the first few suffice
 
 _LAST = ("bound", "fewer bound", "keep inputs")
 
@@ -17,12 +20,13 @@ T = TypeVar("T")
 
 
 class Remedy(NamedTuple):
-    """What could be changed, in words, of which tasks and values, and the makespan that is predicted then.
+    """A change, in words, with its tasks and values, and the predicted makespan with it.
 
-    ``kind`` is ``pin``, ``keep`` or, of what may differ from run to run, ``keep inputs``; ``launch``, ``host read`` or
-    ``copy streams``; ``host bound`` for what is bound to a CPU and slow there; ``policy`` for a better placement, or
-    ``bound`` for one that the user's binding of tasks forbids; and each of these two as ``idle ...`` or ``fewer ...``
-    where that uses more devices, or fewer.
+    ``kind`` is ``pin``, ``keep`` or, for inputs that may differ from run to run, ``keep inputs``;
+    ``launch``, ``host read`` or ``copy streams``; ``host bound`` for tasks that are bound to a CPU
+    and slow there; ``policy`` for a better placement, or ``bound`` for one that the user's bindings
+    forbid; and each of these two as ``idle ...`` or ``fewer ...`` if it uses more devices, or
+    fewer.
     """
 
     kind: str
@@ -34,7 +38,7 @@ class Remedy(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """A remedy that pays: ``gain`` is the seconds it saves, ``share`` what part of the makespan they are."""
+    """A worthwhile remedy; ``gain`` is the seconds it saves, ``share`` its part of the makespan."""
 
     kind: str
     words: str
@@ -46,10 +50,10 @@ class Advice:
 
 
 def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...]:
-    """Return what pays, what gains most first.
+    """Return worthwhile remedies, the largest gain first.
 
-    But what spreads otherwise what the user spread comes last, and so does what depends on a
-    condition.
+    Remedies that change a distribution over devices chosen by the user come last, and so do those
+    that depend on a condition.
 
     >>> remedy = Remedy("pin", "pin 'x'", (), ("x",), 3.0)
     >>> [(advice.kind, advice.gain, advice.share) for advice in worthwhile(iter([remedy]), 4.0)]
@@ -64,9 +68,10 @@ def worthwhile(remedies: Iterator[Remedy], makespan: float) -> tuple[Advice, ...
 def fewest(
     items: Sequence[T], makespan: float, without: Callable[[Sequence[T]], float], tries: int = 16
 ) -> tuple[Sequence[T], float]:
-    """Return the first few items that do nearly as much as all, and the makespan ``without`` what they cause.
+    """Return the first few items that gain nearly as much as all of them.
 
-    In more than ``tries`` it gives up, and returns all.
+    ``without`` returns the makespan without the effect of some items. After ``tries`` calls the
+    search stops and returns all items.
 
     >>> fewest([5, 1, 4], 12.0, lambda removed: 12.0 - sum(removed))
     ([5, 1, 4], 2.0)

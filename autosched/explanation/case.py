@@ -1,7 +1,7 @@
-"""Case: a schedule as its explanation sees it, and what would be if something were otherwise.
+"""Hold a schedule with its prediction, and predict variants of it.
 
-A what-if is a case with another part, and is predicted by the same ``simulate``. Knows no words and
-no advice.
+A what-if question is a case in which one part is replaced, and is predicted by the same
+``simulate``. Contains no text and no advice.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from autosched.timeline.timeline import Timeline
 
 __all__ = ["SMALL", "Case"]
 
-SMALL = 2_000  # tasks, up to which there is time to lower many other programs
+SMALL = 2_000  # tasks, up to which there is time to lower many variants
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a schedule is made of; ``wanted`` is where its outputs were asked for, as far as known.
+    """The parts of a schedule; ``wanted`` has the requested devices of outputs, as far as known.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -47,17 +47,17 @@ class Case:
 
     @cached_property
     def predicted(self) -> Timeline:
-        """The predicted timeline. Raises ScheduleError for what the machine cannot do."""
+        """The predicted timeline. Raises ScheduleError if the machine cannot run the program."""
         return simulate(self.program, self.graph, self.machine, self.costs)
 
     @cached_property
     def makespan(self) -> float:
-        """Predicted seconds. Raises ScheduleError for what the machine cannot do."""
+        """The predicted makespan. Raises ScheduleError if the machine cannot run the program."""
         return makespan(self.program, self.seconds)
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """Predicted seconds of each instruction."""
+        """The predicted duration of each instruction."""
         return durations(self.program, self.graph, self.machine, self.costs)
 
     @cached_property
@@ -67,12 +67,12 @@ class Case:
 
     @property
     def tries(self) -> int:
-        """How many programs there is time to lower for one remedy."""
+        """The number of programs that there is time to lower for one remedy."""
         return 16 if len(self.graph) <= SMALL else 1
 
     @cached_property
     def used(self) -> tuple[str, ...]:
-        """The workers with tasks that take time, in the machine's order."""
+        """The workers with tasks of nonzero duration, in the machine's order."""
         busy = {
             device
             for task, device in self.placement.device.items()
@@ -81,7 +81,7 @@ class Case:
         return tuple(name for name in self.workers if name in busy)
 
     def readers(self, copy: Copy) -> frozenset[int]:
-        """Return the tasks that read a value where a copy takes it."""
+        """Return the tasks that read a value on the destination of a copy."""
         return self._readers.get((copy.value, copy.destination), frozenset())
 
     @cached_property
@@ -96,26 +96,29 @@ class Case:
     # ---- what if
 
     def timed(self, seconds: Sequence[float]) -> float:
-        """Return the makespan if instructions took these seconds."""
+        """Return the makespan with other durations of instructions."""
         return makespan(self.program, seconds)
 
     def priced(self, costs: Costs) -> Case:
-        """Return the case at other costs, in which nothing moves."""
+        """Return the case with other costs and the same placement."""
         return dataclasses.replace(self, costs=costs)
 
     def housed(self, homes: Mapping[str, str]) -> Case:
-        """Return the case with inputs, and constants, on other devices."""
+        """Return the case with other devices of inputs and constants."""
         return dataclasses.replace(self, graph=self.graph.pinned(homes)).placed(self.placement)
 
     def placed(self, placement: Placement, machine: Machine | None = None) -> Case:
-        """Return the case as placed otherwise, on another machine perhaps. Raises ScheduleError for what cannot be."""
+        """Return the case with another placement, and optionally another machine.
+
+        Raises ScheduleError if that is impossible.
+        """
         machine = machine or self.machine
         program = fitted(self.graph, machine, self.costs, placement, self._outputs)
         return dataclasses.replace(self, machine=machine, placement=placement, program=program)
 
     @cached_property
     def _outputs(self) -> dict[str, str]:
-        """Where outputs must be: where they were asked for, and where they go from elsewhere."""
+        """The required devices of outputs: those requested, or those they are copied to."""
         sent = {
             label: device for label, device in self.program.outputs if device != self._made(label)
         }
@@ -137,7 +140,7 @@ class Case:
 
     @cached_property
     def freed(self) -> Case:
-        """The case with tasks free to go to any worker, if they are bound to one; placed as it was."""
+        """The case with tasks bound to a worker free to use any worker, and the same placement."""
         workers = [self.machine.device(name) for name in self.workers]
         seconds = {
             task.name: {device.name: self.costs.task_seconds(task, device) for device in workers}
@@ -146,7 +149,7 @@ class Case:
         return dataclasses.replace(self.unbound(self.bound), costs=self.costs.override(seconds))
 
     def unbound(self, tasks: Iterable[Task]) -> Case:
-        """Return the case with tasks free to go anywhere; placed as it was."""
+        """Return the case with tasks free to run anywhere, and the same placement."""
         twin = self.graph.pinned()
         for task in tasks:
             free = dataclasses.replace(task, device=None)
@@ -157,7 +160,7 @@ class Case:
 
     @cached_property
     def slow_here(self) -> tuple[Task, ...]:
-        """The tasks that the user has bound to a CPU, and that some accelerator would do in half the time or less."""
+        """Tasks that the user has bound to a CPU and that some accelerator runs twice as fast."""
         found = []
         for task in self.graph.tasks:
             if task.device not in (None, HOST) and task.device not in self.workers:

@@ -1,7 +1,7 @@
-"""Causes: what each task and each copy of a timeline began behind, and why there.
+"""Find what each task and each copy of a timeline waited for.
 
-A span begins when the last of those that it stands behind has ended: one whose result it needs, or
-one that was on its stream. Where both end at once, what it needs counts.
+A span begins when the last of its predecessors has ended: a span whose result it needs, or the
+previous span on its stream. If both end at the same time, the needed result is the cause.
 """
 
 from __future__ import annotations
@@ -16,29 +16,34 @@ from autosched.timeline.timeline import Timeline
 __all__ = ["Behind", "Cause", "all_before", "gates"]
 
 Cause = Literal["data", "copy", "order", "device", "link", "batch"]
-"""The other left what is needed here; brought it; must end before for another reason, such as reuse of memory; or was
-only ahead on the stream: a task on that of a device, a copy on that of a link, or one that the same task needs."""
+"""Why a span follows another.
+
+The other span produced data that are needed here (data), copied them (copy), or had to end before
+for another reason, such as reuse of memory (order). Or it only preceded this one on the stream: a
+task on the stream of a device (device), a copy on the stream of a link (link), or a copy that the
+same task needs (batch).
+"""
 
 _NEEDED = ("data", "copy", "order")
 
 
 class Behind(NamedTuple):
-    """One span behind another, whose position in the timeline is ``span``, and why."""
+    """A predecessor of a span, ``span`` in the timeline, and the cause of the order."""
 
     span: int
     cause: Cause
 
     @property
     def needed(self) -> bool:
-        """Whether the graph wants it so, and not only the stream."""
+        """Whether the order is required by the graph, and not only by the stream."""
         return self.cause in _NEEDED
 
 
 def all_before(case: Case, timeline: Timeline) -> list[list[Behind]]:
-    """Return for each span of a timeline all that it stands right behind."""
+    """Return the direct predecessors of each span of a timeline."""
     found: list[dict[int, None]] = [{} for _ in timeline.spans]
     for a, b in timeline.arrows:
-        if a < b:  # clocks that disagree by a little may measure it the other way round
+        if a < b:  # clocks that disagree a little may measure the opposite order
             found[b][a] = None
     last: dict[Stream, int] = {}
     for i, span in enumerate(timeline.spans):
@@ -53,13 +58,13 @@ def all_before(case: Case, timeline: Timeline) -> list[list[Behind]]:
 
 
 def gates(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[Behind | None]:
-    """Return for each span the one that it began behind; None where it stands behind nothing."""
+    """Return for each span the predecessor that determined its start, or None."""
     ends = [span.end for span in timeline.spans]
     return [max(some, key=lambda b: (ends[b.span], b.needed), default=None) for some in before]
 
 
 def _cause(case: Case, timeline: Timeline, here: int, other: int) -> Cause:
-    """Return why one span stands behind another."""
+    """Return why one span follows another."""
     ours = case.program.instructions[timeline.spans[here].instruction]
     theirs = case.program.instructions[timeline.spans[other].instruction]
     shared = not set(timeline.spans[here].streams).isdisjoint(timeline.spans[other].streams)

@@ -1,7 +1,7 @@
-"""Why a task runs where it does, and when it does: TaskExplanation.
+"""Explain why a task runs on its device and at its time.
 
-Other devices are compared by moving the task there, with all that must go along, and predicting the
-whole again.
+Other devices are compared by moving the task there, together with the tasks that must be on the
+same device, and predicting the whole schedule again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FEW = 3  # other devices to compare in a large graph
 
 @dataclass(frozen=True)
 class Option:
-    """A task on a device: when it is predicted to end there, and the whole run; or why it cannot be there."""
+    """A task on a device: its predicted end and the makespan, or why it cannot run there."""
 
     device: str
     end: float
@@ -41,14 +41,14 @@ class Option:
 
 @dataclass(frozen=True)
 class TaskExplanation:
-    """Why a task runs where and when it does. Times are seconds since the run began; ``print`` it to read it.
+    """Why a task runs on its device and at its time; ``print`` it to read it.
 
-    It could start at ``ready``, when all it needs was there: ``needed`` was last. Then the stream
-    was busy with
-    ``ahead``, if that is not empty. It could end ``slack`` seconds later, and the run would take no longer. To another
-    device ``together`` go along. ``options`` are its devices, its own first, or what they were if
-    it were not
-    ``bound``: as predicted, also where the rest is measured.
+    Times are seconds since the run began. The task could start at ``ready``, when everything it
+    needs was there; ``needed`` arrived last. Then the stream was busy with ``ahead``, if that is
+    not empty. The task could end ``slack`` seconds later without increasing the makespan. If it
+    moves to another device, the tasks ``together`` move with it. ``options`` are its devices, its
+    own first; if it is ``bound``, they are the devices it could run on otherwise. They are
+    predicted, even if the rest is measured.
     """
 
     name: str
@@ -87,7 +87,7 @@ class TaskExplanation:
 
 @without_collecting()
 def explain_task(case: Case, name: str, measured: Timeline | None = None) -> TaskExplanation:
-    """Explain a task. Raises GraphError if there is none of that name."""
+    """Explain a task. Raises GraphError for an unknown name."""
     task = case.graph.task(name)
     timeline = case.predicted if measured is None else measured
     before = all_before(case, timeline)
@@ -125,9 +125,10 @@ def explain_task(case: Case, name: str, measured: Timeline | None = None) -> Tas
 
 
 def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind]) -> list[int]:
-    """Return the spans without which a task cannot start: those behind which the program puts it, and older ones.
+    """Return the spans that must end before a task can start.
 
-    What an earlier task of its stream waited for needs no wait of its own.
+    They are its predecessors in the program, and earlier ones: a task needs no wait for what an
+    earlier task on its stream waited for.
     """
     task = case.graph.task(name)
     here = case.placement.device[name]
@@ -148,7 +149,7 @@ def _needed(case: Case, name: str, timeline: Timeline, before: Sequence[Behind])
 
 
 def _called(case: Case, at: int | None, spans: Sequence[Span]) -> str:
-    """Say what a task or a copy is."""
+    """Describe a task or a copy in words."""
     if at is None:
         return ""
     span = spans[at]
@@ -159,7 +160,7 @@ def _called(case: Case, at: int | None, spans: Sequence[Span]) -> str:
 
 
 def _reason(case: Case, name: str) -> str:
-    """Say who chose the device."""
+    """Say why the task is on its device."""
     task = case.graph.task(name)
     device = case.placement.device[name]
     if constraint(task, case.machine):
@@ -180,7 +181,10 @@ def _reason(case: Case, name: str) -> str:
 
 
 def _options(case: Case, name: str, together: tuple[str, ...]) -> tuple[Option, ...]:
-    """Return what would be on each device that is allowed, or would be if it were free, beginning with its own."""
+    """Return the result of each device on which the task is allowed, or would be if not bound.
+
+    The first one is its own device.
+    """
     here = case.placement.device[name]
     task = case.graph.task(name)
     if len(choices(case.graph, case.machine).devices[task.index]) == 1:
@@ -204,7 +208,7 @@ def _seconds(case: Case, task: Task, device: str) -> float:
 
 
 def _moved(case: Case, tasks: tuple[str, ...], device: str) -> Option:
-    """Return what would be if tasks, which share a device, were on another."""
+    """Return the result of moving tasks that share a device to another device."""
     placement = Placement(
         {**case.placement.device, **dict.fromkeys(tasks, device)}, case.placement.order
     )
@@ -245,7 +249,7 @@ def _compared(found: TaskExplanation) -> list[str]:
 
 
 def _ends(option: Option, here: Option) -> str:
-    """Say when a task and the run end, and how much later that is than here."""
+    """Say when a task and the run end, and how much later that is than now."""
     if option.refusal:
         return f"impossible: {option.refusal}"
     task = f"ends at {duration(option.end)}{_later(option.end, here.end)}"

@@ -1,6 +1,6 @@
-"""Facts of a timeline: its critical path, when devices are idle and for what, what could be later at no cost.
+"""Compute facts of a timeline: critical path, idle times, slack.
 
-Everything is seconds. Decides and advises nothing.
+All numbers are seconds. Contains no advice.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["Idle", "Step", "critical_path", "held_up", "idle", "path_seconds", "
 
 @dataclass(frozen=True)
 class Step:
-    """A task or a copy of the critical path: where, when, behind what and why, and ``gap`` seconds later than that.
+    """A task or a copy of the critical path: device, times, predecessor and cause.
 
-    ``where`` is a device, or two with an arrow between. ``cause`` is one of ``causes.Cause``, or ``start``.
+    It starts ``gap`` seconds after its predecessor ends. ``where`` is a device, or two with an
+    arrow between. ``cause`` is one of ``causes.Cause``, or ``start``.
     """
 
     kind: str
@@ -34,11 +35,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Idle:
-    """How long no task ran on a device, and for what: the causes sum up to it.
+    """How long no task ran on a device, by cause; the causes sum up to it.
 
-    ``copy``: what its next task needs was on its way; ``link``: that stood in line behind other copies; the name of a
-    device: it was being computed there; ``gap``: it was there already; ``end``: nothing was left to
-    do.
+    ``copy``: data of the next task were being copied; ``link``: that copy was queued after other
+    copies; the name of a device: the data were being computed there; ``gap``: the data were there
+    already; ``end``: there was nothing left to do.
     """
 
     device: str
@@ -49,7 +50,7 @@ class Idle:
 def critical_path(
     program: Program, timeline: Timeline, gate: Sequence[Behind | None]
 ) -> tuple[Step, ...]:
-    """Return the steps that hold each other up, from the beginning to the end of the span that ends last."""
+    """Return the critical path: the chain of steps that ends with the last span."""
     spans = timeline.spans
     steps = list[Step]()
     at = max(range(len(spans)), key=lambda i: spans[i].end, default=None)
@@ -70,10 +71,11 @@ def critical_path(
 
 
 def path_seconds(path: Sequence[Step]) -> dict[str, float]:
-    """Return what the makespan goes to: the seconds of each step, by why the next one had to wait for it.
+    """Return the seconds of the steps of the critical path by cause; they sum to the makespan.
 
-    ``compute`` and ``copy`` made and brought what the next step needs; ``device`` and ``link`` were only ahead of it;
-    ``order`` had to end before it for another reason; in a ``gap`` nothing held it up.
+    ``compute`` and ``copy`` produced and copied data of the next step; ``device`` and ``link`` only
+    preceded it on the stream; ``order`` had to end before it for another reason; in a ``gap``
+    nothing was waited for.
     """
     total = dict.fromkeys(("compute", "copy", "device", "link", "order", "gap"), 0.0)
     for i, step in enumerate(path):
@@ -88,7 +90,7 @@ def path_seconds(path: Sequence[Step]) -> dict[str, float]:
 
 
 def idle(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Idle:
-    """Return when no task ran on a device, and for what."""
+    """Return how long no task ran on a device, by cause."""
     causes: dict[str, float] = {}
     for span, cause, seconds in _waits(device, timeline, gate):
         name = cause
@@ -99,7 +101,7 @@ def idle(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> Idle
 
 
 def held_up(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> dict[int, float]:
-    """Return for which spans (positions) a device was idle, and how long."""
+    """Return the spans (positions) for which a device was idle, and how long."""
     found: dict[int, float] = {}
     for span, _, seconds in _waits(device, timeline, gate):
         if span is not None:
@@ -108,7 +110,7 @@ def held_up(device: str, timeline: Timeline, gate: Sequence[Behind | None]) -> d
 
 
 def slack(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[float]:
-    """Return how much later each span could end while the last one does not."""
+    """Return how much later each span could end without delaying the last one."""
     latest = [timeline.makespan] * len(timeline.spans)
     for i in reversed(range(len(latest))):
         for behind in before[i]:
@@ -119,7 +121,7 @@ def slack(timeline: Timeline, before: Sequence[Sequence[Behind]]) -> list[float]
 def _waits(
     device: str, timeline: Timeline, gate: Sequence[Behind | None]
 ) -> Iterator[tuple[int | None, str, float]]:
-    """Yield what a device was idle for, piece by piece: the span that it waited for, if any, why, and how long."""
+    """Yield the idle intervals of a device: the span waited for, the cause, the length."""
     busy = 0.0
     for i, span in enumerate(timeline.spans):
         if span.kind == "run" and span.streams[0].device == device:
@@ -133,9 +135,10 @@ def _waits(
 def _pieces(
     span: int, since: float, device: str, timeline: Timeline, gate: Sequence[Behind | None]
 ) -> Iterator[tuple[int | None, str, float]]:
-    """Yield what a span was waiting for from ``since`` to its start: its gate, ahead of that the gate's gate, and on.
+    """Yield what a span waited for from ``since`` to its start, along its chain of predecessors.
 
-    What a task elsewhere waits for, the device waits for.
+    If the predecessor is a task on another device, the device waits for what that task waits for,
+    too.
     """
     until = timeline.spans[span].start
     while until > since:

@@ -1,7 +1,8 @@
-"""Remedies for inputs: those that could stay on accelerators from run to run.
+"""Suggest inputs that could stay on accelerators between runs.
 
-What tasks write, and constants, are the same tensors in each run. Of other inputs only the user
-knows that: they may be weights or a new batch, so advice about them states the condition.
+Inputs that tasks write, and constants, are the same tensors in each run. Only the user knows
+whether other inputs are too: they may be weights or a new batch. Advice about them states that
+condition.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from autosched.program.program import Copy
 
 __all__ = ["keep"]
 
-_FEW = 4  # devices, up to which it is said what to keep on each
+_FEW = 4  # devices, up to which the inputs to keep on each are listed
 _SHOWN = 3  # inputs that are named
 
 _Homes = Mapping[str, str]
 
 
 def keep(case: Case) -> Iterator[Remedy]:
-    """Say which inputs and constants to leave on accelerators; each plan is made anew and simulated."""
+    """Suggest inputs and constants to keep on accelerators.
+
+    Each variant is planned and simulated.
+    """
     certain, possible = _staying(case)
     best = case.makespan
     for kind, some in (
@@ -44,9 +48,9 @@ def keep(case: Case) -> Iterator[Remedy]:
 
 
 def _staying(case: Case) -> tuple[list[Value], list[Value]]:
-    """Return the sources on the host that are the same tensors in each run, and those that may be.
+    """Return the sources on the host that are the same in each run, and those that may be.
 
-    Not all of the latter are, or each run would compute the same: the smallest is left out.
+    Not all of the latter can be, or each run would compute the same: the smallest is left out.
     """
     certain = list[Value]()
     possible = list[Value]()
@@ -58,12 +62,12 @@ def _staying(case: Case) -> tuple[list[Value], list[Value]]:
 
 
 def _largest(case: Case, values: Sequence[Value]) -> list[Value]:
-    """Return values by their bytes; of equal ones the first input comes last, as it is most often the batch."""
+    """Return the largest values first; of ties the first input is last, since often the batch."""
     return sorted(values, key=lambda value: (-case.costs.value_nbytes(value), -value.index))
 
 
 def _remedies(case: Case, kind: str, some: Sequence[Value]) -> Iterator[Remedy]:
-    """Yield what keeping inputs would give: where tasks are now, and with all tasks on one accelerator."""
+    """Yield remedies that keep inputs: with the placement as it is, and on one accelerator."""
     called = [value.name for value in _largest(case, some)]
     used = _destinations(case, called)
     if used:
@@ -98,7 +102,10 @@ def _destinations(case: Case, called: Sequence[str]) -> dict[str, str]:
 def _remedy(
     case: Case, kind: str, called: Sequence[str], homes: _Homes, device: str | None
 ) -> Remedy:
-    """Return what it gives to keep the first few of these inputs; ``device`` is where all tasks go, if planned anew."""
+    """Return the effect of keeping the first few of these inputs on accelerators.
+
+    If ``device`` is given, all tasks are placed there.
+    """
 
     def without(moved: Sequence[str]) -> float:
         there = {name: homes[name] for name in moved}
@@ -106,7 +113,7 @@ def _remedy(
             return (
                 case.housed(there) if device is None else _gathered(case, there, device)
             ).makespan
-        except AutoschedError:  # it does not fit there, or no link leads there
+        except AutoschedError:  # it does not fit there, or there is no link
             return math.inf
 
     kept, makespan = fewest(called, case.makespan, without, case.tries)
@@ -114,7 +121,7 @@ def _remedy(
 
 
 def _gathered(case: Case, homes: _Homes, device: str) -> Case:
-    """Return the case with inputs on a device, and all tasks that may go there."""
+    """Return the case with inputs on a device, and all tasks that may run there."""
     housed = replace(case, graph=case.graph.pinned(homes))
     return housed.placed(single_on(device)(housed.graph, case.machine, case.costs))
 

@@ -1,4 +1,8 @@
-"""Remedies for placements: what the policies that ``auto`` tries would make, with what users bound and without."""
+"""Suggest other placements, and fewer or more devices.
+
+The placements are those of the policies that ``auto`` tries, with and without the devices to which
+the user bound tasks.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,17 @@ from autosched.viz.paint import duration
 __all__ = ["Plans", "note", "places"]
 
 _MOST = 20_000  # tasks, up to which there is time for some policies
-_FAR = 3  # times the makespan, from which a percentage is hard to read
-_SAME = 0.05  # of the makespan, by which fewer devices may be slower and are worth a word
+_FAR = 3  # times the makespan, from which percentages are hard to read
+_SAME = 0.05  # of the makespan, by which fewer devices may be slower and are still mentioned
 
 
 @dataclass(frozen=True)
 class Plans:
-    """What could be instead: ``kept`` with what the user bound, the best first.
+    """Other placements: ``kept`` respects the user's bindings; the best first.
 
-    ``freed`` without what is bound to accelerators, ``off_host`` without what is bound to a CPU and slow there.
-    ``split`` is the best of the plans that cut the tasks in two, if they are all on one device.
+    ``freed`` ignores bindings to accelerators, ``off_host`` ignores bindings to a CPU of tasks that
+    are slow there. ``split`` is the best of the plans that divide the tasks between two devices, if
+    all of them are on one.
     """
 
     kept: tuple[Case, ...]
@@ -41,7 +46,7 @@ class Plans:
 
     @classmethod
     def of(cls, case: Case) -> Plans:
-        """Plan anew. Of large graphs by few policies, or by none."""
+        """Plan with other policies: few of them for large graphs, or none."""
         return cls(
             _plans(case, (heft,) if case.bound else (single, heft)),
             _plans(case.freed, (heft,)) if case.bound else (),
@@ -51,7 +56,7 @@ class Plans:
 
 
 def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
-    """Plan by all policies, or by a few."""
+    """Plan with all policies, or with a few."""
     graph = case.graph
     if len(graph) > _MOST:
         return ()
@@ -65,17 +70,16 @@ def _plans(case: Case, few: Sequence[Policy]) -> tuple[Case, ...]:
             tried.append(placement)
             plan = case.placed(placement)
             made.append((plan.makespan, plan))
-        except ScheduleError:  # another policy may find a way
+        except ScheduleError:  # another policy may succeed
             continue
     return tuple(plan for _, plan in sorted(made, key=itemgetter(0)))
 
 
 def _split(case: Case) -> Case | None:
-    """Return the best plan with the first tasks on the device that is used and the others on a second one, if any.
+    """Return the best plan with the first tasks on the used device and the others on a second.
 
-    Policies look for what is fastest, so of plans with more devices than pay they may find poor
-    ones alone. Inputs that live on the first device, and that only the second reads, live on the
-    second.
+    Policies minimize the makespan, so of plans with more devices than pay off they may return only
+    poor ones. Inputs on the first device that only the second reads are moved to the second.
     """
     others = [name for name in case.workers if name not in case.used]
     if len(case.used) != 1 or not others or len(case.graph) > SMALL:
@@ -87,9 +91,9 @@ def _split(case: Case) -> Case | None:
 
 
 def _cuts(case: Case) -> list[int]:
-    """Return after how many tasks to cut: a few numbers, such that each side has a third of the work at least.
+    """Return a few positions to cut, such that each side has at least a third of the work.
 
-    A device that only gets a small task says nothing of what it would cost to share the work out.
+    A device that only gets a small task would show nothing about the cost of distributing work.
     """
     ends = list(
         accumulate(
@@ -107,15 +111,15 @@ def _cuts(case: Case) -> list[int]:
 
 
 def _mobile(case: Case) -> list[Task]:
-    """Return the tasks that are on the one device that is used."""
+    """Return the tasks that are on the single used device and can move."""
     return [task for task in case.graph.tasks if case.placement.device[task.name] == case.used[0]]
 
 
 def _cut(case: Case, other: str, at: int) -> Case | None:
-    """Return the case with all but the first few tasks on another device; None if that cannot be."""
+    """Return the case with all but the first tasks on another device, or None if impossible."""
     allowed = choices(case.graph, case.machine)
     device = dict(case.placement.device)
-    goes: dict[int, bool] = {}  # whether a group of tasks that share a device goes to the other one
+    goes: dict[int, bool] = {}  # by group, whether it moves to the other device
     for number, task in enumerate(_mobile(case)):
         moves = goes.setdefault(allowed.group[task.index], number >= at)
         if moves and other in allowed.devices[task.index]:
@@ -131,7 +135,7 @@ def _cut(case: Case, other: str, at: int) -> Case | None:
 
 
 def _followed(case: Case, device: Mapping[str, str], other: str) -> dict[str, str]:
-    """Return the inputs that live on the device that is used and are needed on the other one alone."""
+    """Return the inputs that are on the used device and read only on the other one."""
     readers: dict[int, set[str]] = {}
     for task in case.graph.tasks:
         for use in case.graph.needs(task):
@@ -145,7 +149,7 @@ def _followed(case: Case, device: Mapping[str, str], other: str) -> dict[str, st
 
 
 def places(case: Case, plans: Plans) -> Iterator[Remedy]:
-    """Say what another placement would give, and who is in its way."""
+    """Suggest other placements, and name the bindings that prevent them."""
     best = case.makespan
     for plan in plans.kept[:1]:
         yield _remedy(case, plan, "policy")
@@ -159,12 +163,12 @@ def places(case: Case, plans: Plans) -> Iterator[Remedy]:
 
 
 def _moved(case: Case, plan: Case) -> list[Task]:
-    """Return what a plan takes off the CPU that it is bound to."""
+    """Return the tasks that a plan moves away from the CPU to which they are bound."""
     return [task for task in case.slow_here if plan.placement.device[task.name] in case.workers]
 
 
 def _off_host(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
-    """Say what is bound to a CPU and slow there."""
+    """Suggest releasing tasks that are bound to a CPU and slow there."""
     host = case.placement.device[moved[0].name]
     called = [task.name for task in moved]
     taken = sum(case.costs.task_seconds(task, case.machine.device(host)) for task in moved)
@@ -178,7 +182,7 @@ def _off_host(case: Case, plan: Case, moved: Sequence[Task]) -> Remedy:
 
 
 def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
-    """Say what is wrong with where tasks are."""
+    """Describe what is wrong with the devices of tasks."""
     bound = case.bound if kind == "bound" else ()
     unused = [name for name in plan.used if name not in case.used]
     who = ""
@@ -209,7 +213,7 @@ def _remedy(case: Case, plan: Case, kind: str) -> Remedy:
 
 
 def note(case: Case, plans: Plans) -> tuple[str, ...]:
-    """Say what more devices, or fewer, would not give."""
+    """Describe that more devices, or fewer, would not help."""
     more = [plan for plan in plans.kept if len(plan.used) > len(case.used)]
     more = sorted([*more, *filter(None, [plans.split])], key=lambda plan: plan.makespan)
     fewer = [plan for plan in plans.kept if len(plan.used) < len(case.used)]
@@ -224,14 +228,17 @@ def note(case: Case, plans: Plans) -> tuple[str, ...]:
 
 
 def _longer(ratio: float) -> str:
-    """Say how many times as long it takes."""
+    """Write how many times as long it takes."""
     if ratio > _FAR:
         return f"{ratio:.0f} times as long"
     return f"{share(ratio - 1)} longer" if ratio > 1.005 else "as long"
 
 
 def _nothing(plan: Case, other: float) -> str:
-    """Say that the devices of a plan give nothing, and why; copies are to blame if it wins when they take no time."""
+    """Write that the devices of a plan do not help, and why.
+
+    Copies are the reason if the plan is better when they take no time.
+    """
     free = plan.timed(_without_copies(plan))
     why = (
         "copies take longer than the compute they save"

@@ -1,4 +1,4 @@
-"""Explanation: what ``explain`` returns for a whole schedule; ``print`` it to read it."""
+"""Assemble the explanation of a whole schedule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_LATE = 3
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The lower bound over the makespan, and which bound that is: a name of ``autosched.bounds``."""
+    """The lower bound divided by the makespan, and the name of that bound."""
 
     share: float
     bound: str
@@ -40,7 +40,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Late:
-    """What took longer than predicted: a task, a copy, gaps on the critical path, pauses of the garbage collector."""
+    """What took longer than predicted: a task, a copy, gaps on the critical path, or GC pauses."""
 
     kind: str
     name: str
@@ -52,11 +52,11 @@ class Late:
 class Explanation:
     """Why a schedule takes as long as it does, and what would help. Times are seconds.
 
-    ``bound`` is how many of the tasks must run on a certain accelerator, and ``efficiency`` takes that as given.
-    ``path_seconds`` says what the makespan goes to (see ``facts.path_seconds``), ``idle`` has the accelerators, or all
-    devices where there are none, ``twice_as_fast`` is the share of the makespan that links, or
-    accelerators, twice as fast would save. ``advice`` is as predicted, what gains most first;
-    ``late`` is of a measured run.
+    ``bound`` is the number of tasks that must run on a certain accelerator; ``efficiency`` takes
+    these bindings as given. ``path_seconds`` divides the makespan (see ``facts.path_seconds``).
+    ``idle`` has the accelerators, or all devices if there are none. ``twice_as_fast`` is the share
+    of the makespan that links, or accelerators, of twice the speed would save. ``advice`` is
+    predicted, the largest gain first; ``late`` refers to a measured run.
     """
 
     name: str
@@ -146,14 +146,14 @@ def _waited(case: Case, before: Sequence[Sequence[Behind]]) -> Counter[int]:
     gate = gates(case.predicted, before)
     waited: Counter[int] = Counter()
     for device in case.used:
-        waited.update(held_up(device, case.predicted, gate))  # adds
+        waited.update(held_up(device, case.predicted, gate))  # Counter.update adds
     return waited
 
 
 def _remedies(
     case: Case, plans: Plans, before: Sequence[Sequence[Behind]], waited: Mapping[int, float]
 ) -> Iterator[Remedy]:
-    """Yield all that could be changed, as predicted."""
+    """Yield all remedies, with predicted makespans."""
     yield from pin(case)
     yield from keep(case)
     yield from host_reads(case, waited)
@@ -184,7 +184,7 @@ def _efficiency(case: Case, makespan: float) -> Efficiency:
 
 
 def _twice_as_fast(case: Case) -> dict[str, float]:
-    """Return what links, and accelerators, that take half as long would save."""
+    """Return the gain of links, and of accelerators, of twice the speed."""
     workers = "accelerators" if case.machine.accelerators else "devices"
     copies = [isinstance(i, Copy) for i in case.program]
     halves = {

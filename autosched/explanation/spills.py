@@ -1,4 +1,4 @@
-"""What memory that is limited costs: values that come to a device again, for they had to leave it."""
+"""Find values copied to a device again because memory is limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["fetched", "spill_note"]
 
 
 def fetched(case: Case) -> Iterator[Copy]:
-    """Yield the copies that bring a value back to where it was before."""
+    """Yield the copies that reload a value to a device where it was before."""
     seen: set[tuple[str, int, str]] = set()
     for copy in case.program:
         if isinstance(copy, Copy) and not copy.overwrite:
@@ -27,7 +27,7 @@ def fetched(case: Case) -> Iterator[Copy]:
 
 
 def spill_note(case: Case) -> tuple[str, ...]:
-    """Say what had to leave a device, and come back, for want of memory."""
+    """Describe what had to be spilled and reloaded because memory is limited."""
     back = list(fetched(case))
     if not back:
         return ()

@@ -1,4 +1,9 @@
-"""Remedies for copies: page-locked memory, more streams."""
+"""Suggest page-locked memory and more streams for copies.
+
+A caller's host memory may be pageable. Host memory that the runtime allocates is not, since
+``to("cpu", non_blocking=True)`` returns page-locked memory. So a copy is slow because of the
+caller's tensor that it reads or overwrites.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,12 @@ from autosched.viz.paint import duration
 
 __all__ = ["copy_streams", "pageable_note", "pin"]
 
-_PAGEABLE = 0.1  # of the makespan, from which it matters whether memory is page-locked
-_MOST = 4_000  # copies, each of which gets a stream of its own to begin with: lowering takes long for more
+_PAGEABLE = 0.1  # of the makespan, from which pageable memory is mentioned
+_MOST = 4_000  # copies, each with a stream of its own at first: lowering takes long for more
 
 
 def pin(case: Case) -> Iterator[Remedy]:
-    """Say which inputs and constants to put into page-locked memory."""
+    """Suggest inputs and constants to put into page-locked memory."""
     slow: dict[str, tuple[float, Link | None]] = {}
     for copy in case.program:
         if isinstance(copy, Copy) and is_pageable(copy, case.graph, case.machine, case.costs):
@@ -56,7 +61,7 @@ def pin(case: Case) -> Iterator[Remedy]:
 
 
 def pageable_note(case: Case) -> tuple[str, ...]:
-    """Say what pageable host memory would cost, on an emulated machine whose costs say nothing of it."""
+    """Note the cost of pageable host memory on an emulated machine whose costs ignore it."""
     if not case.machine.imagined or case.costs.pageable:
         return ()
     sources = {value.name: case.costs.value_nbytes(value) for value in case.graph.sources}
@@ -76,16 +81,16 @@ def pageable_note(case: Case) -> tuple[str, ...]:
 
 
 def _rates(link: Link | None) -> str:
-    """Say how fast a link is for pageable memory, and how fast it could be."""
+    """Write the rate of a link for pageable memory, and its full rate."""
     if link is None or link.pageable_bytes_per_second is None:
         return "as fast as any other"
     return f"at {amount(link.pageable_bytes_per_second, 'B/s')} instead of {amount(link.bytes_per_second, 'B/s')}"
 
 
 def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Remedy]:
-    """Say what copies stand in line for, and what a stream for each link would give.
+    """Suggest a copy stream for each link, if copies are queued.
 
-    Copies by one link share its rate, so a stream for each copy is never advised.
+    Copies over the same link share its rate, so a stream for each copy is never suggested.
     """
     lines = _lines(case, before)
     if (
@@ -112,13 +117,13 @@ def copy_streams(case: Case, before: Sequence[Sequence[Behind]]) -> Iterator[Rem
 
 
 def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[str, float]]:
-    """Return for each copy stream the copies that stood in line there, and how long."""
+    """Return for each copy stream the copies that were queued there, and how long."""
     spans = case.predicted.spans
     ended = {span.name: span.end for span in spans if span.kind == "run"}
     waits: dict[Stream, dict[str, float]] = {}
     for span, some in zip(spans, before, strict=True):
         if span.kind == "copy":
-            # An earlier copy may have waited for its maker already, so that no arrow leads to this
+            # An earlier copy may already have waited for the producer, so no arrow leads to this
             # one.
             made = ended.get(_maker(case, span.instruction), 0.0)
             ready = max([made, *(spans[b.span].end for b in some if b.needed)])
@@ -136,14 +141,14 @@ def _lines(case: Case, before: Sequence[Sequence[Behind]]) -> dict[Stream, dict[
 
 
 def _one_link(case: Case, span: Span, behind: Behind) -> bool:
-    """Whether a copy and the one it is behind come from one device: then it takes as long if they go at once."""
+    """Whether a copy and its predecessor leave one device, so concurrency gains nothing."""
     ours = case.program.instructions[span.instruction]
     theirs = case.program.instructions[case.predicted.spans[behind.span].instruction]
     return isinstance(ours, Copy) and isinstance(theirs, Copy) and ours.source == theirs.source
 
 
 def _maker(case: Case, instruction: int) -> str:
-    """Return the task that makes what is copied; nothing for what was there from the start."""
+    """Return the task that produces what is copied; None for sources."""
     copy = case.program.instructions[instruction]
     assert isinstance(copy, Copy)
     maker = case.graph.maker(Use(case.graph.value(copy.value).index, copy.version))
@@ -151,7 +156,7 @@ def _maker(case: Case, instruction: int) -> str:
 
 
 def _by_link(program: Program) -> Program:
-    """Return a program whose copies have a stream each with all copies of one source and destination on one."""
+    """Return a program with one copy stream for each pair of source and destination."""
     streams = {
         copy.stream: Stream(copy.source, f"copies to {copy.destination}")
         for copy in program

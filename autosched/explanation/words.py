@@ -1,4 +1,4 @@
-"""Words: times, amounts and lists as explanations write them."""
+"""Format times, amounts and lists for explanations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def count(number: int, noun: str) -> str:
-    """Return how many there are.
+    """Return a number with its noun.
 
     >>> count(1, "task"), count(1200, "copy")
     ('1 task', '1,200 copies')
@@ -27,7 +27,7 @@ def spelled(number: int) -> str:
 
 
 def joined(items: Sequence[str], most: int = 3) -> str:
-    """Return devices, or how many there are.
+    """Return the names of devices, or their number.
 
     >>> joined(["cuda:0"]), joined(["cuda:0", "cuda:1"]), joined(list("abcde"))
     ('cuda:0', 'cuda:0 and cuda:1', 'five devices')
@@ -50,13 +50,13 @@ def names(items: Sequence[str], most: int = 3) -> str:
 
 
 def place(task: Task) -> str:
-    """Return where the user added a task: the file without its folders, and the line."""
+    """Return the location where the user added a task: file name and line."""
     file, line = task.origin.where
     return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{line}"
 
 
 def short(name: str, most: int = 32) -> str:
-    """Return a name that is not too long for a table: of a longer one the beginning and, which tells more, the end.
+    """Return a name shortened for a table: the beginning and, more informative, the end.
 
     >>> short("layer1.0.conv2.convolution", most=20)
     'layer1...convolution'

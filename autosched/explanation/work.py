@@ -1,4 +1,10 @@
-"""Remedies for tasks: those too small for their launch, and those that read on the host what accelerators wait for."""
+"""Suggest remedies for tiny tasks and for reads on the host.
+
+Tasks are tiny if they take less time than their launch. Reads on the host are remedied if
+accelerators wait for them. Merging saves no launches, because a merged task calls its operators one
+by one. So the advice on tiny tasks is to fuse kernels or to replay a CUDA graph, for merged tasks
+too.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +29,15 @@ _READS = (
     "tolist",
     "numpy",
     "cpu",
-)  # what .item(), float() and their kin call
+)  # called by .item(), float() and similar functions
 
 
 def launches(case: Case) -> Iterator[Remedy]:
-    """Say which tasks take longer to launch than to run; those in a row, launched as one, would pay for it once.
+    """Suggest fusing tasks that take longer to launch than to run.
 
-    ``asc.merge`` alone does not do that: what was merged is launched one by one, and counts here as a row does.
+    Consecutive tasks that are launched as one would pay for one launch. ``asc.merge`` alone does
+    not achieve that: the operators of a merged task are launched one by one, and count here like
+    consecutive tasks.
     """
     rows = _rows(case)
     saved = {i: launch for row in rows for i, launch in row.items()}
@@ -53,7 +61,7 @@ def launches(case: Case) -> Iterator[Remedy]:
 
 
 def _rows(case: Case) -> list[dict[int, float]]:
-    """Return the instructions, and what they take to launch, of tiny tasks that follow each other on a stream."""
+    """Return runs of consecutive tiny tasks on a stream, and their launch time."""
     rows: list[dict[int, float]] = []
     open_rows: dict[Stream, dict[int, float]] = {}
     for i, instruction in enumerate(case.program):
@@ -76,7 +84,7 @@ def _rows(case: Case) -> list[dict[int, float]]:
 
 
 def _launch_seconds(case: Case, task: Task, device: Device) -> float:
-    """Return how long it takes to launch what a task does: part of its seconds, also where only these are known."""
+    """Return the launch time of a task: part of its duration, even if only that is known."""
     work = case.costs.work.get(task.name)
     given = case.costs.seconds.get(task.name, task.seconds)
     if given is None and task.parts:
@@ -88,9 +96,9 @@ def _launch_seconds(case: Case, task: Task, device: Device) -> float:
 
 
 def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
-    """Say which host tasks read what accelerators made and hold accelerators up; ``held_up`` is by span.
+    """Suggest removing host tasks that read results of accelerators and delay accelerators.
 
-    What a policy put on the host is another matter.
+    ``held_up`` is by span. Tasks that a policy put on the host are not included.
     """
     blamed = _blamed(case, held_up)
     middle, last = _readers(case, blamed)
@@ -106,7 +114,10 @@ def host_reads(case: Case, held_up: Mapping[int, float]) -> Iterator[Remedy]:
 
 
 def host_note(case: Case, held_up: Mapping[int, float]) -> tuple[str, ...]:
-    """Say which host tasks accelerators wait for, if that costs little as predicted; it may cost more in fact."""
+    """List host tasks that accelerators wait for, if the predicted cost is small.
+
+    The real cost may be larger.
+    """
     blamed = _blamed(case, held_up)
     middle, _ = _readers(case, blamed)
     saved = case.makespan - case.timed(_at_once(case, middle)) if middle else 0.0
@@ -117,7 +128,7 @@ def host_note(case: Case, held_up: Mapping[int, float]) -> tuple[str, ...]:
 
 
 def _without(tasks: Sequence[Task]) -> tuple[str, str]:
-    """Return what to do without host tasks, and how: a number that torch reads can stay a tensor."""
+    """Return how to avoid host tasks: for example, a number that torch reads can stay a tensor."""
     called = [str(getattr(task.fn, "__name__", "")).partition(".")[0] for task in tasks]
     if all(name in _READS for name in called):
         return "keep it on the device", "no .item(), float() or .cpu()"
@@ -129,7 +140,10 @@ def _without(tasks: Sequence[Task]) -> tuple[str, str]:
 
 
 def _readers(case: Case, blamed: Mapping[str, float]) -> tuple[list[Task], list[Task]]:
-    """Return the host tasks to blame: those that accelerators need the results of, and others; the worst first."""
+    """Return the host tasks to blame, the worst first.
+
+    They are those whose results accelerators need, and others, separately.
+    """
     allowed = choices(case.graph, case.machine).devices
     readers = sorted(
         (
@@ -157,7 +171,7 @@ def _remedy(
 
 
 def _reads(case: Case, task: Task) -> list[str]:
-    """Return what a host task reads that accelerators made."""
+    """Return the results of accelerators that a host task reads."""
     if case.machine.device(case.placement.device[task.name]).kind != "cpu":
         return []
     made = ((use, case.graph.maker(use)) for use in case.graph.needs(task))
@@ -173,7 +187,7 @@ def _accelerated(case: Case, task: int) -> bool:
 
 
 def _blamed(case: Case, held_up: Mapping[int, float]) -> dict[str, float]:
-    """Return for how long accelerators waited for host tasks, and for copies of what these read, by task."""
+    """Return by task how long accelerators waited for host tasks and for copies of their inputs."""
     blamed: dict[str, float] = {}
     readers: dict[tuple[str, str], str] = {}
     for task in case.graph.tasks:
@@ -193,7 +207,7 @@ def _blamed(case: Case, held_up: Mapping[int, float]) -> dict[str, float]:
 
 
 def _behind(case: Case, task: Task) -> set[int]:
-    """Return all tasks that depend on a task, and itself."""
+    """Return a task and all its transitive successors."""
     found = {task.index}
     open_ends = [task.index]
     while open_ends:
@@ -204,7 +218,7 @@ def _behind(case: Case, task: Task) -> set[int]:
 
 
 def _leading_back(case: Case) -> set[int]:
-    """Return the tasks such that accelerators need what follows from them."""
+    """Return the tasks with successors on accelerators."""
     found: set[int] = set()
     for task in reversed(case.graph.tasks):
         if _accelerated(case, task.index) or not found.isdisjoint(case.graph.users[task.index]):
@@ -213,7 +227,7 @@ def _leading_back(case: Case) -> set[int]:
 
 
 def _at_once(case: Case, tasks: Sequence[Task]) -> list[float]:
-    """Return seconds of instructions if tasks, and copies of what they read and make, took none."""
+    """Return durations in which tasks, and copies of their inputs and outputs, take no time."""
     called = {task.name for task in tasks}
     host = {case.placement.device[task.name] for task in tasks}
     read = {case.graph.values[use.value].name for task in tasks for use in case.graph.needs(task)}
@@ -236,7 +250,7 @@ def _at_once(case: Case, tasks: Sequence[Task]) -> list[float]:
 
 
 def _later(case: Case, tasks: Sequence[Task]) -> float:
-    """Return the makespan if tasks, and what depends on them, came after all others; infinity if that cannot be."""
+    """Return the makespan if tasks and their successors ran last; infinity if impossible."""
     late = {case.graph.tasks[index].name for task in tasks for index in _behind(case, task)}
     first = [name for name in case.placement.order if name not in late]
     order = (*first, *(name for name in case.placement.order if name in late))

@@ -1,4 +1,7 @@
-"""Writing: the words of an explanation, for a terminal of about 100 columns. Works out nothing."""
+"""Write explanations for a terminal of about 100 columns.
+
+Formats facts and remedies, and computes none.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def written(found: Explanation) -> str:
 
 
 def _advised(found: Explanation) -> Iterator[str]:
-    """Yield what would help."""
+    """Yield the lines of the advice."""
     if not found.advice:
         yield "Nothing that was tried would make it faster."
     else:
@@ -76,7 +79,7 @@ def _advised(found: Explanation) -> Iterator[str]:
 
 
 def _facts(found: Explanation) -> Iterator[str]:
-    """Yield how it is."""
+    """Yield the lines of the facts."""
     if found.efficiency.seconds:
         yield from _filled(_efficiency(found), f"{'Efficiency':<15}", " " * 15)
     if found.copies:
@@ -104,7 +107,7 @@ def _efficiency(found: Explanation) -> str:
 
 
 def _idle(found: Idle, makespan: float) -> Iterator[str]:
-    """Yield for what a device was idle."""
+    """Yield the causes of idle time of a device."""
     part = share(found.seconds / makespan)
     causes = sorted(found.causes.items(), key=lambda item: -item[1])
     listed = [
@@ -135,7 +138,7 @@ def _late(late: Late) -> str:
 
 
 def _path(found: Explanation) -> Iterator[str]:
-    """Yield the longest steps of the critical path, in their order, and how many are between."""
+    """Yield the longest steps of the critical path, in order, with the number of steps between."""
     parts = [
         f"{share(seconds / found.makespan)} {_PATH[cause]}"
         for cause, seconds in _sorted(found.path_seconds)
@@ -163,7 +166,10 @@ def _path(found: Explanation) -> Iterator[str]:
 
 
 def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps that take time; behind one that takes none, such as a view, there is nothing to wait for."""
+    """Yield the steps of nonzero duration.
+
+    Waits for steps of duration 0, such as views, are omitted.
+    """
     for before, step in pairwise((None, *steps)):
         if step is not None and step.end > step.start:
             yield (
@@ -174,7 +180,7 @@ def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _skipped(steps: Sequence[Step]) -> Iterator[str]:
-    """Yield a line for steps that are not shown."""
+    """Yield a line for steps that are left out."""
     if steps:
         yield f"{'':11}  {duration(sum(s.end - s.start for s in steps)):>8}  ... {count(len(steps), 'step')}"
 
@@ -184,7 +190,7 @@ def _step(step: Step) -> str:
 
 
 def _why(step: Step) -> str:
-    """Say what a step was waiting for, where that is not what the step before it made."""
+    """Write what a step waited for, unless it is the result of the step before it."""
     late = (
         f"{duration(step.gap)} late"
         if step.gap > 0.05 * (step.end - step.start) and step.gap > 0

@@ -1,17 +1,28 @@
-"""Policies: where each task runs, and in which order tasks are issued.
+"""Policies choose the device of each task and the order of issue.
 
 A policy is a pure function ``(graph: Graph, machine: Machine, costs: Costs) -> Placement``. It
-returns no times, chooses no streams, makes no copies. Its answer passes ``placement.check`` and
-needs no copy between devices without a link; where nothing like that exists it raises ScheduleError
-naming the task, the devices and why.
+returns no times and no streams. The placement must pass ``placement.check`` and must need no copy
+between devices without a link. If no such placement is found, the policy raises ScheduleError,
+which names the task, the devices and the reason.
 
-To add one, write such a function in a file of its own, with the paper it comes from in its
-docstring, and enter it in ``POLICIES``; the tests run over that table. ``Problem`` has graph,
-machine and costs as tables, ``Possible`` keeps track of where tasks may still go, ``Room`` of the
-bytes on each device, ``ranks`` measures tasks, ``Plan`` times them and their copies, ``turns``
-places them one by one. A policy with parameters is a function that returns one, as
-``single_on(device)``, ``in_order(sequences)`` and ``robust(noise)`` do. Any function of this signature works as
-``policy=`` without being in the table.
+To add a policy, write such a function in a module of its own, cite its paper in the docstring, and
+add it to ``POLICIES``; the tests run over that table. The modules of ``base`` provide the parts:
+``Problem`` tabulates graph, machine and costs, ``Possible`` tracks the devices that are left for
+each task, ``Room`` tracks the bytes on each device, ``ranks`` computes priorities, ``Plan`` times
+tasks and copies, and ``turns`` places tasks one by one. A policy with parameters is a function
+that returns a policy, such as ``single_on(device)``, ``in_order(sequences)`` and
+``robust(noise)``. Any function with this signature works as ``policy=``, also if it is not in the
+table.
+
+The copies that a placement lists are hints: lowering skips needless ones, and issues none before
+its value is computed or after a task that reads it. So a policy cannot make a program wrong by its
+copies; only names that do not exist are refused.
+
+A task that exceeds the memory of a device by itself has infinite costs there. So every policy
+avoids such devices without a model of memory.
+
+The homes of inputs are a property of the graph (``Graph.pinned``), so a policy needs no fourth
+argument for them.
 """
 
 from __future__ import annotations
@@ -63,7 +74,7 @@ __all__ = [
 ]
 
 TIMED: Mapping[str, Callable[..., Policy]] = {"search": search, "exact": exact}
-"""Policies that look for better plans for as long as they are told: functions (seconds, seed, progress=) of them."""
+"""Policies with a time limit, as functions of (seconds, seed, progress=)."""
 
 POLICIES: Mapping[str, Policy] = {
     "single": single,

@@ -1,4 +1,4 @@
-"""Candidates: the policies that ``policy="auto"`` tries, one device alone among them."""
+"""List the policies that ``policy="auto"`` tries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autosched.policies.single import single, single_on
 
 __all__ = ["candidates"]
 
-_SMALL = 2_000  # tasks, up to which there is time to lower and simulate what rarely wins
+_SMALL = 2_000  # tasks, up to which there is time to lower and simulate policies that rarely win
 
 
 def candidates(
@@ -24,10 +24,10 @@ def candidates(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Policy, ...]:
-    """Return the policies to try: one device alone, the simple ones, and a search, which weighs many lists.
+    """Return the policies to try: one device alone, simple policies, and a search over many lists.
 
-    Of equal devices that nothing is bound to, one is tried alone; of large graphs none, since the
-    search has done that.
+    Of identical devices to which nothing is bound, only one is tried alone. For large graphs none
+    is, since the search includes that.
 
     >>> len(candidates(Graph(), Machine.emulated(gpus=8)))
     6

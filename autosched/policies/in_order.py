@@ -1,9 +1,13 @@
-"""Tasks in an order that is given, such as that of a pipeline; all others as soon as they can start.
+"""Schedule tasks in given sequences per device, such as pipeline orders.
 
-List scheduling over the graph and one more edge between neighbours of a sequence. Tasks are issued
-in the order in which they are predicted to end. Copies are planned as lowering and the simulator
-have them, on the copy streams that they hold; those that bring written inputs home at the end are
-left out.
+List scheduling over the graph, with one more edge between neighbours of a sequence. Tasks are
+issued in the order of their predicted ends. Tasks that are in no sequence run as soon as they can
+start. Copies are planned as lowering and the simulator make them, on the copy streams that they
+occupy; copies that write inputs back at the end are left out.
+
+A pipeline is a policy and not a graph transformation: micro-batches are added to the graph one
+after another, as the serial run executes them, and ``in_order`` gives the order on each device. So
+one graph serves all pipeline orders, and dropout draws the same random numbers as the serial run.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ __all__ = ["in_order"]
 def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
     """Return the policy that runs the tasks of ``sequences[device]`` on that device, in that order.
 
-    All other tasks must be bound to a device, by ``on=`` or by what they share memory with. They
-    start when they can, ahead of those in sequences; of several that could start at once, the one
-    added first does. That policy raises ScheduleError where sequences contradict the graph, and
-    MachineError or GraphError for devices and tasks that are not there.
+    All other tasks must be bound to a device, by ``on=`` or because they share memory with one that
+    is. They start when they can, before those in sequences; of several that could start at the same
+    time, the one added first does. The policy raises ScheduleError if sequences contradict the
+    graph, and MachineError or GraphError for unknown devices and tasks.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
@@ -57,7 +61,7 @@ def in_order(sequences: Mapping[str, Sequence[str]]) -> Policy:
 
 
 def _neighbours(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[int, int]:
-    """Return for each task of a sequence the one right before it; all tasks are indices."""
+    """Return the predecessor of each task in its sequence; all tasks are indices."""
     seen: dict[str, None] = {}
     for name in (name for names in sequences.values() for name in names):
         if name in seen:
@@ -72,11 +76,12 @@ def _neighbours(graph: Graph, sequences: Mapping[str, Sequence[str]]) -> dict[in
 
 
 def _devices(graph: Graph, machine: Machine, sequences: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the device of each task: that of the sequence which names it or one that it must be with, else its own."""
+    """Return the device of each task: that of a sequence, or the only one it may run on.
+
+    A sequence determines the device of its tasks and of all tasks in their groups.
+    """
     allowed = choices(graph, machine)
-    found: dict[
-        int, tuple[str, str]
-    ] = {}  # by group: the device, and a task that stands in its sequence
+    found: dict[int, tuple[str, str]] = {}  # by group: the device, and a task in its sequence
     for device, names in sequences.items():
         machine.device(device)
         for name in names:
@@ -105,7 +110,7 @@ def _devices(graph: Graph, machine: Machine, sequences: Mapping[str, Sequence[st
 
 
 class _Plan:
-    """What is planned so far. Tasks and devices are numbers, tasks in insertion order."""
+    """A partial schedule. Tasks and devices are numbers, tasks in insertion order."""
 
     def __init__(
         self,
@@ -119,14 +124,14 @@ class _Plan:
         self.users = graph.users
         self.order: list[
             int
-        ] = []  # as tasks end: copies run in order of issue, and none shall wait for a later one
+        ] = []  # by end: copies run in order of issue, and none should wait for a later one
         self.device = [number[name] for name in devices]
         self.seconds = list(_seconds(graph, machine, costs, devices))
         self.next = {before: task for task, before in behind.items()}
         self.kept = {
             *behind,
             *behind.values(),
-        }  # in a sequence: the rest goes first, since other devices wait for it
+        }  # in a sequence: other tasks run first, since other devices wait for them
         self.missing = [len(task.dependencies) + (task.index in behind) for task in graph.tasks]
         self.ready = [0.0 for _ in devices]
         self.copies = _copies(graph, machine, costs, self.device)
@@ -137,11 +142,11 @@ class _Plan:
         self.in_free = [0.0 for _ in number]
         self.streams = [
             [0.0] * device.streams for device in machine.devices
-        ]  # heaps of when they are free
-        self.running: list[tuple[float, int, int]] = []  # end, number of starts before, task
+        ]  # heaps of the times at which they are free
+        self.running: list[tuple[float, int, int]] = []  # end, number of earlier starts, task
         self.started = 0
-        # Of each device, what waits for it alone: by when its data are there; where they are there
-        # already, by task.
+        # By device, the tasks that wait for the device alone: by arrival of their data; and, if
+        # these have arrived, by task.
         self.later: list[list[tuple[float, int]]] = [[] for _ in number]
         self.now: list[list[tuple[bool, int]]] = [[] for _ in number]
         self.offer: list[tuple[float, int] | None] = [None for _ in number]
@@ -150,7 +155,7 @@ class _Plan:
         ] = []  # start, task, device; stale unless it is that device's offer
 
     def run(self) -> None:
-        """Plan all tasks that can ever start."""
+        """Plan all tasks whose predecessors can be planned."""
         for p in range(len(self.streams)):
             self._send(~p, p, 0.0)
         for task, count in enumerate(self.missing):
@@ -184,7 +189,7 @@ class _Plan:
             self._come(self.next[task], end)
 
     def _send(self, maker: int, source: int, since: float) -> None:
-        """Copy what a task made to the devices where it is needed."""
+        """Copy what a task produced to the devices that need it."""
         for seconds, p, readers in self.copies.get(maker, ()):
             path = self.path(source, p)
             out = self.out_free[source] if path.holds_out else 0.0
@@ -198,7 +203,7 @@ class _Plan:
                 self.ready[reader] = max(self.ready[reader], end)
 
     def _come(self, task: int, time: float) -> None:
-        """One of those that a task waits for is there."""
+        """Count down the predecessors of a task, one of which has ended."""
         self.ready[task] = max(self.ready[task], time)
         self.missing[task] -= 1
         if not self.missing[task]:
@@ -210,7 +215,7 @@ class _Plan:
         self._choose(p)
 
     def _choose(self, p: int) -> None:
-        """Offer what a device could start first."""
+        """Offer the task that a device could start first."""
         free = self.streams[p][0]
         now = self.now[p]
         later = self.later[p]
@@ -223,7 +228,7 @@ class _Plan:
 
 
 class _Copy(NamedTuple):
-    """A datum that travels: for how long, the device where it is needed, and the tasks that read it there."""
+    """A copy of a datum: its duration, its destination, and the tasks that read it there."""
 
     seconds: float
     device: int
@@ -233,7 +238,10 @@ class _Copy(NamedTuple):
 def _copies(
     graph: Graph, machine: Machine, costs: Costs, device: Sequence[int]
 ) -> dict[int, list[_Copy]]:
-    """Return the copies of what each task makes; of what lives on device ``p`` from the beginning, under ``~p``."""
+    """Return the copies of each task's results.
+
+    Of the sources on device ``p``, under key ``~p``.
+    """
     number = {name: p for p, name in enumerate(machine.names)}
     found: dict[tuple[Use, int], _Copy] = {}
     copies: dict[int, list[_Copy]] = {}
@@ -258,7 +266,7 @@ def _copies(
 def _seconds(
     graph: Graph, machine: Machine, costs: Costs, devices: Sequence[str]
 ) -> Iterator[float]:
-    """Yield what each task takes. Raises ScheduleError where that is for ever."""
+    """Yield the duration of each task. Raises ScheduleError if one is infinite."""
     for task, name in zip(graph.tasks, devices, strict=True):
         seconds = costs.task_seconds(task, machine.device(name))
         if math.isinf(seconds):
@@ -271,7 +279,10 @@ def _seconds(
 def _contradiction(
     graph: Graph, missing: Sequence[int], behind: Mapping[int, int], devices: Sequence[str]
 ) -> ScheduleError:
-    """Say which tasks wait for each other. Of neighbours that wait for the same reason the first and the last do."""
+    """Return an error with the tasks that wait for each other.
+
+    Of consecutive tasks that wait for the same reason, the first and the last are named.
+    """
     circle = _circle(graph, missing, behind)
     corners = [(task, needs) for i, (task, needs) in enumerate(circle) if needs != circle[i - 1][1]]
     says = []
@@ -289,9 +300,9 @@ def _contradiction(
 def _circle(
     graph: Graph, missing: Sequence[int], behind: Mapping[int, int]
 ) -> list[tuple[int, bool]]:
-    """Return tasks that wait each for the next, the last for the first; with each, whether the graph says so.
+    """Return a cycle of tasks that each wait for the next, with whether the graph requires that.
 
-    Of the first it is, of the last it is not.
+    For the first task it does, for the last it does not.
     """
     walked: dict[int, bool] = {}
     task = next(task for task, count in enumerate(missing) if count)

@@ -1,8 +1,8 @@
-"""Noise: what a program takes if tasks and copies take a little more or less than predicted.
+"""Predict makespans with random deviations from the predicted durations.
 
-Draws numbers, and reads programs as ``simulate`` does; decides nothing. The same seed draws the
-same for each task and each value whatever the placement, so plans of a graph are compared under the
-same luck.
+Draws factors for tasks and copies and simulates programs with them. The same seed draws the same
+factor for each task and each value in all placements, so plans of a graph are compared under the
+same deviations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TRIALS = 100
 def noisy_makespans(
     program: Program, graph: Graph, machine: Machine, costs: Costs, noise: float, *, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the median of 100 makespans, and the worst of the best 95.
+    """Return the median and the 95th percentile of 100 noisy makespans.
 
-    In each, all tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1
-    + noise; copies of one value share it. Raises ScheduleError as ``simulate`` does, and for noise
-    that is not from 0 to 1.
+    In each, the durations of all tasks and copies are multiplied by numbers drawn uniformly from 1
+    - noise to 1 + noise; copies of one value share one number. Raises ScheduleError as ``simulate``
+    does, and for noise that is not from 0 to 1.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -51,7 +51,7 @@ def noisy_makespans(
     tasks, values = ({name: i for i, name in enumerate(some)} for some in names)
     drawn = np.zeros(
         len(program), int
-    )  # the number among tasks, and behind them values; 0 for what takes no time
+    )  # the index among tasks, then values; 0 for instructions that take no time
     for i, instruction in enumerate(program.instructions):
         if isinstance(instruction, Run):
             drawn[i] = tasks[instruction.task]
@@ -80,7 +80,7 @@ def noisy_placement(
 
 
 def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, seed: int) -> Costs:
-    """Return costs as they might be: each task takes its seconds, on all devices, times a number drawn as above."""
+    """Return noisy costs: the durations of each task on all devices times one random number."""
     factors = np.random.default_rng(seed).uniform(1 - noise, 1 + noise, len(graph)).tolist()
     return costs.override(
         {
@@ -93,7 +93,7 @@ def noisy_costs(graph: Graph, machine: Machine, costs: Costs, noise: float, *, s
 
 
 def checked_noise(noise: Any) -> float:
-    """Return a share, such as 0.2 for 20% more or less. Raises ScheduleError for what is not from 0 to 1."""
+    """Return noise as a number. Raises ScheduleError if it is not from 0 to 1."""
     if not is_number(noise) or noise > 1:
         raise ScheduleError(
             f"noise must be a share from 0 to 1, such as 0.2 for 20% more or less; got {shown(noise)}"

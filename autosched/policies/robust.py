@@ -1,7 +1,12 @@
-"""Robust: of several placements the one that stays good when tasks and copies take more or less than predicted.
+"""Choose the placement that stays good under random deviations of durations.
 
-Many that run side by side end with the slowest of them, and one that was alone in time makes others
-wait. A plan that is a little longer but waits less may so be the shorter one in most runs.
+Replicas that run concurrently finish with the slowest of them, and a task that is late makes others
+wait. A plan with a slightly longer predicted makespan and fewer waits may therefore be faster in
+most runs.
+
+Each placement is judged by the 95th percentile of its simulated makespans, since replicas of a step
+wait for the slowest. All placements are judged by the same draws. Placements made for noisy costs
+use other draws than those by which they are judged.
 """
 
 from __future__ import annotations
@@ -20,19 +25,19 @@ from autosched.policies.noise import checked_noise, noisy_costs, noisy_placement
 
 __all__ = ["robust"]
 
-_PLANS = 4  # made for costs as they might be
+_PLANS = 4  # made for noisy costs
 
 
 def robust(
     noise: float = 0.2, *, policies: Sequence[Policy] | None = None, seed: int = 0
 ) -> Policy:
-    """Return the policy that takes the placement whose 95th of 100 noisy makespans is least.
+    """Return the policy whose placement has the least 95th percentile of noisy makespans.
 
-    All tasks and copies take their seconds times a number drawn evenly from 1 - noise to 1 + noise,
-    the same for each placement. That percentile, and not the mean, because replicas of a step wait
-    for the slowest. Placements come from
-    ``policies``, by default those that ``"auto"`` tries, and from HEFT for costs as they might be. Raises ScheduleError
-    for noise that is not from 0 to 1; that policy does where no other finds a placement.
+    Of each placement 100 runs are simulated, in which all durations are multiplied by numbers drawn
+    uniformly from 1 - noise to 1 + noise, the same for each placement. Placements are those of
+    ``policies``, by default those that ``"auto"`` tries and HEFT with noisy costs. Raises
+    ScheduleError for noise that is not from 0 to 1; the policy raises it where no other finds a
+    placement.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cpu": 3.0, "cuda:0": 2.0})
@@ -63,7 +68,7 @@ def robust(
             yield one, costs
         if policies is None:
             for i in range(_PLANS):
-                # Other luck than that by which plans are judged, or those made for it would look
+                # Other draws than those by which plans are judged, or these plans would look
                 # better than they are.
                 yield heft, noisy_costs(graph, machine, costs, noise, seed=seed + 1 + i)
 

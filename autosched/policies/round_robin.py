@@ -1,4 +1,4 @@
-"""Round robin: the devices in turn, whatever things cost."""
+"""Assign tasks to devices in turn, regardless of costs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["round_robin"]
 
 
 def round_robin(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Deal tasks to the devices in turn, in insertion order; what must stay together is dealt together.
+    """Assign tasks to the devices in turn, in insertion order; groups stay together.
 
-    A task that may go to one device only takes no turn. Raises ScheduleError where tasks cannot all
-    be placed.
+    Tasks that may run on one device only are skipped in the rotation. Raises ScheduleError where
+    tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]

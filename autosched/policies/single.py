@@ -1,4 +1,7 @@
-"""One device for all tasks: often the best there is, and what every other policy must beat."""
+"""Place all tasks on one device.
+
+This is often the best placement, and the baseline for every other policy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["single", "single_on"]
 
 
 def single(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Put all tasks on the one device where their seconds and the copies they need sum up to the least.
+    """Put all tasks on the one device of least total duration of tasks and copies.
 
     Tasks that must run elsewhere do. The order is that of insertion; ties go to the earlier device.
     Raises ScheduleError where tasks cannot all be placed.
@@ -36,9 +39,9 @@ def single(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def single_on(device: str) -> Policy:
-    """Return the policy that puts all tasks on ``device``, but for those that must run elsewhere.
+    """Return the policy that puts all tasks on ``device`` that may run there.
 
-    That policy raises MachineError if the machine lacks the device.
+    The policy raises MachineError if the machine lacks the device.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y")
@@ -58,7 +61,7 @@ def single_on(device: str) -> Policy:
 
 
 def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
-    """Return the device of each task: the wanted one where possible, else the one that takes the least seconds."""
+    """Return the device of each task: the wanted one if possible, else the fastest."""
     placed = []
     for task, seconds in enumerate(problem.seconds):
         devices = possible.devices(task)
@@ -69,7 +72,7 @@ def _gather(problem: Problem, possible: Possible, wanted: int) -> list[int]:
 
 
 def _total(problem: Problem, placed: Sequence[int]) -> float:
-    """Return the seconds of all tasks and of all copies, one for each datum and device that needs it."""
+    """Return the total duration of tasks and copies, with one copy per datum and destination."""
     data = problem.data
     copies = {
         (datum, placed[task]): None for task, reads in enumerate(problem.reads) for datum in reads

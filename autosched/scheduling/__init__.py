@@ -1,4 +1,4 @@
-"""Schedules: from a graph and a machine to what the user calls.
+"""Schedule graphs on machines.
 
 planning      ``schedule()``
 schedule      Schedule: graph, machine, placement and program

@@ -1,6 +1,7 @@
-"""Arguments: of which kind those of ``schedule`` and of runs must be, so that a wrong one is said by its name.
+"""Check the types of arguments of ``schedule`` and of runs.
 
-Looks no further: what is in them, those who use them check.
+An error names the argument that is wrong. The contents of arguments are checked where they are
+used.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def check_kinds(
     nvtx: Any = False,
     replay: Any = False,
 ) -> None:
-    """Raise ScheduleError for what is of another kind than ``schedule`` takes.
+    """Raise ScheduleError for arguments of a type that ``schedule`` does not accept.
 
     >>> check_kinds(Graph(), inputs=["cuda:0"])
     Traceback (most recent call last):
@@ -59,7 +60,7 @@ def check_kinds(
     ):
         if not isinstance(item, kinds) or isinstance(
             item, type
-        ):  # a class has the methods, but not yet their object
+        ):  # a class has the methods, but is not an instance
             is_function = name == "graph" and callable(item) and not isinstance(item, type)
             hint = "; autosched.capture(fn, *args) makes one of it" if is_function else ""
             raise ScheduleError(
@@ -82,12 +83,12 @@ def check_kinds(
 
 
 def _summary(item: Any) -> str:
-    """Return a function's name, or a module's class, which is shorter than what Python shows of it."""
+    """Return a function's name, or a module's class, which is shorter than its repr."""
     return getattr(item, "__qualname__", type(item).__name__)
 
 
 def checked_timeout(timeout: Any) -> float | None:
-    """Return the ``timeout`` of a run as seconds, or None for no limit. Raises ScheduleError for what is neither."""
+    """Return the ``timeout`` of a run in seconds, or None. Raises ScheduleError for other types."""
     if timeout is None:
         return None
     if not is_number(timeout, infinite=True):
@@ -98,7 +99,7 @@ def checked_timeout(timeout: Any) -> float | None:
 
 
 def checked_count(count: Any, name: str, least: int) -> int:
-    """Return how often to run. Raises ScheduleError, with the argument's name, for what is no number, or too few."""
+    """Return a number of runs. Raises ScheduleError, with the argument's name, if invalid."""
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ScheduleError(f"{name} must be a whole number, {least} or more, got {shown(count)}")
     return count

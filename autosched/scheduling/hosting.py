@@ -1,8 +1,8 @@
-"""Hosting: tasks that run on the host unless someone says otherwise, since no tensor goes into them.
+"""Bind tasks without tensor arguments to the host by default.
 
-A function that reads a list, a text or a file gains nothing on an accelerator. What makes tensors
-where it runs says so by ``Here``, and what a user gave seconds for was planned by that user. Knows
-no machine.
+A function that reads a list, a text or a file gains nothing on an accelerator. A task that creates
+tensors on its own device is marked by ``Here`` and is not bound, and neither is a task for which
+the user gave costs. Knows no machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ __all__ = ["put_on_host"]
 
 
 def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
-    """Constrain tasks of a schedule's own graph that read no tensor to the host, if nothing else constrains them.
+    """Bind tasks without tensor arguments to the host, unless they are constrained already.
 
-    ``examples`` are inputs by name, as far as they are known; one that is not counts as a tensor.
+    ``examples`` are known inputs by name; an input that is not among them counts as a tensor. The
+    graph must be the schedule's own.
 
     >>> graph = Graph()
     >>> words, x = graph.inputs("words", "x")
@@ -39,7 +40,7 @@ def put_on_host(graph: Graph, examples: Mapping[str, Any] | None) -> None:
 
 
 def _is_free(task: Task) -> bool:
-    """Whether a task calls a function, and neither it nor its user says anything about devices."""
+    """Whether a task calls a function, and neither the task nor the user constrains its device."""
     given = list(flatten((task.args, task.kwargs)))
     said = (
         task.device is not None
@@ -50,7 +51,7 @@ def _is_free(task: Task) -> bool:
 
 
 def _is_plain(graph: Graph, value: int, plain: set[str]) -> bool:
-    """Whether a value is an input that is known to hold no tensor."""
+    """Whether a value is an input that is known to contain no tensor."""
     known = graph.values[value]
     return known.producer is None and known.tensor is None and known.name in plain
 

@@ -1,7 +1,9 @@
-"""Planning: from a graph and a machine to a schedule, by a policy.
+"""Plan a schedule for a graph and a machine by a policy.
 
-Joins the modules and adds nothing of its own but ``policy="auto"``, which picks among placements by
-simulation.
+Joins the other modules. Only ``policy="auto"`` is implemented here, because it needs lowering and
+simulation, which policies do not know: it chooses among placements by simulated makespan. Of plans
+with equal makespan it takes the one with the fewest copies, since a copy that is not made cannot be
+late.
 """
 
 from __future__ import annotations
@@ -54,37 +56,36 @@ def schedule(
     nvtx: bool = False,
     replay: bool = False,
 ) -> Schedule:
-    """Place a graph's tasks on a machine, lower them to a program, and prove that it cannot race.
+    """Place a graph's tasks on a machine, lower them to a program, and prove it race-free.
 
-    * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``: what
-      has no room leaves and is fetched back; where what a policy places cannot be made to fit,
-      ``"auto"`` decides.
+    * ``machine``: default ``Machine.local()``. No device ever holds more than its ``nbytes``:
+      values that do not fit are spilled and reloaded. If the placement of a policy cannot be made
+      to fit, ``"auto"`` is used instead.
     * ``policy``: a name, or a function ``(graph, machine, costs) -> Placement``. ``"auto"`` tries
-      several, one device alone among them, and takes what is predicted to end first; of equals that
-      with the fewest copies.
-    * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may look for better plans;
-      without it ``"auto"`` takes a moment, and it and ``"search"``, which count their work, plan
-      the same each time. ``seed`` makes a search another one; ``progress`` is called with the part
-      done and the best makespan, or is True for a bar on stderr.
-    * ``costs``: given; or estimated from ``examples``, an input of each name; else each task costs
-      the same.
-    * ``inputs``, ``outputs``: the device on which an input lives, or an output is wanted, by names
-      or patterns of them,
-      ``{"w*": "cuda:0"}``; one device is for all. Default: inputs live on the host, outputs stay where they are made.
+      several, including each device alone, and takes the placement of least predicted makespan; of
+      equal ones that with the fewest copies.
+    * ``seconds``: how long ``"auto"``, ``"search"`` and ``"exact"`` may search for better plans.
+      Without it ``"auto"`` takes a moment; it and ``"search"`` then count their work, so plans are
+      reproducible. ``seed`` changes the random numbers of a search. ``progress`` is called with the
+      part done and the best makespan, or is True for a bar on stderr.
+    * ``costs``: given; or estimated from ``examples``, an input of each name; else all are equal.
+    * ``inputs``, ``outputs``: the device on which an input is, or on which an output is requested,
+      by names or patterns of names, ``{"w*": "cuda:0"}``; one device applies to all. Default:
+      inputs are on the host, outputs stay on the device of their producer.
     * ``place``: devices by patterns of names of tasks or modules, ``{"layer1.*": "cuda:0"}``; the
-      first counts. Functions that read no tensor, as far as ``examples`` tell, run on the host by
-      default.
+      first match counts. Functions that read no tensor, as far as ``examples`` show, run on the
+      host by default.
     * ``backend``: a name, or an ``autosched.runtime.backends.Backend``, which serves one schedule;
-      default: what fits.
-    * ``check``: watch every run, not only the first, for writes, aliases and random numbers that
-      tasks do not declare;
-      ``"bytes"`` compares all bits of their arguments: version counters do not see every write.
-    * ``nvtx``: put each task and copy into a range of NVTX that names it and its stream, for
-      Nsight; CUDA alone has it.
-    * ``replay``: record what accelerators do, and replay it, by CUDA graphs: see
+      default: the backend that fits the machine.
+    * ``check``: monitor every run, not only the first, for writes, aliases and random numbers that
+      tasks do not declare. ``"bytes"`` compares all bits of their arguments, since version counters
+      do not detect every write.
+    * ``nvtx``: put each task and copy into an NVTX range with its name and stream; CUDA only.
+    * ``replay``: capture the work of accelerators in CUDA graphs and replay these: see
       ``Schedule.not_replayed``.
 
-    Raises GraphError, MachineError or ScheduleError for what does not fit together, or into memory.
+    Raises GraphError, MachineError or ScheduleError for arguments that do not fit together, or do
+    not fit into memory.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -133,12 +134,12 @@ def schedule(
 
 
 def _told(progress: Progress | bool | None) -> AbstractContextManager[Progress | None]:
-    """Return who is told how far planning is: a function of the caller's, a bar, or nobody."""
+    """Return the progress callback: a function of the caller's, a bar, or none."""
     return bar("planning") if progress is True else nullcontext(progress or None)
 
 
 def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Return the device of each output that is wanted on one. Raises ScheduleError for what is no output."""
+    """Return the requested device of outputs. Raises ScheduleError for unknown outputs."""
     if isinstance(outputs, str) or outputs is None:
         return {} if outputs is None else dict.fromkeys(graph.outputs, outputs)
     try:
@@ -151,11 +152,11 @@ def _wanted(graph: Graph, outputs: str | Mapping[str, str] | None) -> dict[str, 
 def _pinned(
     graph: Graph, machine: Machine, inputs: Any, place: Any, policy: Any, examples: Any
 ) -> Graph:
-    """Return a copy of a graph for one schedule, with what its user says about devices, and the host by default."""
+    """Return a copy of a graph for one schedule, with the user's constraints and the defaults."""
     pinned = graph.pinned(
         dict.fromkeys(graph.input_names, inputs) if isinstance(inputs, str) else inputs, place
     )
-    if isinstance(policy, str):  # a function places as it likes
+    if isinstance(policy, str):  # placements by a function of the user are not restricted
         put_on_host(pinned, examples)
     _check_inputs(pinned, machine)
     return pinned
@@ -164,7 +165,7 @@ def _pinned(
 def _costs(
     costs: Costs | None, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
 ) -> Costs:
-    """Return the costs given, or estimated, or the same for each task. Raises ScheduleError for names of no task."""
+    """Return the costs given, estimated, or equal. Raises ScheduleError for unknown tasks."""
     if costs is None:
         costs = estimated(graph, examples, level=4) if examples is not None else Costs()
         costs = paged(costs, graph, machine, examples)
@@ -173,7 +174,7 @@ def _costs(
 
 
 def _check_inputs(graph: Graph, machine: Machine) -> None:
-    """Raise ScheduleError for names that inputs cannot have, MachineError where they live on no device."""
+    """Raise ScheduleError for unknown inputs, MachineError for unknown devices."""
     if taken := [word for word in WORDS if word in graph.input_names]:
         raise ScheduleError(
             f"an input cannot be named {taken[0]!r}: runs of a schedule take that word; rename it"
@@ -185,9 +186,9 @@ def _check_inputs(graph: Graph, machine: Machine) -> None:
 def _backend(
     backend: str | Backend | None, machine: Machine, nvtx: bool, replay: bool
 ) -> str | Backend:
-    """Return the backend, or what fits; one that replays, if it is asked to and can, or else a warning.
+    """Return the given or default backend; with ``replay`` one that can replay, or warn.
 
-    Raises MachineError where ``nvtx`` has nothing that Nsight could watch.
+    Raises MachineError where ``nvtx`` has no CUDA device to mark.
     """
     made = suited(machine) if backend is None else backend
     if nvtx:
@@ -206,7 +207,7 @@ def _backend(
 
 
 def _machine(machine: Machine | None) -> Machine:
-    """Return the machine, or this one. Raises MachineError for what is none."""
+    """Return the machine, by default the local one. Raises MachineError for other types."""
     if machine is None:
         return Machine.local()
     if not isinstance(machine, Machine):
@@ -222,7 +223,10 @@ def policy_of(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Policy:
-    """Return a policy by name, or as it is. Raises ScheduleError for unknown names, and for time that none takes."""
+    """Return a policy, given or by name.
+
+    Raises ScheduleError for unknown names and for ``seconds`` that the policy does not take.
+    """
     if isinstance(policy, str) and policy in TIMED:
         return TIMED[policy](seconds, seed, progress=progress)
     if seconds is not None:
@@ -248,10 +252,10 @@ def _plan(
     nvtx: bool,
     placement: Placement,
 ) -> Schedule:
-    """Lower a placement, and predict."""
+    """Lower a placement, and predict its makespan."""
     program = fitted(graph, machine, costs, placement, outputs)
     made = Schedule(graph, machine, costs, placement, program, backend, check, dict(outputs), nvtx)
-    _ = made.makespan  # raises for what the machine cannot do
+    _ = made.makespan  # raises for instructions that the machine cannot execute
     return made
 
 
@@ -263,7 +267,7 @@ def _made(
     policy: str | Policy,
     *timed: Any,
 ) -> Schedule:
-    """Plan with a policy, and prove that it cannot race."""
+    """Plan with a policy, and prove the program race-free."""
     begun = time.perf_counter()
     made = _planned(plan, graph, machine, costs, policy, *timed)
     made.verify()
@@ -287,7 +291,7 @@ def _planned(
     policy: str | Policy,
     *timed: Any,
 ) -> Schedule:
-    """Plan with a policy; where what it places cannot be made to fit into memory, as ``"auto"`` would."""
+    """Plan with a policy, or with ``"auto"`` if its placement cannot be made to fit into memory."""
     if policy != "auto":
         try:
             return _best(plan, graph, machine, costs, [policy_of(policy, *timed)])
@@ -304,7 +308,7 @@ def _best(
     costs: Costs,
     policies: Iterable[Policy],
 ) -> Schedule:
-    """Plan with each policy; return what is predicted to end first, of equals that with the fewest copies."""
+    """Plan with each policy; return the least makespan, ties broken by the number of copies."""
     tried: list[Placement] = []
     plans: list[Schedule] = []
     refusal = ScheduleError(f"graph {graph.name!r} cannot run on this machine")
@@ -330,9 +334,10 @@ def _best(
 def paged(
     costs: Costs, graph: Graph, machine: Machine, examples: Mapping[str, Any] | None
 ) -> Costs:
-    """Return costs that know which inputs and constants lie in memory that is not page-locked.
+    """Return costs that know which inputs and constants are in pageable memory.
 
-    On a real machine with accelerators: what an imagined one copies from is imagined too.
+    This applies to a real machine with accelerators; on an imagined machine the sources of copies
+    are imagined, too.
     """
     if machine.imagined or not machine.accelerators:
         return costs
@@ -348,12 +353,15 @@ def paged(
 
 
 def _is_pageable(leaf: Any) -> bool:
-    """Whether this is a tensor in host memory that is not page-locked."""
+    """Whether this is a tensor in pageable host memory."""
     return hasattr(leaf, "is_pinned") and leaf.device.type == "cpu" and not leaf.is_pinned()
 
 
 def estimated(graph: Graph, examples: Mapping[str, Any], level: int = 3) -> Costs:
-    """Return ``Costs.estimate``, and warn the caller so many calls up of tasks whose seconds nothing tells."""
+    """Return ``Costs.estimate``, and warn of tasks whose durations are unknown.
+
+    The warning points to the caller that many frames up.
+    """
     from autosched.costs.estimate import estimate
 
     found = estimate(graph, examples)

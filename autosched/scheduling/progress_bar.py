@@ -1,4 +1,7 @@
-"""Bar: a line on stderr that shows how far planning is, and the best makespan so far. Knows numbers, and no policy."""
+"""Print the progress of planning as a line on stderr.
+
+The line shows how far planning is, and the best makespan so far.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ _WIDTH = 30  # columns
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[float, float], None]]:
-    """Yield a function that shows the part that is done, 0 to 1, and the best makespan; the line is gone in the end.
+    """Yield a function that shows the part done, 0 to 1, and the best makespan.
+
+    Then clear the line.
 
     >>> with bar("planning") as show:
     ...     show(0.5, 0.002)  # planning [###############               ]  50%, best 2 ms
@@ -27,7 +32,7 @@ def bar(what: str) -> Iterator[Callable[[float, float], None]]:
         line = (
             f"{what} [{'#' * int(part * _WIDTH):{_WIDTH}}] {part:4.0%}, best {duration(makespan)}"
         )
-        if line != shown:  # or a terminal would be what planning waits for
+        if line != shown:  # or planning would wait for the terminal
             shown = line
             print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
 

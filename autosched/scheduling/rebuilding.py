@@ -1,8 +1,9 @@
-"""Rebuilding: a graph without functions, of what a saved schedule says of its graph. It can be looked at, not run.
+"""Rebuild a graph without functions from a saved schedule.
 
-Knows the lines that ``saved.describe`` writes, and takes back what it made unless they come out the
-same. What part of a tensor a view sees does not stand there, so a graph whose hazards hang on that
-is refused.
+Such a graph can be inspected, and cannot run. The module parses the lines that ``saved.describe``
+writes, and accepts the graph only if it is described by the same lines. The descriptions do not
+contain which part of a tensor a view sees, so a graph whose hazards depend on that is refused:
+loading its schedule requires the original graph.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["rebuilt"]
 
 
 def rebuilt(saved: Saved) -> tuple[Saved, Graph]:
-    """Return what was saved, and a graph of which ``describe`` says the same.
+    """Return what was saved, and a graph that ``describe`` describes by the same lines.
 
-    Costs are those of the graph's own tasks: of what these were merged of, the graph has the sums.
-    Raises ScheduleError where the description does not suffice.
+    The costs are those of the graph's own tasks: for tasks that were merged, the sums. Raises
+    ScheduleError where the description does not suffice.
     """
     if saved.facts is None:
         raise ScheduleError(
@@ -48,7 +49,7 @@ _GIVE = "give the graph too, as in load(path, graph) or --graph module:function"
 
 
 def _graph(lines: Sequence[str], facts: Facts) -> Graph:
-    """Build a graph from the lines of its description, as they come."""
+    """Build a graph from the lines of its description."""
     graph = Graph(facts.name)
     for line in lines:
         kind, *names = line.partition("  ")[0].split(" ")
@@ -71,7 +72,7 @@ def _graph(lines: Sequence[str], facts: Facts) -> Graph:
 
 
 class _Absent:
-    """Stands for the tensor of a constant."""
+    """Placeholder for the tensor of a constant."""
 
 
 def _add(graph: Graph, line: str, facts: Facts) -> None:
@@ -92,18 +93,18 @@ def _add(graph: Graph, line: str, facts: Facts) -> None:
         on=facts.devices.get(name),
         seconds=facts.seconds.get(name),
         view="view" in fields,
-        origin=Origin(("unknown", 0)),  # or it would seem to come from whoever loads it
+        origin=Origin(("unknown", 0)),  # not the code that loads it
     )
 
 
 def _base(graph: Graph, reads: Sequence[Value], sharing: Sequence[str]) -> Value | None:
-    """Return the argument whose memory a task's results share, given whose that is at the root."""
+    """Return the argument that a task's results share memory with, given the value at the root."""
     roots = [graph.value(name).root for name in sharing]
     return next((value for value in reads if value.root in roots), None)
 
 
 def _own(saved: Saved, graph: Graph) -> Costs:
-    """Return the costs without those of tasks and values that only the parts of merged tasks have."""
+    """Return the costs without those of parts of merged tasks."""
     tasks = {task.name for task in graph.tasks}
     values = {value.name for value in graph.values}
 

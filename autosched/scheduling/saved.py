@@ -1,8 +1,9 @@
-"""Saved: what a schedule is without the functions and tensors of its graph, and its text form, which is JSON.
+"""Save schedules as JSON, without functions and tensors, and read them.
 
-Strings in and out. Knows no file, runs nothing that it reads, and takes nothing on trust: a text
-reads as what was written, or is refused with what is wrong in it. Whether the program is right for
-a graph is for ``verify`` to say; here stands only whether a graph is the one that was saved.
+Strings in and out. The module opens no files, and runs nothing that it reads. Input is not
+trusted: a text is either read as exactly what was written, or refused with a message that says
+what is wrong. This module checks only that a graph is the one that was saved; whether the program
+is correct for the graph is checked by ``verify``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FORMATS = (1, 2)  # the first has no facts
 
 @dataclass(frozen=True)
 class Facts:
-    """What a graph says beside its description, as far as a prediction needs it: costs and constraints, by name."""
+    """Costs and constraints of a graph, by name, as far as a prediction needs them."""
 
     name: str
     seconds: Mapping[str, float | Mapping[str, float]]
@@ -43,10 +44,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a text holds; ``graph`` is what ``describe`` says of it, ``facts`` what an older text lacks.
+    """The content of a saved schedule; ``graph`` is the description of its graph.
 
-    Raises ScheduleError where the program does not run the tasks where and in the order in which
-    they are placed.
+    ``facts`` is absent in older formats. Raises ScheduleError where the program does not run the
+    tasks on the devices and in the order of the placement.
     """
 
     graph: tuple[str, ...]
@@ -73,11 +74,11 @@ class Saved:
 
 
 def describe(graph: Graph) -> tuple[str, ...]:
-    r"""Return a line for each input, constant, task, bond and output: all that a schedule relies on, and no function.
+    r"""Return a line for each input, constant, task, bond and output, without functions.
 
-    Devices are left out, for ``schedule(..., inputs=..., place=...)`` chooses some, and the
-    placement has to fit the others. Fields stand two spaces apart, and no name has a space in it,
-    so graphs that differ have lines that differ.
+    The lines contain all that a schedule relies on. Devices are left out, because ``schedule(...,
+    inputs=..., place=...)`` chooses some, and the placement must fit the others. Fields are
+    separated by two spaces, and no name contains a space, so different graphs have different lines.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.input("x").mul_(2) + 1)
@@ -116,7 +117,7 @@ def _describe_task(graph: Graph, task: Task) -> str:
 
 
 def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
-    """Return what a graph says of costs and constraints; of a merged task, what its parts cost on each device."""
+    """Return costs and constraints of a graph; for a merged task, the costs of its parts."""
     seconds = {task.name: task.seconds for task in graph.tasks if task.seconds is not None}
     merged = [task for task in graph.tasks if task.parts and task.seconds is None]
     seconds |= {
@@ -128,7 +129,7 @@ def facts_of(graph: Graph, machine: Machine, costs: Costs) -> Facts:
 
 
 def check_graph(saved: Saved, graph: Graph) -> None:
-    """Raise ScheduleError with the first input, task or output in which a graph is not the one that was saved."""
+    """Raise ScheduleError with the first input, task or output that differs from the saved one."""
     for here, there in zip_longest(describe(graph), saved.graph, fillvalue="nothing more"):
         if here != there:
             raise ScheduleError(
@@ -140,7 +141,10 @@ def check_graph(saved: Saved, graph: Graph) -> None:
 
 
 def to_text(saved: Saved) -> str:
-    """Return the text; the same schedule has the same. Raises ScheduleError for what ``from_text`` would not read."""
+    """Return the JSON text, the same for the same schedule.
+
+    Raises ScheduleError for what ``from_text`` would not read.
+    """
     document = {
         "format": _FORMATS[-1],
         "backend": saved.backend,
@@ -166,7 +170,10 @@ def to_text(saved: Saved) -> str:
 
 
 def from_text(text: str) -> Saved:
-    """Read what ``to_text`` wrote. Raises ScheduleError naming what is wrong, where, and what would be allowed."""
+    """Read the text of ``to_text``.
+
+    Raises ScheduleError that says what is wrong, where, and what would be allowed.
+    """
     saved: Saved = parse(text, _document)
     return saved
 
@@ -174,7 +181,7 @@ def from_text(text: str) -> Saved:
 def _document(item: Any, place: str) -> Saved:
     if (
         isinstance(item, dict) and "format" in item
-    ):  # where that is another, nothing else is worth saying
+    ):  # for another format, other messages would be useless
         _DOCUMENT["format"](item["format"], "format")
     saved: Saved = record(_saved, _DOCUMENT, optional=["facts"])(item, place)
     return saved

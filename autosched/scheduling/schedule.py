@@ -1,6 +1,11 @@
-"""Schedule: a graph, a machine, a placement and a program, made by ``schedule()``; what the user holds and calls.
+"""Define the schedule of a graph on a machine.
 
-Joins the modules and adds nothing of its own.
+``schedule()`` returns it, and users call it. It joins the other modules.
+
+A schedule keeps a pinned copy of the graph (``Graph.pinned``), so it does not change when the
+user's graph grows. It also keeps the devices on which outputs were requested (``wanted``):
+otherwise a plan that leaves outputs elsewhere would look better than it is. For a loaded schedule,
+outputs that are copied from the device of their producer are taken as requested where they go.
 """
 
 from __future__ import annotations
@@ -45,16 +50,17 @@ from autosched.viz.page import page_html
 
 __all__ = ["Schedule", "load"]
 
-_MAKING = rlock()  # two threads that make the first call of a schedule share one executor
+_MAKING = rlock()  # two threads that call a schedule for the first time share one executor
 
 
 def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
-    """Read a schedule that ``Schedule.save`` wrote, for the same graph built again, and prove it anew.
+    """Read a saved schedule for the same graph built again, and verify it again.
 
-    Tasks run the functions of ``graph``: the file holds none, and no tensors. Without one the
-    schedule can be looked at and simulated, not run. Raises ScheduleError for a file that is
-    malformed, for another graph, for one that only its graph can tell, and for what does not fit
-    together; OSError for a file that cannot be read.
+    ``Schedule.save`` wrote the file. Tasks run the functions of ``graph``: the file holds no
+    functions and no tensors. Without a graph the schedule can be inspected and simulated, not run.
+    Raises ScheduleError for a malformed file, for a different graph, for a schedule that cannot be
+    loaded without its graph, and for parts that do not fit together; OSError for a file that cannot
+    be read.
 
     >>> import autosched as asc, tempfile
     >>> graph = asc.Graph()
@@ -76,7 +82,9 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A verified program for a graph on a machine. Call it with the graph's inputs; ``print`` it to read it.
+    """A verified program for a graph on a machine. Call it with the graph's inputs.
+
+    ``print`` it to read the program.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -95,7 +103,7 @@ class Schedule:
     check: Check = False
     wanted: Mapping[str, str] = field(
         default_factory=dict, compare=False, repr=False
-    )  # outputs, where asked for
+    )  # by output, the requested device
     nvtx: bool = field(default=False, compare=False, repr=False)
 
     # ---- running
@@ -105,20 +113,22 @@ class Schedule:
         """Run and return the outputs by name.
 
         Inputs are given by name, or in the order of ``graph.input_names``. The schedule of a
-        captured graph is called as its function is; parameters, buffers and moments are those that
-        its modules and optimizers hold: see
-        ``Captured``.
-        Raises TaskError where a task raises, and RunTimeoutError, which says who waits for whom,
-        where the run does not end in ``timeout`` seconds. It can be called again after either, and
-        after KeyboardInterrupt. A task that goes on all the same is let go half a second later, and
-        waited for by the next call; until it ends, it may write to inputs that it was given to
-        write. With a timeout all tasks run in threads of the schedule's own. What devices were told
-        to do is not timed. Autograd does not follow tasks: where inputs require grad, outputs raise
-        GradientError in ``backward()``, so that no gradient is lost unseen.
+        captured graph is called as its function is; parameters, buffers and moments are those of
+        its modules and optimizers: see ``Captured``.
 
-        Calls queue: one that another thread makes meanwhile waits until this one has ended. Raises
-        ScheduleError where a task calls a schedule that waits for that task to end. In a process
-        that was forked the schedule begins anew.
+        Raises TaskError if a task raises, and RunTimeoutError, which says who waits for whom, if
+        the run does not end within ``timeout`` seconds. The schedule can be called again after
+        either, and after KeyboardInterrupt. A task that continues nevertheless is abandoned after
+        half a second, and the next call waits for it; until it ends, it may write to inputs that it
+        was given to write. With a timeout all tasks run in threads of the schedule. The timeout
+        does not cover work that was already issued to devices.
+
+        Autograd does not follow tasks: where inputs require grad, outputs raise GradientError in
+        ``backward()``, so that no gradient is lost unnoticed.
+
+        Calls are serialized: a call from another thread waits until this one has ended. Raises
+        ScheduleError if a task calls a schedule that waits for that task to end. After a fork, the
+        child process starts its own threads.
         """
         seconds = checked_timeout(timeout)
         inputs, keep = self.graph.completed(args, inputs)
@@ -140,13 +150,13 @@ class Schedule:
     def profile(
         self, /, *args: Any, repeat: Any = 1, warmup: Any = 0, timeout: Any = None, **inputs: Any
     ) -> Timeline:
-        """Run and return what happened when: the median of ``repeat`` runs, after ``warmup`` more that do not count.
+        """Run and return a measured timeline: the median of ``repeat`` runs.
 
-        All times are seconds since the run began, on one clock. ``timeline.runs`` has each run, if
-        there are several,
-        ``timeline.pauses`` when Python's garbage collector was at work, and ``timeline.costs()`` what was learnt, for
-        the next ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those
-        that tasks write are written by each. ``timeout`` as for a call, for each run.
+        The first ``warmup`` runs do not count. All times are seconds since the run began, on one
+        clock. ``timeline.runs`` has each run, if there are several, ``timeline.pauses`` has the
+        pauses of Python's garbage collector, and ``timeline.costs()`` has the measured costs, for
+        ``asc.schedule(graph, machine, costs=...)``. Each run gets the same inputs: those that tasks
+        write are written by each run. ``timeout`` applies to each run, as for a call.
         """
         runs = checked_count(repeat, "repeat", 1), checked_count(warmup, "warmup", 0)
         seconds = checked_timeout(timeout)
@@ -157,12 +167,12 @@ class Schedule:
 
     @property
     def not_replayed(self) -> str | None:
-        """Why runs are not replayed from recorded graphs, as far as is known by now; None if they are, or will be.
+        """Why runs are not replayed from CUDA graphs, as far as known; None if they are or will be.
 
-        With ``schedule(..., replay=True)`` the second run of inputs of a kind (their shapes,
-        strides, dtypes, and the numbers among them) is recorded, and those that follow are
-        replayed. Tasks on accelerators are not called then: what they read beside values must stay
-        where it is, and what they do beside leaving tensors is not done.
+        With ``schedule(..., replay=True)`` the second run of inputs with the same shapes, strides,
+        dtypes and numbers is captured, and later ones are replayed. Tasks on accelerators are not
+        called in a replay: whatever they read apart from values must stay at its address, and their
+        side effects apart from results do not happen.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -176,7 +186,7 @@ class Schedule:
         return None if made is None else "every run is checked" if made.check else made.not_replayed
 
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
-        """Run the tasks one by one, as they were added, on the devices where they are placed: the reference."""
+        """Run the tasks one by one, in insertion order, on their devices, as a reference."""
         inputs, keep = self.graph.completed(args, inputs)
         outputs = self._serial(inputs)
         if keep is not None:
@@ -197,7 +207,7 @@ class Schedule:
         return lambda inputs: self._guarded(inputs, run(inputs))
 
     def close(self) -> None:
-        """End the threads. Happens by itself when the schedule is let go of, and at interpreter exit.
+        """End the threads. It is called on garbage collection and at interpreter exit, too.
 
         A thread that is in a task for more than a second longer ends when the task does.
         """
@@ -207,7 +217,7 @@ class Schedule:
                 self._executor.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied and pickled: no threads, and nothing else that a run has made."""
+        """Return the state for copies and pickles, without threads and other state of runs."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def __enter__(self) -> Schedule:
@@ -244,11 +254,11 @@ class Schedule:
     # ---- keeping
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, as JSON, for ``load`` to read: all but the functions and tensors of its graph.
+        """Write the schedule to a file as JSON, for ``load``, without functions and tensors.
 
-        The file is there whole or not at all. Raises ScheduleError for what a text cannot hold,
-        such as a backend that is an object, what ``schedule`` and ``verify`` raise for what
-        ``load`` would not take, and OSError.
+        The file is written completely or not at all. Raises ScheduleError for what cannot be
+        written as text, such as a backend that is an object, what ``schedule`` and ``verify`` raise
+        for a schedule that ``load`` would refuse, and OSError.
         """
         if not isinstance(self.backend, str):
             raise ScheduleError(
@@ -256,16 +266,17 @@ class Schedule:
             )
         parts = self.machine, self.costs, self.placement, self.program, self.backend, self.check
         saved = Saved(describe(self.graph), *parts, facts_of(self.graph, self.machine, self.costs))
-        _bound(saved, self.graph)  # it may come from dataclasses.replace
+        _bound(saved, self.graph)  # the schedule may come from dataclasses.replace
         write(path, to_text(saved))
 
     @cached_property
     def code(self) -> Code:
-        """Return it as plain PyTorch source: a module with streams, events and a function ``step``, and no autosched.
+        """Return the schedule as PyTorch source: a module that does not need autosched.
 
-        What no text can hold, such as a closure or a constant, ``step`` takes as keywords:
-        ``code.given`` has it. Raises ScheduleError for a graph without functions, MachineError for
-        a machine without contention.
+        It has streams, events and a function ``step``. Objects that cannot be written as source,
+        such as closures or constants, are keyword parameters of ``step``: ``code.given`` has them.
+        Raises ScheduleError for a graph without functions, MachineError for a machine without
+        contention.
         """
         if "_proved" not in self.__dict__:
             self.verify()
@@ -280,7 +291,7 @@ class Schedule:
     def report(
         self, path: str | os.PathLike[str], measured: Timeline | None = None, *, title: str = ""
     ) -> None:
-        """Write ``page`` to a file. The file is there whole or not at all; raises OSError.
+        """Write ``page`` to a file, completely or not at all; raises OSError.
 
         >>> import autosched as asc, pathlib, tempfile
         >>> (graph := asc.Graph("one sum")).output(y=graph.input("x") + 1)
@@ -292,14 +303,14 @@ class Schedule:
         write(path, self.page(measured, title=title))
 
     def page(self, measured: Timeline | None = None, *, title: str = "") -> str:
-        """Return one page of HTML, for any browser, that shows all of it: chart, graph, reasons, program and code.
+        """Return an HTML page with chart, graph, explanations, program and code.
 
-        It holds all that it needs and asks no server for anything. ``measured`` is what ``profile``
-        returned, to stand beside what was predicted.
+        The page contains everything it needs and loads nothing from a server. ``measured`` is a
+        result of ``profile``, shown beside the prediction.
         """
         try:
             code = str(self.code)
-        except (MachineError, ScheduleError):  # for a graph without functions there is none
+        except (MachineError, ScheduleError):  # there is no code for a graph without functions
             code = ""
         explanation = str(self.explain(measured=measured))
         parts = self.graph, self.program, self.simulate(), measured
@@ -318,7 +329,7 @@ class Schedule:
         return simulate(self.program, self.graph, self.machine, self.costs)
 
     def verify(self) -> None:
-        """Prove again that the program cannot race. Raises ProgramError if it can."""
+        """Prove again that the program is race-free. Raises ProgramError if it is not."""
         verify(self.program, self.graph, self.machine)
         self.__dict__["_proved"] = True
 
@@ -329,9 +340,9 @@ class Schedule:
 
     @cached_property
     def peak_bytes(self) -> dict[str, float]:
-        """Predicted bytes that each device holds at most, but for what tasks take for themselves while they run.
+        """Predicted peak memory of each device, without what tasks allocate temporarily.
 
-        The highest point of ``autosched.simulation.footprint``. A value counts as
+        It is the maximum of ``autosched.simulation.footprint``. A value counts as
         ``costs.default_nbytes``, which is 0, unless costs know its bytes: from ``nbytes=``, or
         ``examples=`` of ``schedule``.
         """
@@ -340,15 +351,15 @@ class Schedule:
 
     @cached_property
     def serial_seconds(self) -> float:
-        """Predicted seconds of the same tasks and copies, one at a time."""
+        """Predicted duration of the same tasks and copies, one at a time."""
         return sum(durations(self.program, self.graph, self.machine, self.costs))
 
     @cached_property
     def lower_bound(self) -> float:
-        """Seconds below which no schedule of this graph on this machine can be."""
+        """Lower bound on the makespan of all schedules of this graph on this machine."""
         costs = confined(
             self.graph, self.machine, self.costs, self.wanted
-        )  # what no device has memory for, it cannot do
+        )  # tasks that fit into no device's memory cannot run
         known = bounds(self.graph, self.machine, costs)
         return max([*known.values(), self.placement.bound])
 
@@ -359,24 +370,24 @@ class Schedule:
             return 0.0
         return max(
             0.0, self.makespan / self.lower_bound - 1
-        )  # a bound may be above it by a rounding
+        )  # a bound may exceed the makespan by a rounding error
 
     def memory(
         self, measured: Timeline | None = None
     ) -> dict[str, tuple[tuple[float, float], ...]]:
-        """Return the (seconds, bytes) from which each device holds so many bytes, as predicted or in a measured run.
+        """Return the bytes that each device holds over time, predicted or measured.
 
-        Draw it with ``viz.memory_svg``. ``autosched.simulation.footprint.memory_over_time`` says
-        what counts.
+        The result has steps (seconds, bytes). Draw it with ``viz.memory_svg``.
+        ``autosched.simulation.footprint.memory_over_time`` documents what is counted.
         """
         parts = self.program, self.graph, self.machine, self.costs
         return memory_over_time(*parts, self._predicted if measured is None else measured)
 
     def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-        """Draw it as a Gantt chart into a file, by its suffix: .svg, .png or .pdf (which need matplotlib).
+        """Draw a Gantt chart into a file, by suffix: .svg, .png or .pdf (which need matplotlib).
 
-        With ``measured``, what ``profile`` returned stands below. Raises ChartError for other
-        suffixes, and OSError.
+        ``measured``, a result of ``profile``, is drawn below the prediction. Raises ChartError for
+        other suffixes, and OSError.
         """
         draw_timeline(self._predicted, path, self.graph.name, measured, self.graph)
 
@@ -392,11 +403,12 @@ class Schedule:
     def explain(
         self, task: str | None = None, measured: Timeline | None = None
     ) -> Explanation | TaskExplanation:
-        """Say why it takes as long as it does, and what would help; or why a task runs where and when it does.
+        """Explain the makespan and suggest improvements, or explain a single task.
 
-        ``print`` it, or use its fields. ``measured``: what ``profile`` returned, to explain that run instead of the
-        predicted one; gains are predicted all the same. Raises GraphError for an unknown task,
-        ScheduleError for a timeline of another program.
+        Of a task, the explanation says why it runs on its device and at its time. ``print`` the
+        result, or use its fields. ``measured`` is a result of ``profile``, to explain that run
+        instead of the predicted one; gains are predicted in either case. Raises GraphError for an
+        unknown task, ScheduleError for a timeline of another program.
 
         >>> import autosched as asc
         >>> graph = asc.Graph()
@@ -418,7 +430,7 @@ class Schedule:
 
 
 def _bound(saved: Saved, graph: Graph) -> Schedule:
-    """Join what was saved to its graph, and check what ``schedule`` and ``lower`` check."""
+    """Join a saved schedule to its graph, with the checks of ``schedule`` and ``lower``."""
     check_graph(saved, graph)
     pinned = graph.pinned(dict(saved.program.inputs))
     for _, device in (*saved.program.inputs, *saved.program.outputs):
@@ -428,5 +440,5 @@ def _bound(saved: Saved, graph: Graph) -> Schedule:
     parts = saved.machine, saved.costs, saved.placement, saved.program, saved.backend, saved.check
     made = Schedule(pinned, *parts)
     made.verify()
-    _ = made.makespan  # raises for what the machine cannot do
+    _ = made.makespan  # raises for instructions that the machine cannot execute
     return made

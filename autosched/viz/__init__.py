@@ -1,14 +1,16 @@
-"""Drawings: functions from a timeline, a graph or numbers to text or SVG. They write no file and decide nothing.
+"""Draw timelines, graphs and numbers as text or SVG.
+
+Drawings are pure functions: they write no file and decide nothing.
 
 To add a drawing, write a module with one pure function ``(data, *, options) -> str``, whose data is
-a ``Timeline``, a
-``Graph``, a ``Program`` or plain numbers; take colours, text sizes and times from ``paint``; name the function here.
+a ``Timeline``, a ``Graph``, a ``Program`` or plain numbers. Take colours, text sizes and the format
+of times from ``paint``, and export the function here.
 
 =========  ============================================  ==========
 module     draws                                         as
 =========  ============================================  ==========
 gantt      what ran when, on which stream, and why then  SVG
-dag        what depends on what, and where it is         SVG
+dag        what depends on what, and on which device     SVG
 dot        the same                                      Graphviz DOT
 mermaid    the same                                      Mermaid
 text       what ran when                                 plain text
@@ -17,7 +19,7 @@ perfetto   what ran when, for Perfetto                   trace JSON
 lines      numbers against numbers, with error bars      SVG
 bars       named numbers, with error bars                SVG
 picture    any of these that are SVG                     PNG, PDF
-page       all of a schedule, to look around in          HTML
+page       a whole schedule, interactively               HTML
 =========  ============================================  ==========
 """
 

@@ -1,7 +1,7 @@
-"""What charts share: axes, legend, markers and boxes. Knows scales and pixels, and not what is drawn on them.
+"""Draw the parts that charts share: axes, legend, markers and boxes.
 
-Series are told apart by colour, by the shape of markers, and by dashes or hollow boxes, so also
-without colour.
+Knows scales and pixels, and not the data. Series differ by colour, by the shape of markers, and by
+dashes or hollow boxes, so they can be distinguished without colour.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Symbol = Literal["solid", "dashed", "points", "box"]
 
 
 class Axis(NamedTuple):
-    """Numbers to pixels."""
+    """A map from numbers to pixels."""
 
     scale: Scale
     start: float
@@ -67,14 +67,14 @@ def label(cls: str, x: float, y: float, text: str) -> str:
 
 
 def axis_name(name: str, scale: Scale) -> str:
-    """Return what is written on an axis: its name and its unit."""
+    """Return the label of an axis: its name and its unit."""
     unit = scale.unit_text
     text = f"{name} ({unit})" if name and unit else name or unit
     return shorten(text, WIDTH - 2 * MARGIN)
 
 
 def facts(scale: Scale, value: Decimal, low: Decimal, high: Decimal) -> str:
-    """Say a value and the ends of its error bar, if it has one."""
+    """Return a value and the ends of its error bar, if any, as text."""
     return scale.short(value) + (
         f" ({scale.short(low)} to {scale.short(high)})" if low != high else ""
     )
@@ -86,7 +86,7 @@ def facts(scale: Scale, value: Decimal, low: Decimal, high: Decimal) -> str:
 def head(
     title: str, entries: Iterable[tuple[str, Symbol]], y_name: str = ""
 ) -> tuple[list[str], float]:
-    """Draw title, legend and the name of the vertical axis; return them, and where the chart itself begins."""
+    """Draw title, legend and the vertical axis label; return them and the top of the chart."""
     drawn = []
     y = MARGIN
     if title:
@@ -102,7 +102,10 @@ def head(
 
 
 def _legend(entries: Iterable[tuple[str, Symbol]], y: float) -> tuple[list[str], int]:
-    """Draw a sample and the name of each series that has one, in as many lines as they take; return how many."""
+    """Draw a sample and the name of each named series.
+
+    Return the drawing and the number of lines.
+    """
     drawn: list[str] = []
     x = WIDTH
     lines = 0
@@ -135,7 +138,7 @@ def _sample(i: int, symbol: Symbol, x: float, y: float) -> Iterator[str]:
 
 
 def rows(axis: Axis, ticks: Mapping[Decimal, str], left: float) -> Iterator[str]:
-    """Draw a line across, and its number, for each tick of a vertical axis."""
+    """Draw a horizontal line and a number for each tick of a vertical axis."""
     for tick, text in ticks.items():
         y = axis.at(tick)
         yield f'<path class="grid" d="M{number(left)} {number(y)}H{number(WIDTH - MARGIN)}"/>'
@@ -143,7 +146,10 @@ def rows(axis: Axis, ticks: Mapping[Decimal, str], left: float) -> Iterator[str]
 
 
 def columns(axis: Axis, top: float, bottom: float, own: Sequence[Decimal] = ()) -> Iterator[str]:
-    """Draw a line down, and its number, for each tick of a horizontal axis: at ``own`` numbers, if there is room."""
+    """Draw a vertical line and a number for each tick of a horizontal axis.
+
+    The ticks are at ``own`` numbers, if there is room.
+    """
     for tick, text in _ticks(axis, own).items():
         x = axis.at(tick)
         yield f'<path class="grid" d="M{number(x)} {number(top)}V{number(bottom)}"/>'
@@ -151,7 +157,7 @@ def columns(axis: Axis, top: float, bottom: float, own: Sequence[Decimal] = ()) 
 
 
 def _ticks(axis: Axis, own: Sequence[Decimal]) -> Mapping[Decimal, str]:
-    """Return ticks with room for their numbers, the most of those that have."""
+    """Return as many ticks as there is room for."""
     mine = axis.scale.marked(own)
     if mine and all(len(text) <= SHORT for text in mine.values()) and _fit(axis, mine):
         return mine
@@ -160,7 +166,7 @@ def _ticks(axis: Axis, own: Sequence[Decimal]) -> Mapping[Decimal, str]:
 
 
 def _fit(axis: Axis, ticks: Mapping[Decimal, str]) -> bool:
-    """Whether these numbers neither meet nor leave the picture."""
+    """Whether these numbers neither overlap nor leave the picture."""
     right = -GAP
     for tick, text in ticks.items():
         half = text_width(text) / 2
@@ -170,22 +176,22 @@ def _fit(axis: Axis, ticks: Mapping[Decimal, str]) -> bool:
     return right <= WIDTH
 
 
-# ---- what stands for a series
+# ---- the marks of a series
 
 
 def tone(i: int) -> str:
-    """Return the class that gives what is in it the colour of a series."""
+    """Return the class that applies the colour of a series."""
     return f"series{i % SERIES}"
 
 
 def marker(i: int, x: float, y: float, told: str = "") -> str:
-    """Draw a point; ``told`` is what it says when pointed at."""
+    """Draw a point; ``told`` is its tooltip."""
     shape = _MARKERS[i % len(_MARKERS)]
     return f'<path class="dot" transform="translate({number(x)} {number(y)})" d="{shape}">{_title(told)}</path>'
 
 
 def box(i: int, x: float, y: float, width: float, height: float, told: str = "") -> str:
-    """Draw a box, of every other series a hollow one."""
+    """Draw a box, hollow for every other series."""
     place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
     return f'<rect class="bar{" hollow" * (i % 2)}" {place} rx="2">{_title(told)}</rect>'
 

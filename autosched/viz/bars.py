@@ -1,4 +1,4 @@
-"""Named bars with their values and error bars, as SVG. Knows numbers and names alone."""
+"""Draw named bars with values and error bars as SVG."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ZERO = Decimal(0)
 class Bar:
     """A named value, with the two ends of an error bar if they are given.
 
-    Bars of one name that follow each other stand together, told apart by ``series``.
+    Consecutive bars of the same name are grouped, and distinguished by ``series``.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Bar:
 
 
 class _Ends(NamedTuple):
-    """A bar's value and the ends of its error bar, which is of no length if it has none."""
+    """A bar's value and the ends of its error bar, which has length 0 if there is none."""
 
     value: Decimal
     low: Decimal
@@ -57,10 +57,11 @@ class _Ends(NamedTuple):
 
 
 def bars_svg(bars: Iterable[Bar], *, title: str = "", x: str = "", unit: str = "") -> str:
-    """Draw bars from 0, one below the other, each with its value; ``x`` says of what, ``unit`` in what.
+    """Draw bars from 0, one below the other, each with its value.
 
-    Units get prefixes where they have such (s, B, FLOP/s). Raises ChartError for what is no finite
-    number, and for an error bar with one end.
+    ``x`` is the label of the values, ``unit`` their unit. Units get prefixes where these are usual
+    (s, B, FLOP/s). Raises ChartError for numbers that are not finite, and for an error bar with one
+    end.
 
     >>> svg = bars_svg([Bar("one GPU", 3.75), Bar("two GPUs", 2.43, low=2.41, high=2.46)], x="time", unit="s")
     >>> "3.75 s" in svg, "2.43 s" in svg
@@ -101,7 +102,7 @@ def _ends(bar: Bar) -> _Ends:
 
 
 def _axis(scale: Scale, values: Sequence[_Ends], left: float) -> Axis:
-    """Leave room for the values, which are written behind the ends of bars, on the side of 0 where they are."""
+    """Leave room for the values, which are written after the ends of bars, away from 0."""
     room = {True: 0.0, False: 0.0}
     for ends in values:
         room[ends.value < 0] = max(room[ends.value < 0], text_width(scale.short(ends.value)) + 10)
@@ -125,7 +126,7 @@ def _names(bars: Sequence[Bar], tops: Sequence[float], left: float) -> Iterator[
 
 
 def _bar(bar: Bar, ends: _Ends, i: int, axis: Axis, y: float) -> Iterator[str]:
-    """Draw a bar, its error bar, and its value behind both."""
+    """Draw a bar, its error bar, and its value after both."""
     start, end = sorted([axis.at(ZERO), axis.at(ends.value)])
     low, high = sorted([axis.at(ends.low), axis.at(ends.high)])
     told = "\n".join(filter(None, (bar.name, bar.series, facts(axis.scale, *ends))))

@@ -1,7 +1,8 @@
-"""What the page shows, as columns of numbers and tables of words that JSON holds in few bytes. Knows no HTML.
+"""Encode a schedule for the HTML page as compact columns and tables.
 
-An *item* is a run or a copy of the program; everything names it by its place among them, in issue
-order.
+An *item* is a run or a copy of the program. Everything refers to it by its index in issue order.
+Columns are delta-encoded and compressed: ten thousand tasks with their program take half a
+megabyte. Knows no HTML.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from autosched.viz.paint import natural
 
 __all__ = ["Steps", "columns"]
 
-STEPS = 600  # at most so many of a device's bytes over time: more than a row has pixels to show
-DIGITS = 8  # of the longest time, so that a click of the clock is far below a pixel at any zoom that helps
+STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
+DIGITS = 8  # of the longest time, so that a clock tick is far below a pixel at any useful zoom
 
 Steps = Sequence[tuple[float, float]]  # (seconds, bytes from then on)
 
@@ -33,10 +34,10 @@ def columns(
     memory: Mapping[str, Steps],
     limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return all that the page knows of a schedule and its timelines, as JSON takes it; times are whole clicks.
+    """Return the data of the page as a JSON object; times are whole clock ticks.
 
-    ``needs`` are the items that an item takes data from, ``after`` those that it only comes behind; like ``waits``,
-    they say how many items back: small numbers take few bytes when they are compressed.
+    ``needs`` are the items that an item takes data from, ``after`` those that it only has to
+    follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
 
     >>> from autosched.timeline.timeline import Span
     >>> graph, program = Graph(), Program.parse("cpu/compute run add")
@@ -91,13 +92,13 @@ def _stream_order(stream: Stream) -> tuple[Any, ...]:
 def _click(makespan: float) -> float:
     """Return the power of ten in seconds that gives the makespan about ``DIGITS`` digits."""
     power = math.floor(math.log10(makespan)) - DIGITS + 1 if makespan else -9
-    return float(f"1e{max(power, -300)}")  # smaller ones a float can hardly tell from 0
+    return float(f"1e{max(power, -300)}")  # smaller ones are hardly distinguishable from 0
 
 
 def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return how far back lies what each item takes data from, and what it only comes behind.
+    """Return the distances to the items that each item takes data from, and only has to follow.
 
-    Data that was copied comes from the copy, and not as well from the task whose result that is.
+    Data that was copied is taken from the copy, and not from the task that produced it.
     """
     ran = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
     left = {use: ran[task.name] for task in graph.tasks if task.name in ran for use in _left(task)}
@@ -126,14 +127,14 @@ def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], 
 
 
 def _left(task: Task) -> Iterator[tuple[int, int]]:
-    """Yield the versions of values that a task leaves."""
+    """Yield the versions of values that a task produces."""
     yield from task.outputs
     for value, version in task.changes:
         yield value, version + 1
 
 
 def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
-    """Return where tasks come from. Paths are cut to two parts: the rest is the user's own affair."""
+    """Return source locations of tasks. Paths are cut to two parts, for privacy."""
     origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
     short = {
         file: "/".join(PurePath(file).parts[-2:])
@@ -148,7 +149,7 @@ def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
 
 
 def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return a table of the words that occur, the empty one first, and for each item its word's number there."""
+    """Return a table of distinct words, the empty one first, and the index of each item's word."""
     table = list(dict.fromkeys(["", *words]))
     number = {word: i for i, word in enumerate(table)}
     return {name: [number[word] for word in words], f"{name}s": table}
@@ -157,7 +158,10 @@ def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
 def _times(
     timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[int]], click: float
 ) -> dict[str, Any]:
-    """Return when items ran, ``idle`` behind the end of the one before on their first stream; None for what did not."""
+    """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
+
+    The stream is the first one of the item. ``idle`` is None for items that did not run.
+    """
     found = {items[span.instruction]: span for span in timeline.spans if span.instruction in items}
     idle: list[int | None] = [None] * len(items)
     seconds: list[int] = [0] * len(items)
@@ -185,7 +189,7 @@ def _times(
 
 
 def _thinned(steps: Steps, click: float) -> dict[str, list[int]]:
-    """Return at most ``STEPS`` steps, each the highest of those it stands for."""
+    """Return at most ``STEPS`` steps, each the maximum of the steps that it replaces."""
     size = -(-len(steps) // STEPS)
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
     nbytes = [round(max(held for _, held in group)) for group in groups]

@@ -1,7 +1,7 @@
-"""What changes over time, as SVG: memory of devices, use of links. Knows times and amounts, no program and no graph.
+"""Draw memory of devices and use of links over time as SVG.
 
 Each device or link has a row with a scale of its own, so that a small one can be read beside a
-large one.
+large one. Knows times and amounts, no program and no graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PITCH = 84.0  # from one to the next
 NAME = 170.0  # the width of names, at most
 TICKS = 8
 SHORTEST = 1e-12  # seconds of a copy that has a rate
-NEAR = 3.0  # a limit is drawn if it is at most so many times the peak
+NEAR = 3.0  # a limit is drawn if it is at most this multiple of the peak
 
 Course = Sequence[
     tuple[float, float]
@@ -35,7 +35,7 @@ Course = Sequence[
 
 @dataclass(frozen=True)
 class _Row:
-    """A name, one or two courses (predicted and measured), facts to be written beside them, and a limit."""
+    """A name, one or two courses (predicted and measured), notes, and a limit."""
 
     name: str
     courses: Sequence[Course]
@@ -58,10 +58,11 @@ def memory_svg(
     limits: Mapping[str, float] | None = None,
     measured: Mapping[str, Course] | None = None,
 ) -> str:
-    """Draw how many bytes devices hold over time, as ``memory_over_time`` says: a row per device, its peak marked.
+    """Draw the bytes that devices hold over time: a row per device, with its peak marked.
 
-    ``limits`` are the bytes of memory that devices have; a line where that is near. With ``measured``, what was
-    measured is a dashed line in the same rows. Raises ChartError for what is no finite number.
+    The data are those of ``memory_over_time``. ``limits`` are the bytes of memory of devices, drawn
+    as a line where the peak is close. With ``measured``, measured data are dashed lines in the same
+    rows. Raises ChartError for numbers that are not finite.
 
     >>> svg = memory_svg({"cuda:0": [(0, 1e9), (0.002, 3e9), (0.003, 1e9)]}, limits={"cuda:0": 4e9})
     >>> "peak 3 GB" in svg, "75% of 4 GB" in svg
@@ -85,11 +86,11 @@ def memory_svg(
 
 
 def links_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None = None) -> str:
-    """Draw what copies move over time: a row per link, in bytes per second, or in use or not where bytes are unknown.
+    """Draw the rate of copies over time: a row per link, in bytes per second.
 
-    A link is a pair of devices where copies occupy streams of both, else the stream of one; with
-    more than one link, the first row is all of them together. With ``measured``, what was measured
-    is a dashed line in the same rows.
+    Where bytes are unknown, rows show whether a link is in use. A link is a pair of devices where
+    copies occupy streams of both, else the stream of one; with more than one link, the first row is
+    their total. With ``measured``, measured data are dashed lines in the same rows.
 
     >>> copy = Span("copy", "x", (Stream("cpu", "copy-out"), Stream("cuda:0", "copy-in")), 0.0, 0.5, 0, 6e9)
     >>> svg = links_svg(Timeline((copy,)))
@@ -135,7 +136,7 @@ def _link(streams: Sequence[Stream]) -> str:
 
 
 def _rates(spans: Iterable[Span], known: bool) -> Course:
-    """Return the bytes per second that spans move together; or how many there are, where bytes are not known."""
+    """Return the total bytes per second of spans; or their number, where bytes are unknown."""
     changes: list[tuple[float, int, float]] = [(0.0, 0, 0.0)]
     for i, span in enumerate(spans):
         if span.seconds > SHORTEST:
@@ -156,7 +157,7 @@ def _rates(spans: Iterable[Span], known: bool) -> Course:
 
 
 def _busy(spans: Iterable[Span]) -> float:
-    """Return for how long at least one span went on."""
+    """Return for how long at least one span was in progress."""
     total = 0.0
     end = 0.0
     for span in sorted(spans, key=lambda span: span.start):
@@ -173,7 +174,7 @@ def _checked(course: Course, what: str) -> Course:
 
 
 def _amount(value: float, unit: str) -> str:
-    """Write an amount in the unit that suits it."""
+    """Format an amount with a suitable unit."""
     exact = decimal(value, "an amount")
     return Scale.over([exact, decimal(0, "zero")], unit).short(exact)
 
@@ -213,7 +214,7 @@ def _names(row: _Row, y: float) -> Iterator[str]:
 
 
 def _courses(row: _Row, ends: Sequence[float], y: float, end: float) -> Iterator[str]:
-    """Draw a row: the first course with the area below it, the others dashed, the peak as a point."""
+    """Draw a row: the first course with its area, the others dashed, the peak as a point."""
     left, right = ends
 
     def place(time: float, amount: float) -> tuple[float, float]:
@@ -242,7 +243,7 @@ def _courses(row: _Row, ends: Sequence[float], y: float, end: float) -> Iterator
 
 
 def _steps(points: Sequence[tuple[float, float]], right: float) -> str:
-    """Return a line of steps, with no more than its highest and lowest point in any half of a pixel."""
+    """Return a step line, reduced to the maximum and minimum in each half pixel."""
     if not points:
         return ""
     path = [f"M{number(points[0][0])} {number(points[0][1])}"]

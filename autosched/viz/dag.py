@@ -1,4 +1,7 @@
-"""The graph as a picture: tasks as boxes in a column per device, time running downwards, as SVG. Knows no times."""
+"""Draw a graph as SVG: boxes in a column per device.
+
+Time runs downwards, but the drawing knows no times.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ HEADER = 40.0  # above the first rank, for the names of devices
 FRAME = (21.0, 7.0)  # above and below the boxes of a frame
 NODE = (48.0, 150.0)  # how narrow and how wide nodes may be
 TITLED = 700.0  # how wide a title makes the drawing, at most
-WIDER = 280.0  # how wide those may be that stand for several
+WIDER = 280.0  # the most for nodes that represent several
 TALL = 2500.0  # how high a drawing is, at most, unless the caller says what to fold
 MOST = 200.0  # boxes, unless the caller says how many
 
@@ -47,17 +50,18 @@ def graph_svg(
     most: float | None = None,
     critical: Iterable[str] = (),
 ) -> str:
-    """Draw a graph as SVG: a column per device with the host in the middle, copies from one to another thick.
+    """Draw a graph as SVG: a column per device with the host in the middle, copies thick.
 
-    ``device`` says where each task runs, by name, as ``Placement.device`` does; without it the constraints count.
-    With ``group="module"``, what is of one module has a frame around it. Of a graph of more than
-    ``most`` inputs and tasks, a module is one box, at the deepest level that gives no more boxes;
-    with ``depth``, at that level. Without both, at most 200 boxes are drawn, and fewer if the
-    picture were higher than 2,500 pixels otherwise. Tasks of a backward pass and of optimizers have
-    colours of their own.
-    ``critical`` are the names of tasks or copies along a path, to be marked. Order and anti dependencies are dashed and
-    dotted; those that other dependencies imply are left out. Raises ChartError for names that are
-    unknown.
+    ``device`` has the device of each task, by name, as ``Placement.device`` does; without it the
+    constraints count. With ``group="module"``, the boxes of a module have a frame around them. In a
+    graph of more than ``most`` inputs and tasks, a module is one box, at the deepest level that
+    gives no more boxes; with ``depth``, at that level. Without both, at most 200 boxes are drawn,
+    and fewer if the picture were higher than 2,500 pixels otherwise. Tasks of a backward pass and
+    of optimizers have colours of their own.
+
+    ``critical`` are the names of tasks or copies along a path, to be marked. Order and
+    anti-dependencies are dashed and dotted; those that other dependencies imply are left out.
+    Raises ChartError for unknown names.
 
     >>> graph = Graph("one product")
     >>> x, w = graph.inputs("x", "w")
@@ -82,7 +86,7 @@ def graph_svg(
 
 
 def _layout(drawn: Outline, frames: Sequence[Frame]) -> Layout:
-    """Return where boxes and arrows are: a column per device."""
+    """Return the layout of boxes and arrows, in a column per device."""
     devices = _columns(dict.fromkeys(box.place for box in drawn.boxes))
     free = {i for i, box in enumerate(drawn.boxes) if box.kind != "task"}
     bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
@@ -117,7 +121,7 @@ def _width(box: Box) -> float:
 
 
 def _text(box: Box, width: float = 1e6) -> str:
-    """Return what stands in a box: its name, shortened if need be, and how many it stands for."""
+    """Return the text of a box: its name, shortened if necessary, and the number of its members."""
     amount = f" · {box.amount}" if box.amount else ""
     width -= text_width(amount)
     if " … " not in box.label:
@@ -130,7 +134,7 @@ def _text(box: Box, width: float = 1e6) -> str:
 
 
 def _columns(devices: Iterable[str]) -> list[str]:
-    """Return the devices from left to right: hosts in the middle, the others around them by name."""
+    """Return the devices from left to right: hosts in the middle, others around them by name."""
     ordered = sorted(devices, key=lambda device: (device == NOWHERE, natural(device)))
     hosts = [device for device in ordered if is_host(device)]
     others = [device for device in ordered if not is_host(device)]
@@ -139,7 +143,7 @@ def _columns(devices: Iterable[str]) -> list[str]:
 
 
 def _head(title: str, said: str, width: float) -> tuple[list[str], float]:
-    """Write the title, and how much it is a picture of; return them, and where the picture begins."""
+    """Draw the title with the extent of the picture; return it and the top of the drawing."""
     drawn = []
     y = MARGIN
     if title:
@@ -190,7 +194,7 @@ def _frames(
 
 
 def _look(box: Box, phased: bool) -> str:
-    """Return the class of a box: what it is, and for what if tasks are for several things."""
+    """Return the class of a box: its kind, and its phase if tasks have several."""
     return (
         f"task {box.phase}" if phased and box.kind == "task" and box.phase in PHASES else box.kind
     )
@@ -216,7 +220,7 @@ def _node(box: Box, x: float, y: float, width: float, phased: bool) -> str:
 
 
 def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float, pitch: float) -> Iterator[str]:
-    """Draw all arrows, those that matter most last."""
+    """Draw all arrows, the most important ones last."""
     drawn: list[tuple[tuple[bool, bool, int], str]] = []
     for ((a, b), arrow), route in zip(arrows.items(), found.routes, strict=True):
         y1 = top + found.rank[a] * pitch + BOX / 2
@@ -229,7 +233,10 @@ def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float, pitch: floa
 
 
 def _path(route: Route, y1: float, y2: float, gap: float) -> str:
-    """Return the curve from (leaves, y1) to (enters, y2), which turns only between ranks, where no node can be."""
+    """Return the curve from (leaves, y1) to (enters, y2), which bends only between ranks.
+
+    There are no nodes between ranks.
+    """
     if route.passes is None:
         return f"M{number(route.leaves)} {number(y1)}" + _turn(route.leaves, y1, route.enters, y2)
     first = y1 + gap
@@ -246,7 +253,7 @@ def _turn(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _entries(drawn: Outline) -> Iterator[tuple[str, str, str]]:
-    """Explain what occurs, and only that."""
+    """Return the legend of what occurs in the picture."""
     boxes = {box.kind for box in drawn.boxes}
     phases = {box.phase if box.phase in PHASES else "" for box in drawn.boxes if box.kind == "task"}
     phased = len(phases) > 1

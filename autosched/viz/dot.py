@@ -1,4 +1,7 @@
-"""The graph as text for Graphviz: the DOT language. Knows no coordinates and no times."""
+"""Write a graph in the DOT language of Graphviz.
+
+Knows no coordinates and no times.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def graph_dot(
     most: float = 200,
     critical: Iterable[str] = (),
 ) -> str:
-    """Write a graph in the DOT language; parameters and looks are those of ``graph_svg``.
+    """Write a graph in the DOT language; parameters and appearance are those of ``graph_svg``.
 
     >>> graph = Graph("one product")
     >>> x, w = graph.inputs("x", "w")
@@ -81,7 +84,7 @@ def _arrow(arrow: Arrow) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Return any text as a string of DOT that shows that text.
+    r"""Return text as a string of DOT that displays that text.
 
     >>> _quoted('a "b" \\ &')
     '"a \\"b\\" \\\\ &amp;"'

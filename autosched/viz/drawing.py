@@ -1,4 +1,7 @@
-"""Drawing: pictures into files, by the suffix of their names, and into notebooks. Joins ``viz`` and ``files``."""
+"""Write pictures to files by suffix, and show them in notebooks.
+
+Joins the drawings of ``viz`` with the writing of files.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def draw_timeline(
 
 
 def phases(graph: Graph | None) -> dict[str, str]:
-    """Return for each task what it is for: forward, backward or optimizer."""
+    """Return the phase of each task: forward, backward or optimizer."""
     return {} if graph is None else {task.name: task.origin.phase for task in graph.tasks}
 
 
@@ -84,14 +87,17 @@ def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) 
 
 
 def show_graph(graph: Graph) -> dict[str, str]:
-    """Return what a notebook shows of a graph, by media type: a picture, folded if it is large, and a line about it."""
+    """Return the notebook output for a graph, by media type: a picture and a line of text.
+
+    Large graphs are folded.
+    """
     return _shown(graph_svg(graph, group="module"), repr(graph), repr(graph))
 
 
 def show_timeline(
     timeline: Timeline, title: str = "", about: str = "", graph: Graph | None = None
 ) -> dict[str, str]:
-    """Return what a notebook shows of a timeline: a Gantt chart, as a picture and as text."""
+    """Return the notebook output for a timeline: a Gantt chart, as a picture and as text."""
     chart = "\n".join(filter(None, (about, gantt_text(timeline))))
     return _shown(
         gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline)

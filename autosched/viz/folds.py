@@ -1,7 +1,8 @@
-"""Folding: which nodes of a DAG share a box so that what is left is a DAG still. Knows numbers and keys alone.
+"""Group nodes of a DAG into boxes without creating cycles.
 
-A key per node says with whom it may share; where that would make a circle, the later node begins
-another box.
+A key per node determines which nodes may share a box. Where sharing would create a cycle, the later
+node begins another box: a picture of a DAG in which time runs both ways would be wrong. Knows
+numbers and keys alone.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ def parts(
     depth: int | None,
     most: float,
 ) -> list[int]:
-    """Return the box of each node, numbered in topological order; only nodes of one key share one.
+    """Return the box of each node, numbered in topological order; a box has nodes of one key.
 
-    ``before`` are the nodes that each depends on, all earlier; the first ``sources`` of them depend on none. ``depth``
-    is how much of a path is told apart; if None, as much as gives at most ``most`` boxes, as far as
-    possible.
+    ``before`` are the predecessors of each node, all of them earlier; the first ``sources`` nodes
+    have none. ``depth`` is the number of parts of a path that are distinguished; if None, as many
+    as give at most ``most`` boxes, as far as possible.
     """
     if depth is not None:
         return _fold(_by_path(keys, paths, depth), before, keys[:sources])
@@ -48,7 +49,7 @@ def parts(
 def _ways(
     before: Sequence[Sequence[int]], keys: Keys, paths: Sequence[Path], most: int
 ) -> Iterator[Keys]:
-    """Yield keys by which to fold, the finest first: by module, or else by chain; by neighbourhood."""
+    """Yield keys by which to fold, the finest first: by module or chain, then by neighbourhood."""
     levels = max(map(len, paths), default=0)
     for level in range(levels, 0, -1):
         yield _by_path(keys, paths, level)
@@ -64,7 +65,7 @@ def _by_path(keys: Keys, paths: Sequence[Path], depth: int) -> Keys:
 
 
 def _chains(keys: Keys, before: Sequence[Sequence[int]]) -> Keys:
-    """Return keys that nodes share which form a chain of one key, entered and left at its ends alone."""
+    """Return keys shared by nodes that form a chain of one key, entered and left at its ends."""
     users = [0] * len(keys)
     for nodes in before:
         for node in nodes:
@@ -77,7 +78,7 @@ def _chains(keys: Keys, before: Sequence[Sequence[int]]) -> Keys:
 
 
 def _fold(keys: Keys, before: Sequence[Sequence[int]], places: Keys) -> list[int]:
-    """Fold nodes by their keys; the first, which are sources, by their places and by which box uses them first."""
+    """Fold nodes by their keys, and sources by their places and the box of their first reader."""
     sources = len(places)
     tasks = fold(
         keys[sources:], [[i - sources for i in nodes if i >= sources] for nodes in before[sources:]]
@@ -92,7 +93,7 @@ def _fold(keys: Keys, before: Sequence[Sequence[int]], places: Keys) -> list[int
 
 
 def fold(keys: Keys, before: Sequence[Sequence[int]]) -> list[int]:
-    """Return the box of each node 0, 1, ...; ``before`` names earlier nodes that it depends on.
+    """Return the box of each node 0, 1, ...; ``before`` has the earlier nodes it depends on.
 
     Boxes are numbered in topological order.
 
@@ -100,7 +101,7 @@ def fold(keys: Keys, before: Sequence[Sequence[int]]) -> list[int]:
     ([0, 1, 0], [0, 1, 2])
     """
     latest: dict[Hashable, int] = {}  # the last box of each key
-    above: list[int] = []  # of each box those that it depends on, directly or not, as bits
+    above: list[int] = []  # by box, its direct and indirect predecessors as a bit set
     found: list[int] = []
     for key, nodes in zip(keys, before, strict=True):
         others = dict.fromkeys(found[node] for node in nodes)
@@ -111,7 +112,7 @@ def fold(keys: Keys, before: Sequence[Sequence[int]]) -> list[int]:
         else:
             _put_below(box, _above(others, above, box), above)
         found.append(box)
-    # What is above a box has fewer above it than the box has: the number of boxes above grows along
+    # A predecessor of a box has fewer predecessors than the box: their number grows along
     # every edge.
     order = sorted(range(len(above)), key=lambda box: above[box].bit_count())
     number = {box: i for i, box in enumerate(order)}
@@ -119,7 +120,7 @@ def fold(keys: Keys, before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _above(others: Iterable[int], above: Sequence[int], box: int) -> int:
-    """Return what comes before a box that depends on others, as bits."""
+    """Return the predecessors of a box as a bit set."""
     found = 0
     for other in others:
         if other != box:

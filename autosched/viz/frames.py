@@ -1,4 +1,7 @@
-"""Frames: which boxes of a picture stand together, as they are on one device or of one module. Knows boxes alone."""
+"""Find the boxes of a picture that share a frame.
+
+A frame surrounds the boxes of one device or of one module.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from autosched.viz.outline import Box, Outline, common
 
 __all__ = ["Frame", "grouped"]
 
-HOLDS = 3  # boxes on average: modules are told apart as deeply as leaves so many, if that can be
+HOLDS = 3  # boxes on average: modules are distinguished as deeply as leaves this many, if possible
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Boxes (positions) in one place, and what they have in common: the device, or the module; "" for nothing."""
+    """Boxes (positions) in one place, and their common device or module, or ""."""
 
     name: str
     place: str
@@ -24,14 +27,15 @@ class Frame:
 
     @property
     def title(self) -> str:
-        """What stands on a frame where nothing else says on which device it is."""
+        """The title of a frame where nothing else shows its device."""
         return self.name if self.place in ("", self.name) else f"{self.name} on {self.place}"
 
 
 def grouped(drawn: Outline, group: str) -> tuple[Outline, list[Frame]]:
-    """Return the frames of a picture, and the picture, with boxes in the order of frames if these are modules.
+    """Return the frames of a picture, and the picture with its boxes in order of frames.
 
-    Raises ChartError for what is neither ``"device"`` nor ``"module"``.
+    The order changes only for modules. Raises ChartError for other groups than ``"device"`` and
+    ``"module"``.
     """
     if group not in ("device", "module"):
         raise ChartError(f"group must be 'device' or 'module', got {shown(group)}")
@@ -44,17 +48,17 @@ def grouped(drawn: Outline, group: str) -> tuple[Outline, list[Frame]]:
 
 
 def _by_module(drawn: Outline) -> tuple[Outline, list[Frame]]:
-    """Order boxes so that those of a frame follow each other, in topological order still; sources join their users."""
+    """Order boxes topologically, those of a frame together; sources join their readers."""
     tasks = [i for i, box in enumerate(drawn.boxes) if box.kind != "input"]
     part = _modules(drawn, tasks)
     frame = dict(zip(tasks, part, strict=True))
-    user: dict[int, int] = {}  # of each source, the frame that needs it first
+    user: dict[int, int] = {}  # by source, the frame of its first reader
     for a, b in drawn.arrows:
         if drawn.boxes[a].kind == "input":
             user[a] = min(user.get(a, frame[b]), frame[b])
     groups: dict[
         tuple[int, bool, str], list[int]
-    ] = {}  # a source in another place stands just before its first user
+    ] = {}  # a source on another device directly precedes its first reader
     for i, box in enumerate(drawn.boxes):
         number = frame.get(i, user.get(i, 0))
         apart = (
@@ -72,7 +76,7 @@ def _by_module(drawn: Outline) -> tuple[Outline, list[Frame]]:
 
 
 def _modules(drawn: Outline, tasks: Sequence[int]) -> list[int]:
-    """Return the frame of each box of tasks, by modules told apart deeply enough, but not too deeply."""
+    """Return the frame of each box of tasks, by modules at a suitable depth."""
     position = {box: i for i, box in enumerate(tasks)}
     before: list[list[int]] = [[] for _ in tasks]
     for a, b in drawn.arrows:
@@ -95,7 +99,7 @@ def _frame(drawn: Outline, boxes: Sequence[int], position: dict[int, int]) -> Fr
 
 
 def _name(tasks: Sequence[Box]) -> str:
-    """Return the module that boxes have in common, if they are several, with the phase."""
+    """Return the common module of several boxes, with the phase."""
     if len(tasks) < 2:
         return ""
     path = common([box.path for box in tasks])

@@ -1,4 +1,7 @@
-"""The schedule as a Gantt chart: a timeline, predicted or measured, as SVG. Knows spans and streams, no graph."""
+"""Draw a predicted or measured timeline as an SVG Gantt chart.
+
+Knows spans and streams, no graph.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ __all__ = ["gantt_svg"]
 
 WIDTH = 1000.0
 MARGIN = 20.0
-IDLE = 50.0  # to the right of rows, for how much of the time they are idle
+IDLE = 50.0  # to the right of rows, for the share of idle time
 BOX = 22.0  # the height of a box
 ROW = 31.0  # from one stream to the next
 GROUP = 9.0  # more, from one device to the next
-TICKS = 8  # at most so many steps of the time axis
+TICKS = 8  # the most steps of the time axis
 CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
 
@@ -42,7 +45,7 @@ Rows = Mapping[Stream, float]  # the upper edge of each stream's boxes
 
 @dataclass(frozen=True)
 class _Axis:
-    """Seconds to pixels."""
+    """A map from seconds to pixels."""
 
     left: float
     end: float
@@ -62,12 +65,12 @@ def gantt_svg(
     measured: Timeline | None = None,
     phases: Mapping[str, str] | None = None,
 ) -> str:
-    """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows, the critical path outlined.
+    """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows.
 
-    At the end of each row stands for how much of the makespan it is idle. Pauses of the garbage
-    collector are bands over all rows. With ``measured``, its rows stand below those of
-    ``timeline``, on the same time axis. ``phases`` says by the names of tasks what they are for:
-    those of ``"backward"`` and ``"optimizer"`` have colours of their own.
+    The critical path is outlined. The end of each row shows the share of the makespan in which it
+    is idle. Pauses of the garbage collector are bands over all rows. With ``measured``, its rows
+    are below those of ``timeline``, on the same time axis. ``phases`` has the phases of tasks by
+    name: ``"backward"`` and ``"optimizer"`` have colours of their own.
 
     >>> timeline = Timeline((Span("run", "h", (Stream("cuda:0", "compute"),), 0.0, 0.002, 0),))
     >>> svg = gantt_svg(timeline, title="one task")
@@ -113,7 +116,7 @@ _PAUSE = (("band", "pause", "garbage collection"),)
 
 
 def _tasks(seen: set[str]) -> tuple[tuple[str, str, str], ...]:
-    """Return what explains the colours of tasks of these phases."""
+    """Return the legend entries for tasks of these phases."""
     if not seen & {*PHASES}:
         return (("box", "task", "task"),)
     entries = (("", "task", "forward"), *((phase, f"task {phase}", phase) for phase in PHASES))
@@ -121,7 +124,7 @@ def _tasks(seen: set[str]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _phase(span: Span, phases: Mapping[str, str]) -> str:
-    """Return the phase of a task that has a colour of its own, else nothing."""
+    """Return the phase of a task if it has a colour of its own, else ""."""
     phase = phases.get(span.name, "") if span.kind == "run" else ""
     return phase if phase in PHASES else ""
 
@@ -145,7 +148,7 @@ def _rows(streams: Sequence[Stream], y: float) -> Rows:
 
 
 def _labels(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
-    """Draw the name of each device once, and the name and the track of each stream."""
+    """Draw the name of each device once, and the name of each stream."""
     for device, streams in groupby(rows, key=lambda stream: stream.device):
         for i, stream in enumerate(streams):
             y = rows[stream]
@@ -162,7 +165,7 @@ def _labels(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
 
 
 def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:
-    """Say for how much of the makespan each stream is idle."""
+    """Draw the share of the makespan in which each stream is idle."""
     if rows:
         yield f'<text class="muted end" x="{number(WIDTH - MARGIN)}" y="{number(min(rows.values()) - 16)}">idle</text>'
     idle = idle_shares(chart)
@@ -172,7 +175,7 @@ def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:
 
 
 def _pauses(chart: Timeline, top: float, bottom: float, axis: _Axis) -> Iterator[str]:
-    """Draw a band over all rows for each time at which the garbage collector held Python up."""
+    """Draw a band over all rows for each pause of the garbage collector."""
     for start, end in chart.pauses:
         left, right = (axis.x(min(max(time, 0.0), axis.end)) for time in (start, end))
         box = f'x="{number(left)}" y="{number(top)}" width="{number(max(right - left, 1))}"'
@@ -191,9 +194,9 @@ def _scale(axis: _Axis, y: float) -> Iterator[str]:
 
 
 def _boxes(chart: Timeline, rows: Rows, axis: _Axis, phases: Mapping[str, str]) -> Iterator[str]:
-    """Draw each span in the rows of its streams, those of the critical path last so that their outline is whole."""
+    """Draw each span in the rows of its streams, the critical path last and on top."""
     critical = {span.instruction for span in chart.critical_path()}
-    drawn = dict.fromkeys(rows, -1.0)  # how far to the right each row is filled
+    drawn = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
     outlined = []
     for span in chart.spans:
         left = axis.x(span.start)
@@ -222,13 +225,13 @@ def _box(span: Span, x: float, y: float, width: float, look: str) -> str:
     text = shorten(span.name, width - 4, LABEL)
     if not text:
         return drawn
-    # An inner <svg> cuts off what a wider font than expected would let run over the edge.
+    # An inner <svg> clips text that is wider than expected because of the font.
     label = f'<text class="on-{kind} middle label" x="50%" y="{number(BOX / 2 + 4)}">{escape(text)}</text>'
     return f"{drawn}<svg {box}>{label}</svg>"
 
 
 def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
-    """Draw each wait from the end of one span to the start of the other, between those rows that are nearest."""
+    """Draw each wait from the end of one span to the start of another, by nearest rows."""
     yield f'<g opacity="{number(min(max(100 / max(len(chart.arrows), 1), 0.25), 0.7))}">'
     for a, b in chart.arrows:
         before = chart.spans[a]

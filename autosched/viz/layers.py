@@ -1,11 +1,13 @@
-"""A layered layout of a DAG in columns: numbers to coordinates. Knows no tasks, no devices and no SVG.
+"""Compute a layered layout of a DAG in columns.
 
-1. Rank: a node stands below all it depends on (longest path); one that may float stands just above
-   its first user.
+1. Rank: a node is placed below all nodes that it depends on (longest path); one that may float is
+   placed just above its first user.
 2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours
    (barycentres).
 3. Route: an edge over several ranks runs straight down where no node is in the way, else between
    the columns.
+
+Input and output are numbers. Knows no tasks, no devices and no SVG.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ LEAST = 90.0  # the width of a column, at least
 CLEAR = 7.0  # between a node and an edge that passes it
 ROOM = 830.0  # how wide a rank may be: in all columns, and in each at least
 LEAST_ROOM = 380.0
-FAR = 64  # ranks: an edge over more goes between the columns without looking for a shorter way
+FAR = 64  # ranks: longer edges run between the columns without search for a shorter route
 SWEEPS = 6
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where an edge leaves (x), where it passes the ranks between (x, or None if there are none), where it enters."""
+    """The x where an edge leaves, where it passes ranks in between or None, and where it enters."""
 
     leaves: float
     passes: float | None
@@ -38,7 +40,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Layout:
-    """The x (centre) and rank of each node, the left and right edge of each column, and a route for each edge."""
+    """The x (centre) and rank of each node, the edges of each column, and a route per edge."""
 
     x: Sequence[float]
     rank: Sequence[int]
@@ -47,7 +49,7 @@ class Layout:
 
     @property
     def width(self) -> float:
-        """How wide all columns are, with the space around them."""
+        """The total width of all columns, with the space around them."""
         return self.columns[-1][1] + GUTTER if self.columns else GUTTER
 
 
@@ -58,10 +60,10 @@ def layout(
     floating: Collection[int] = (),
     band: Sequence[int] = (),
 ) -> Layout:
-    """Lay out nodes 0, 1, ..., given in topological order, by their column and width. ``edges`` are distinct.
+    """Lay out nodes 0, 1, ..., in topological order, by their column and width.
 
-    Nodes of one ``band`` follow each other and share a column, where no other node has a rank
-    between theirs.
+    ``edges`` are distinct. Nodes of one ``band`` are consecutive and share a column, in which no
+    other node has a rank between theirs.
 
     >>> found = layout([0, 0, 1], [50.0, 50.0, 50.0], [(0, 1), (0, 2), (1, 2)])
     >>> found.rank, found.columns
@@ -89,7 +91,7 @@ def _ranks(
     floating: Collection[int],
     band: Sequence[int],
 ) -> list[int]:
-    """Return the rank of each node; where a column is full at a rank, further nodes go to the next that is not."""
+    """Return the rank of each node; if a column is full at a rank, nodes use the next free rank."""
     room = max(ROOM / (max(column, default=0) + 1), LEAST_ROOM)
     rank = [0] * len(column)
     filled: dict[tuple[int, int], float] = {}
@@ -101,9 +103,9 @@ def _ranks(
         filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
 
     of = band or [0] * len(column)
-    first: dict[int, int] = {}  # the rank at which each band may begin
+    first: dict[int, int] = {}  # by band, its first possible rank
     last: dict[int, int] = {}  # the lowest rank of each band
-    below = [0] * (max(column, default=0) + 1)  # of each column, the first rank that is free
+    below = [0] * (max(column, default=0) + 1)  # by column, the first free rank
     for node in range(len(column)):
         floor = first.setdefault(of[node], below[column[node]] if band else 0)
         rank[node] = max([floor, *(rank[other] + 1 for other in before[node])])
@@ -217,7 +219,7 @@ def _lanes(
     edges: Sequence[tuple[int, int]],
     rank: Sequence[int],
 ) -> dict[tuple[float, int], float]:
-    """Give the edges of one source that share a gutter one x in it, with no other edge there at the same ranks."""
+    """Give the edges of one source that share a gutter one x there, without overlapping others."""
     lane: dict[tuple[float, int], int] = {}
     ended: dict[float, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
     for trunk in sorted(trunks, key=lambda trunk: (rank[trunk[1]], trunk)):
@@ -241,7 +243,10 @@ def _ports(
     width: Sequence[float],
     passes: Sequence[float | None],
 ) -> list[float]:
-    """Spread the edges that leave (end 0) or enter (end 1) each node over its width, in the order of where they go."""
+    """Distribute the edges that leave (end 0) or enter (end 1) each node over its width.
+
+    They are sorted by the position of their other end.
+    """
     meeting: dict[int, list[int]] = {}
     for i, edge in enumerate(edges):
         meeting.setdefault(edge[end], []).append(i)

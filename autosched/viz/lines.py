@@ -1,4 +1,7 @@
-"""Curves on common axes, with error bars, as SVG: what was measured beside what was predicted. Knows numbers alone."""
+"""Draw curves with error bars on common axes as SVG.
+
+Used to draw measured beside predicted numbers. Knows numbers alone.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,10 @@ STYLES: Sequence[Style] = ("solid", "dashed", "points")
 
 @dataclass(frozen=True)
 class Line:
-    """A named series of points ``(x, y)``, or ``(x, y, low, high)`` with the two ends of an error bar.
+    """A named series of points ``(x, y)``, or ``(x, y, low, high)`` with an error bar.
 
-    ``style``: ``"solid"``, a line with markers; ``"dashed"``, a line without; ``"points"``, markers alone.
+    ``style``: ``"solid"``, a line with markers; ``"dashed"``, a line without; ``"points"``, markers
+    alone.
     """
 
     name: str
@@ -71,10 +75,10 @@ def lines_svg(
 ) -> str:
     """Draw series on common axes, named ``x`` and ``y``.
 
-    Units get prefixes where they have such (s, B, FLOP/s). The y axis begins at 0 unless that would
-    hide differences, which it says then, and the axis is broken. Lines that lie on earlier ones are
-    dashed so that both can be seen, and the legend tells of lines that are the same. Raises
-    ChartError for what is no finite number, for other styles, and for an x of 0 or less where
+    Units get prefixes where these are usual (s, B, FLOP/s). The y axis begins at 0 unless that
+    would hide differences; then the axis is marked as broken. Lines that coincide with earlier ones
+    are dashed so that both are visible, and the legend names lines that are equal. Raises
+    ChartError for numbers that are not finite, for other styles, and for an x of 0 or less where
     ``log_x``.
 
     >>> measured = Line("measured", [(1, 0.02, 0.019, 0.022), (2, 0.013, 0.012, 0.015)], "points")
@@ -126,7 +130,7 @@ def lines_svg(
 
 
 def _points(line: Line, log_x: bool) -> list[_Point]:
-    """Return the points of a line as decimals, each with an error bar, of no length if it has none."""
+    """Return the points of a line as decimals, each with an error bar, perhaps of length 0."""
     what = f"a point of line {line.name!r}"
     if line.style not in STYLES:
         known = ", ".join(map(repr, STYLES))
@@ -155,12 +159,12 @@ def _from_zero(values: Sequence[Decimal]) -> Sequence[Decimal]:
 
 
 def _places(points: Sequence[_Point], across: Axis, up: Axis) -> list[_Place]:
-    """Return where points are, to a pixel."""
+    """Return the positions of points, rounded to a pixel."""
     return [(round(across.at(point.x)), round(up.at(point.y))) for point in points]
 
 
 def _twins(lines: Sequence[Line], points: Sequence[Sequence[_Point]]) -> list[str]:
-    """Return for each line the first one before it with the same points, "" if there is none."""
+    """Return for each line the first one before it with the same points, or ""."""
     first: dict[tuple[tuple[Decimal, str], ...], str] = {}
     keys = [tuple((point.x, f"{point.y:.3g}") for point in mine) for mine in points]
     return [
@@ -182,7 +186,7 @@ def _break(x: float, y: float) -> str:
 def _curve(
     line: Line, points: Sequence[_Point], i: int, across: Axis, up: Axis, is_above: bool
 ) -> Iterator[str]:
-    """Draw a line, its error bars and, on top, its markers; with gaps if it ``is_above`` another one."""
+    """Draw a line, its error bars and its markers; with gaps if it ``is_above`` another one."""
     places = [(across.at(point.x), up.at(point.y)) for point in points]
     yield f'<g class="{tone(i)}">'
     if line.style != "points" and len(points) > 1:

@@ -1,4 +1,7 @@
-"""The graph as text for Mermaid, which code hosts show as a picture. Knows no coordinates and no times."""
+"""Write a graph as text for Mermaid.
+
+Code hosts show such text as a picture. Knows no coordinates and no times.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ def graph_mermaid(
     most: float = 40,
     critical: Iterable[str] = (),
 ) -> str:
-    """Write a graph as a Mermaid flowchart; parameters and looks are those of ``graph_svg``.
+    """Write a graph as a Mermaid flowchart; parameters and appearance are those of ``graph_svg``.
 
-    Data that goes to another device is a thick arrow, order alone a dotted one.
+    Copies to another device are thick arrows, order alone is a dotted arrow.
 
     >>> graph = Graph("one product")
     >>> x, w = graph.inputs("x", "w")
@@ -78,16 +81,16 @@ def _arrow(arrow: Arrow) -> str:
 
 
 def _entities(text: str) -> str:
-    """Return any text as Mermaid shows it: what might mean something to it stands as the number of its character.
+    """Return text for Mermaid, with special characters as numeric entities.
 
     >>> _entities('layer1.0 "x"'), _entities("1. #")
     ('layer1.0 #34;x#34;', '#49;. #35;')
     """
     shown = "".join(c if c.isalnum() or c in " ._" else f"#{ord(c)};" for c in legal(text))
-    # A number with a point at the head would make a list of it.
+    # A leading number with a point would be read as a list.
     return f"#{ord(shown[0])};{shown[1:]}" if shown[:1].isdigit() else shown
 
 
 def _plain(title: str) -> str:
-    """Return a title without what would mean something to YAML: it knows nothing of numbered characters."""
+    """Return a title without characters that are special in YAML, which has no numeric entities."""
     return "".join(c for c in legal(title) if c.isprintable() and c not in '"\\').strip()

@@ -1,8 +1,9 @@
-"""Outlines: the boxes and arrows that a picture of a graph has, whatever draws it. Knows no coordinates and no times.
+"""Choose the boxes and arrows that a picture of a graph has.
 
-A graph of few nodes is shown whole. Of a large one, the tasks of each module are one box, at the
-deepest level of modules that gives few enough; then chains of tasks; then neighbours. What is
-folded stays a DAG: see ``folds``.
+A graph of few nodes is shown whole. In a large one, the tasks of each module are one box, at the
+deepest level of modules that gives few enough boxes; then chains of tasks are folded; then
+neighbours. The folded graph is still a DAG: see ``folds``. All drawings of graphs use the same
+outlines. Knows no coordinates and no times.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
     "outline",
 ]
 
-NOWHERE = ""  # the place of what is placed nowhere yet
+NOWHERE = ""  # the device of unplaced tasks
 
 Node = Value | Task
 Edge = tuple[int, int]
@@ -45,9 +46,9 @@ KINDS: Sequence[Kind] = (
 
 @dataclass(frozen=True)
 class Box:
-    """A source or a task, or several that stand in one place: what it is called, and the ``names`` of what is in it.
+    """A source or a task, or several on one device, with their label and ``names``.
 
-    ``path`` is the module that they have in common, ``phase`` what they are there for, if that is not the forward pass.
+    ``path`` is their common module, ``phase`` their common phase if that is not the forward pass.
     """
 
     kind: Literal["input", "task", "view"]
@@ -60,12 +61,12 @@ class Box:
 
     @property
     def amount(self) -> str:
-        """How many it stands for, in words; "" for one."""
+        """The number of its members, in words; "" for one."""
         return f"{len(self.names):,} {self.kind}s" if len(self.names) > 1 else ""
 
     @property
     def facts(self) -> str:
-        """What it is, in some lines: for who points at it."""
+        """The text of its tooltip, in some lines."""
         where = f" on {self.place}" if self.place else ""
         if not self.amount:
             return f"{self.label}\n{self.kind}{where}"
@@ -75,9 +76,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What one box has of another: data, moved to another device or not, or only that it comes first.
+    """A dependency between boxes: data, copied to another device or not, or only order.
 
-    ``faint`` if it says little in a picture of many tasks: data of boxes that are far above, through others.
+    ``faint`` if it is of little interest in a picture of many tasks: data from distant boxes that
+    also arrive by other boxes.
     """
 
     kind: Kind
@@ -87,7 +89,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Outline:
-    """Boxes in topological order, and arrows by the positions that they join; what it shows, in words, if folded."""
+    """Boxes in topological order, and arrows by positions; a note on its extent if folded."""
 
     boxes: Sequence[Box]
     arrows: Mapping[Edge, Arrow]
@@ -102,7 +104,7 @@ def outline(
     most: float = 200,
     critical: Iterable[str] = (),
 ) -> Outline:
-    """Return what a picture of a graph shows; the parameters are those of ``graph_svg``."""
+    """Return the outline of a graph; the parameters are those of ``graph_svg``."""
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
         raise ChartError(
             f"depth must be a number of levels of modules, 0 or more, or None, got {shown(depth)}"
@@ -134,7 +136,7 @@ def is_host(place: str) -> bool:
 
 
 def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return what all of these begin with.
+    """Return the common prefix.
 
     >>> common([("layer1", "0", "conv"), ("layer1", "1")])
     ('layer1',)
@@ -158,7 +160,7 @@ def _phase(node: Node) -> str:
 
 
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
-    """Return the device of each source and each task; a view is where its base is."""
+    """Return the device of each source and each task; views are on the device of their base."""
     given = [device.get(task.name) or task.device for task in graph.tasks]
     known = [place for place in (*given, *(source.home for source in graph.sources)) if place]
     host = next(filter(is_host, known), "cpu") if known else NOWHERE
@@ -174,7 +176,7 @@ def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
 
 
 def _before(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
-    """Return what each source and each task depends on, and why."""
+    """Return the predecessors of each source and each task, and the kinds of dependencies."""
     source = {value.index: i for i, value in enumerate(graph.sources)}
     before: list[dict[int, Kind]] = [{} for _ in source]
     for task in graph.tasks:
@@ -196,14 +198,14 @@ def _before(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
 
 
 def _box(nodes: Sequence[Node], place: str) -> Box:
-    """Return what stands for some sources, or for some tasks: called by the module and phase that all have."""
+    """Return a box for sources or for tasks, labelled by their common module and phase."""
     names = tuple(node.name for node in nodes)
     phases = set(map(_phase, nodes))
     phase = phases.pop() if len(phases) == 1 else ""
     path = common([_path(node) for node in nodes])
     kinds = {_kind(node) for node in nodes}
     called = path
-    if kinds == {"input"}:  # parameters are called by their modules
+    if kinds == {"input"}:  # parameters are named by their modules
         called = common([tuple(name.split(".")[:-1]) for name in names])
     module = " ".join(filter(None, (".".join(called), phase)))
     label = names[0] if len(names) == 1 else module or f"{names[0]} … {names[-1]}"
@@ -211,7 +213,10 @@ def _box(nodes: Sequence[Node], place: str) -> Box:
 
 
 def _told_apart(boxes: Sequence[Box], paths: Sequence[Sequence[tuple[str, ...]]]) -> list[Box]:
-    """Call boxes of one label by the first and the last module in them, if these say more; ``paths`` are by box."""
+    """Relabel boxes of equal labels by their first and last module, if that distinguishes them.
+
+    ``paths`` are by box.
+    """
     counts = Counter((box.kind, box.label) for box in boxes)
     made = []
     for box, mine in zip(boxes, paths, strict=True):
@@ -235,10 +240,10 @@ def _kind(node: Node) -> Literal["input", "task", "view"]:
 def _arrows(
     before: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int
 ) -> dict[Edge, Arrow]:
-    """Return the arrows between boxes, those of order alone where nothing else implies them.
+    """Return the arrows between boxes, those of order alone only if no others imply them.
 
-    Of a graph that is folded, sources have arrows to their first users only: parameters go almost
-    everywhere.
+    In a folded graph, sources have arrows to their first readers only, since parameters are read
+    almost everywhere.
     """
     folded = max(part, default=-1) + 1 < len(part)
     found: dict[Edge, Kind] = {}
@@ -271,7 +276,7 @@ def _implied(found: Iterable[Edge]) -> set[Edge]:
     before: dict[int, list[int]] = {}
     for a, b in found:
         before.setdefault(b, []).append(a)
-    behind: dict[int, int] = {}  # for each box the set of those it comes after, as bits
+    behind: dict[int, int] = {}  # by box, its predecessors as a bit set
     implied = set()
     for box in sorted(before):
         far = 0
@@ -283,7 +288,7 @@ def _implied(found: Iterable[Edge]) -> set[Edge]:
 
 
 def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
-    """Mark the boxes of these names, and the arrows from one to the next. A copy has the name of its value."""
+    """Mark the boxes of these names, and the arrows along them. A copy has its value's name."""
     box = {name: i for i, found in enumerate(drawn.boxes) for name in found.names}
     path: list[int] = []
     before = ""
@@ -303,7 +308,7 @@ def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
 
 
 def _maker(graph: Graph, name: str, before: str) -> str | None:
-    """Return the task that makes a value, or the one before in a path if that writes it."""
+    """Return the producer of a value, or the previous task of the path if that writes the value."""
     value = graph.names.get(name)
     if not isinstance(value, Value):
         return None

@@ -1,8 +1,12 @@
-"""The schedule as one page of HTML that opens from the file system: chart, graph and texts, linked, in any browser.
+"""Write a schedule as one interactive HTML page.
 
-What it looks like and what it does is in ``web/``: a template, a style sheet and scripts, put into
-the page whole: it asks nobody for anything, which its own policy forbids. Decides nothing about
-schedules.
+The page has a chart, the graph and texts that are linked with each other, and opens from the file
+system in any browser. Its template, style sheet and scripts are in ``web/`` and are embedded whole.
+The page loads nothing from elsewhere; its content security policy forbids that.
+
+The page holds columns of numbers instead of objects, compressed (see ``columns``). Its scripts
+compute nothing that Python knows, such as the critical path or the dependencies of a task. They do
+draw and lay out the graph, since that depends on the selection.
 """
 
 from __future__ import annotations
@@ -38,11 +42,11 @@ def page_html(
     memory: Mapping[str, Steps] | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a page that shows a schedule: zoom, pan, search, select, follow what waits for what.
+    """Return a page that shows a schedule: zoom, pan, search, select, follow waits.
 
-    ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a panel each, left out
-    where they are empty; ``memory`` has steps (seconds, bytes) for each device, ``limits`` the
-    bytes that devices have.
+    ``measured`` is a timeline of the same program; ``explanation`` and ``code`` are texts with a
+    panel each, omitted where empty; ``memory`` has steps (seconds, bytes) for each device,
+    ``limits`` the bytes of memory of devices.
 
     >>> from autosched.program.program import Stream
     >>> from autosched.timeline.timeline import Span
@@ -70,7 +74,7 @@ def page_html(
 
 
 def _cut(text: str, name: str) -> str:
-    """Return the beginning of a text: of ten thousand tasks no one reads all in a page."""
+    """Return the beginning of a text: nobody reads all lines of ten thousand tasks in a page."""
     lines = text.split("\n")
     rest = len(lines) - LINES
     return (
@@ -81,7 +85,7 @@ def _cut(text: str, name: str) -> str:
 
 
 def _packed(data: object) -> str:
-    """Return JSON, compressed, in letters that end no element; browsers can undo it."""
+    """Return compressed JSON in characters that end no element; browsers can decompress it."""
     return base64.b64encode(
         zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
     ).decode()

@@ -1,8 +1,8 @@
-"""What the drawings share: colours, patterns, escaping, text that fits, times as text. Knows no graph and no program.
+"""Provide colours, patterns and text formatting for all drawings.
 
-Colours are from Okabe and Ito, "Color Universal Design" (2008), told apart with every kind of
-colour blindness; what moves between devices is hatched as well, so that drawings read without
-colour.
+Colours are from Okabe and Ito, "Color Universal Design" (2008), and can be distinguished with every
+kind of colour blindness. Copies between devices are hatched as well, so that drawings can be read
+without colour. Knows no graph and no program.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ FONT_SIZE = 12.0  # of text, of text in narrow boxes, of titles
 LABEL = 10.5
 TITLE = 17.0
 PHASES = ("backward", "optimizer")  # of tasks: these have colours of their own, as on the page
-_EM = 0.58  # the width of an average character, in font sizes, of the wider of the usual sans-serif fonts
+_EM = 0.58  # average width of a character, in font sizes, for the wider of usual fonts
 
-# What series are drawn in, in light and in dark: blue, vermilion, green, purple, sky blue, orange.
+# Colours of series, light and dark: blue, vermilion, green, purple, sky blue, orange.
 _SERIES = (
     ("#0072b2", "#56b4e9"),
     ("#d55e00", "#f0803c"),
@@ -58,7 +58,7 @@ _SERIES = (
 )
 SERIES = len(_SERIES)
 
-# Class, how it looks in light, what differs in dark.
+# Class, its style in light colours, and what differs in dark ones.
 _STYLES: Sequence[tuple[str, str, str]] = (
     ("paper", "fill:#ffffff", "fill:#0d1117"),
     ("ink", "fill:#1f2328", "fill:#e6edf3"),
@@ -143,7 +143,9 @@ HEADS = {"head": ("head", 6.0), "move": ("head-move", 9.0), "along": ("head-alon
 
 
 def light(classes: str) -> dict[str, str]:
-    """Return how an element of these classes looks in light: as CSS says, later rules count more, longer ones most.
+    """Return the style of an element of these classes in light colours.
+
+    As in CSS, later rules take precedence, and more specific ones even more.
 
     >>> light("line wait")["stroke-width"], light("copy critical thin")["stroke-width"]
     ('1', '.6')
@@ -194,7 +196,10 @@ _PREAMBLE = f"""<style>
 
 
 def document(width: float, height: float, label: str, body: Iterable[str]) -> str:
-    """Return an SVG document with the styles that the classes of ``body`` name; ``label`` is for screen readers."""
+    """Return an SVG document with the styles of the classes in ``body``.
+
+    ``label`` is for screen readers.
+    """
     size = f"{number(width)} {number(height)}"
     attributes = f'viewBox="0 0 {size}" width="{number(width)}" height="{number(height)}"'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" class="autosched" role="img" aria-label="{escape(label)}"'
@@ -203,7 +208,7 @@ def document(width: float, height: float, label: str, body: Iterable[str]) -> st
 
 
 def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Draw a line of (symbol, class, text) around height ``y``: a box, pill, band, stack (of boxes) or line."""
+    """Draw (symbol, class, text) around height ``y``: box, pill, band, stack of boxes, or line."""
     drawn = []
     for symbol, cls, text in entries:
         if symbol == "line":
@@ -221,12 +226,14 @@ def legend(x: float, y: float, entries: Iterable[tuple[str, str, str]]) -> list[
 
 
 def legend_width(entries: Iterable[tuple[str, str, str]]) -> float:
-    """Return how wide ``legend`` draws."""
+    """Return the width of a ``legend``."""
     return sum(28 + text_width(text) + 18 for _, _, text in entries)
 
 
 def escape(text: str) -> str:
-    """Make any string fit for XML text and attributes; characters that XML 1.0 forbids become U+FFFD.
+    """Escape a string for XML text and attributes.
+
+    Characters that XML 1.0 forbids become U+FFFD.
 
     >>> escape("a<b & 'c'")
     'a&lt;b &amp; &#39;c&#39;'
@@ -244,7 +251,7 @@ def escape(text: str) -> str:
 
 
 def legal(text: str) -> str:
-    """Replace characters that no text file may hold, by U+FFFD."""
+    """Replace characters that no text file may contain by U+FFFD."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
@@ -259,7 +266,7 @@ def number(value: float) -> str:
 
 
 def natural(name: str) -> list[str | int]:
-    """Return a key that sorts names as people do.
+    """Return a key for natural sorting of names.
 
     >>> sorted(["cuda:10", "cuda:9", "cpu"], key=natural)
     ['cpu', 'cuda:9', 'cuda:10']
@@ -268,12 +275,12 @@ def natural(name: str) -> list[str | int]:
 
 
 def sorted_streams(timeline: Timeline) -> list[Stream]:
-    """Return the streams in the order in which charts show them, whatever began first: by the names of devices."""
+    """Return the streams in the order of charts: by the names of devices."""
     return sorted(timeline.streams, key=lambda stream: natural(stream.device))
 
 
 def columns(text: str) -> int:
-    """Return how many columns of a terminal a text takes: two for wide characters, none for combining ones."""
+    """Return the columns of a text: 2 for wide characters, 0 for combining ones."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -281,12 +288,12 @@ def columns(text: str) -> int:
 
 
 def text_width(text: str, size: float = FONT_SIZE) -> float:
-    """Return about how many pixels wide a text is."""
+    """Return the approximate width of a text in pixels."""
     return columns(text) * _EM * size
 
 
 def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
-    """Cut a text to what fits into ``width`` pixels, with an ellipsis; return "" where it would say too little.
+    """Cut a text to ``width`` pixels, with an ellipsis; return "" where too little would remain.
 
     >>> shorten("logits", 60), shorten("gradient_of_w1", 60), shorten("logits", 20)
     ('logits', 'gradien…', '')
@@ -303,7 +310,7 @@ def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
 
 
 def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
-    """Cut a text as ``shorten`` does, but of a dotted path leave out the beginning, since its end tells more.
+    """Cut a text as ``shorten`` does, but cut the beginning of a dotted path, not its end.
 
     >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
     ('…0.attention', 'gradien…')
@@ -317,12 +324,12 @@ def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it, to three digits.
+    """Return a time in a suitable unit, to three digits.
 
     >>> duration(0), duration(0.00125), duration(0.0009999999), duration(1234)
     ('0 us', '1.25 ms', '1 ms', '1,234 s')
     """
-    rounded = float(f"{seconds:.3g}")  # to a whole unit perhaps, and then it is told in that
+    rounded = float(f"{seconds:.3g}")  # may round up to the next unit, which is used then
     scale, unit = _unit(rounded)
     return (
         f"{seconds / scale:,.0f} {unit}"
@@ -354,7 +361,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def idle_shares(timeline: Timeline) -> dict[Stream, float]:
-    """Return for how much of the makespan each stream does nothing.
+    """Return the share of the makespan in which each stream is idle.
 
     >>> from autosched.timeline.timeline import Span
     >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
@@ -370,7 +377,7 @@ def idle_shares(timeline: Timeline) -> dict[Stream, float]:
 
 
 def summary(timeline: Timeline) -> str:
-    """Say in one line how long it took, how much of the copies' time was hidden, and how long Python paused.
+    """Return a line with makespan, share of copy time that is hidden, and pauses of Python.
 
     >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),)))
     ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms')

@@ -1,11 +1,13 @@
-"""Perfetto: a timeline as Chrome trace JSON, which ui.perfetto.dev and chrome://tracing open.
+"""Write a timeline as Chrome trace JSON for Perfetto.
 
-A process for each device, a thread for each stream, arrows for what waited, counters for bytes.
-Knows the rules of Perfetto's importer, which drops without a word what breaks them;
-``autosched.timeline.traces`` reads the text back.
+ui.perfetto.dev and chrome://tracing open such traces. They have a process for each device, a thread
+for each stream, arrows for waits, and counters for bytes. The module follows the rules of
+Perfetto's importer, which silently drops what violates them. ``autosched.timeline.traces`` reads
+the text back.
 
-Times are whole nanoseconds. Slices of one thread lie apart and last 1 ns at least, so that arrows
-find them.
+Times are whole nanoseconds, since Perfetto drops slices that overlap by a rounding error. Slices of
+one thread do not touch and last at least 1 ns, because Perfetto binds an arrow to the slice that
+was opened last.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ def perfetto_json(
     memory: Memory | None = None,
     title: str = "",
 ) -> str:
-    """Return a timeline as the text of a trace; beside it, if given, what was ``measured``.
+    """Return the text of a trace of a timeline and, if given, of what was ``measured``.
 
-    With ``graph``, slices of tasks tell the source line, the module and the phase. ``memory`` is
-    bytes held on devices: (second, bytes) in order. Spans that cannot all be on one stream at once
-    are shifted behind each other; an arrow to a span that was over before the other began is left
-    out. Raises ChartError for times and bytes that are not finite.
+    With ``graph``, slices of tasks have the source line, the module and the phase. ``memory`` has
+    the bytes held on devices: (second, bytes) in order. Spans that overlap on a stream are shifted
+    after each other; an arrow to a span that ended before the other began is left out. Raises
+    ChartError for times and bytes that are not finite.
 
     >>> text = perfetto_json(Timeline((Span("run", "h", (Stream("cpu", "compute"),), 0, 2, 0),)))
     >>> [event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
@@ -64,7 +66,7 @@ def perfetto_json(
     ]
     tids = count(
         next(pids)
-    )  # no thread has the number of a process: it would pass for its main thread
+    )  # no thread has the number of a process, or it would be taken as its main thread
     events = [event for group in groups for event in group.events(graph, tids, arrows)]
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
@@ -74,7 +76,7 @@ def perfetto_json(
 
 
 class _Group:
-    """The processes of one timeline: its devices in order, and Python, where it paused."""
+    """The processes of one timeline: its devices in order, and Python, if it paused."""
 
     def __init__(self, name: str, timeline: Timeline, memory: Memory | None, pids: Iterator[int]):
         self.name = name
@@ -88,7 +90,7 @@ class _Group:
     def events(
         self, graph: Graph | None, tids: Iterator[int], arrows: Iterator[int]
     ) -> Iterator[_Event]:
-        """Yield everything, in no order; times are in nanoseconds."""
+        """Yield all events, in no order; times are in nanoseconds."""
         for device, pid in self.pids.items():
             yield from self._process(pid, device)
         threads = {
@@ -126,7 +128,7 @@ class _Group:
         yield _meta("process_sort_index", {"pid": pid}, sort_index=pid)
 
     def _arrows(self, threads: Mapping[Stream, _Event], numbers: Iterator[int]) -> Iterator[_Event]:
-        """From the last moment of what was waited for, where it arrived, to the first of what waited."""
+        """Yield arrows from the end of a span to the start of the span that waited."""
         spans = self.timeline.spans
         for a, b in self.timeline.arrows:
             source = spans[a].streams[-1]
@@ -159,7 +161,7 @@ class _Group:
 
 
 def _apart(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
-    """Return when each span is on each of its streams, in nanoseconds: one behind the other."""
+    """Return the times of each span on each of its streams, in nanoseconds, without overlaps."""
     free = dict.fromkeys(timeline.streams, 0)
     found: dict[tuple[int, Stream], tuple[int, int]] = {}
     for i, span in sorted(enumerate(timeline.spans), key=lambda item: (item[1].start, item[1].end)):
@@ -193,7 +195,7 @@ def _args(span: Span, graph: Graph | None) -> _Event:
 def _counter(
     pid: int, name: str, unit: str, course: Sequence[tuple[int, float]]
 ) -> Iterator[_Event]:
-    for moment, number in dict(course).items():  # of several at one moment the last counts
+    for moment, number in dict(course).items():  # of several at the same time the last counts
         yield {
             "ph": "C",
             "name": name,
@@ -231,6 +233,6 @@ def _ns(seconds: float) -> int:
 
 
 def _microseconds(ns: int) -> float:
-    """Return a number of microseconds that is the same nanoseconds to readers that round and to those that cut off."""
+    """Format nanoseconds as microseconds that readers reconstruct by rounding or truncation."""
     number = ns / 1000
     return number if int(number * 1000.0) == ns else math.nextafter(number, math.inf)

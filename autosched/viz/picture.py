@@ -1,4 +1,9 @@
-"""Pictures: a drawing as PNG or PDF, by matplotlib, which is imported when it is needed. Knows shapes, no schedules."""
+"""Convert SVG drawings to PNG or PDF with matplotlib.
+
+SVG is the only format that drawings are written in. PNG and PDF are made by reading the SVG, so
+they cannot differ from it, and every new drawing has them. Matplotlib is imported when it is
+needed. Knows shapes, no schedules.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["picture"]
 
 POINT = 0.75  # of a pixel
-FONT = "DejaVu Sans"  # which matplotlib brings along
+FONT = "DejaVu Sans"  # bundled with matplotlib
 
 
 def picture(svg: str, kind: Literal["png", "pdf"] = "png") -> bytes:
-    """Return a drawing of this package, given as SVG, as a PNG (two dots to a pixel) or a PDF, in light colours.
+    """Return an SVG drawing of this package as PNG or PDF, in light colours.
 
-    Raises ChartError for another kind, and where matplotlib is not installed.
+    PNG has two dots per pixel. Raises ChartError for other formats, and where matplotlib is not
+    installed.
 
     >>> from autosched.viz import Bar, bars_svg
     >>> picture(bars_svg([Bar("one GPU", 3.75)]), "pdf")[:5]
@@ -41,8 +47,8 @@ def picture(svg: str, kind: Literal["png", "pdf"] = "png") -> bytes:
     for z, item in enumerate(items):
         _draw(axes, item, z)
     made = io.BytesIO()
-    # No dates, so that one drawing gives the same bytes always; letters as such, which publishers
-    # ask for.
+    # No dates, so that a drawing always gives the same bytes; text as text, which publishers
+    # require.
     with warnings.catch_warnings(), matplotlib.rc_context({"pdf.fonttype": 42}):
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         dateless: dict[str, Any] = {"CreationDate": None} if kind == "pdf" else {"Software": None}
@@ -96,7 +102,7 @@ def _patch(shape: Shape, z: int) -> Any:
 
 
 def _texts(axes: Axes, words: Words, z: int) -> list[Any]:
-    """Write the runs of a line one behind the other."""
+    """Draw the runs of a line one after another."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.patheffects import withStroke
     from matplotlib.textpath import text_to_path

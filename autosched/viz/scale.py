@@ -1,7 +1,7 @@
-"""Scales: where numbers stand on an axis, which of them have a tick, and how they are written. Draws nothing.
+"""Compute positions, ticks and labels of numbers on an axis.
 
-Numbers are decimals, so that ticks are the round numbers that they seem to be, however large, small
-or close they are.
+Numbers are decimals, so that ticks are exactly the round numbers that are shown, however large,
+small or close they are. Draws nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def decimal(item: Any, what: str) -> Decimal:
-    """Return a number as it is written. Raises ChartError for what is infinite or no number.
+    """Return a number as a decimal with the digits of its repr. Raises ChartError if not finite.
 
     >>> decimal(0.1, "width")
     Decimal('0.1')
@@ -38,7 +38,7 @@ def decimal(item: Any, what: str) -> Decimal:
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers from ``low`` to ``high``, which differ; ``log`` if equal factors are equally far apart.
+    """The numbers from ``low`` to ``high``, which differ; ``log`` for a logarithmic scale.
 
     >>> scale = Scale.over([Decimal(0), Decimal("0.0042")], unit="s")
     >>> list(scale.marked(scale.ticks(5)).values()), scale.unit_text
@@ -52,7 +52,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Sequence[Decimal], unit: str = "", log: bool = False) -> Scale:
-        """Return a scale from the least to the greatest of the values, or around them if they are equal or none."""
+        """Return a scale from the least to the greatest value, or around a single value."""
         low = min(values, default=Decimal(log))
         high = max(values, default=Decimal(log))
         if low == high and log:
@@ -64,16 +64,16 @@ class Scale:
         return cls(low, high, unit, log)
 
     def rounded(self, most: int) -> Scale:
-        """Return a scale that begins and ends at ticks, when it has at most so many steps: 6 or more."""
+        """Return a scale that begins and ends at ticks, with at most ``most`` steps: 6 or more."""
         step = self._step(most)
         low = (self.low / step).to_integral_value(ROUND_FLOOR) * step
         whole = Scale(low, (self.high / step).to_integral_value(ROUND_CEILING) * step, self.unit)
         return (
             whole if whole._step(most) == step else whole.rounded(most)
-        )  # what was added may be a step too many
+        )  # the extension may have added a step too many
 
     def at(self, value: Decimal) -> float:
-        """Return where a number stands, from 0 at ``low`` to 1 at ``high``."""
+        """Return the position of a number, from 0 at ``low`` to 1 at ``high``."""
         low = self.low
         high = self.high
         if self.log:
@@ -98,7 +98,7 @@ class Scale:
         )
 
     def _powers(self, most: int) -> list[Decimal]:
-        """Return 1, 2, 5, 10, ... if these are few; else powers of ten, or every so many of them."""
+        """Return 1, 2, 5, 10, ... if these are few; else powers of ten, or some of them."""
         powers = range(self.low.adjusted(), self.high.adjusted() + 1)
         fine = self._within(Decimal(digit).scaleb(power) for power in powers for digit in (1, 2, 5))
         if len(fine) <= most:
@@ -113,7 +113,7 @@ class Scale:
 
     @cached_property
     def exponent(self) -> int:
-        """The power of ten in which numbers are written, for the sake of the unit or of shorter numbers."""
+        """The power of ten in which numbers are written, for units or for shorter numbers."""
         power = max(abs(self.low), abs(self.high)).adjusted()
         thousands = power // 3 * 3
         if self.log or (thousands not in _UNITS.get(self.unit, ()) and -3 <= power < 6):
@@ -128,20 +128,20 @@ class Scale:
         return f"{_power(self.exponent)} {self.unit}".strip()
 
     def marked(self, values: Iterable[Decimal]) -> dict[Decimal, str]:
-        """Return numbers as written, in ``unit_text`` and all their digits, with equally many behind the point."""
+        """Return numbers in ``unit_text`` with all digits, and equally many decimal places."""
         scaled = {value: value.scaleb(-self.exponent).normalize() for value in values}
         places = 0 if self.log else max(map(_places, scaled.values()), default=0)
         return {value: _written(number, places) for value, number in scaled.items()}
 
     def short(self, value: Decimal) -> str:
-        """Write a number with three digits, or all those before the point, and its unit."""
+        """Return a number with its unit, to three digits or as an integer."""
         value = value.scaleb(-self.exponent)
         rounded = Context(prec=max(3, value.adjusted() + 1)).plus(value).normalize()
         return f"{_written(rounded)} {self.unit_text}".strip()
 
 
 def _written(value: Decimal, places: int = 0) -> str:
-    """Write a number with at least so many places behind the point, but for 0; with a power of ten if that is short."""
+    """Format a number with at least some decimal places, or with a power of ten if shorter."""
     power = value.adjusted()
     if not value:
         return "0"

@@ -1,7 +1,7 @@
-"""Shapes: what our own SVG says, as paths and words with colours, for those that draw by other means.
+"""Parse SVG drawings into paths and texts with colours.
 
-Reads the little of SVG that the drawings here are written in, in their light colours. Knows no
-means of drawing.
+Reads only the subset of SVG that the drawings of this package use, in their light colours. The
+result can be drawn by other means, of which this module knows nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Picture", "Shape", "Words", "shapes"]
 _SVG = "{http://www.w3.org/2000/svg}"
 _TOKEN = re.compile(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)")
 _TAKES = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "A": 7, "Z": 0}
-_BEND = 0.5523  # how far the handles of a curve lie that is a quarter of a circle
+_BEND = 0.5523  # distance of the handles of a curve that is a quarter of a circle
 _STRIPES = (
     6.0,
     1.25,
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A path, filled and stroked; lengths are pixels. What lies outside of ``clip`` is cut off."""
+    """A path, filled and stroked; lengths are pixels. It is clipped to ``clip``."""
 
     path: tuple[Step, ...]
     fill: str = "none"
@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Words:
-    """A line of text, in runs that follow each other; where ``anchor`` of it stands."""
+    """A line of text, in consecutive runs, and the position of its ``anchor``."""
 
     x: float
     y: float
@@ -64,7 +64,7 @@ class Words:
 
 
 class Run(NamedTuple):
-    """Text of one look; ``halo`` is the colour around its letters."""
+    """Text in one style; ``halo`` is the colour around its letters."""
 
     text: str
     size: float
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """How large it is, and what is on it, from back to front."""
+    """The size of a picture, and its content from back to front."""
 
     width: float
     height: float
@@ -83,7 +83,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class _Around:
-    """What holds for all that is in an element."""
+    """Properties that apply to all content of an element."""
 
     x: float = 0.0
     y: float = 0.0
@@ -93,7 +93,7 @@ class _Around:
 
 
 def shapes(svg: str) -> Picture:
-    """Return what one of our drawings shows. Raises ValueError for what is no SVG of ours.
+    """Return the content of a drawing. Raises ValueError for other SVG.
 
     >>> from autosched.viz.bars import Bar, bars_svg
     >>> picture = shapes(bars_svg([Bar("one GPU", 3.75)]))
@@ -144,7 +144,7 @@ def _number(element: ElementTree.Element, key: str) -> float:
 
 
 def _drawn(element: ElementTree.Element, here: _Around, path: tuple[Step, ...]) -> Iterator[Shape]:
-    """Return a shape, and the stripes or the arrow head that belong to it."""
+    """Return a shape, with its stripes or its arrow head."""
     style = light(element.get("class", ""))
     path = tuple(
         Step(kind, tuple((x + here.x, y + here.y) for x, y in points)) for kind, points in path
@@ -195,7 +195,7 @@ def _rect(element: ElementTree.Element) -> tuple[Step, ...]:
 
 
 def _path(text: str) -> tuple[Step, ...]:
-    """Read the data of a path: M, L, H, V, C, Z and a for half a circle, absolute or not."""
+    """Parse the data of a path: M, L, H, V, C, Z and a for half a circle, absolute or relative."""
     steps: list[Step] = []
     x = 0.0
     y = 0.0
@@ -247,7 +247,7 @@ def _half_circle(start: tuple[float, float], end: tuple[float, float]) -> list[S
 
 
 def _stripes(shape: Shape) -> Shape:
-    """Return the stripes over a box: lines on which x + y is the same."""
+    """Return the stripes over a box: lines of constant x + y."""
     xs, ys = zip(*(point for step in shape.path for point in step.points), strict=True)
     left = min(xs)
     top = min(ys)

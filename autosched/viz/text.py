@@ -1,4 +1,7 @@
-"""The schedule as a Gantt chart for a terminal: a line per stream, tasks solid, copies shaded, idle time said."""
+"""Draw a timeline as a Gantt chart for a terminal.
+
+Each stream is a line; tasks are solid, copies are shaded, and idle time is printed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ LEAST = 16  # columns of the chart itself, however narrow the terminal
 TICK = 10  # columns of one step of the time axis, at least
 IDLE = 6  # columns at the right, for the share of time in which a stream is idle
 COLOURS = {"run": "34", "copy": "33"}  # blue and yellow, as terminals number them
-BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # what fills a box, and its right edge
+BLOCKS = {"run": ("█", "▌"), "copy": ("░", "▏")}  # the fill of a box, and its right edge
 
 
 def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> str:
-    """Draw a timeline as text of ``width`` columns: a box begins with its name, where that fits, and ends in an edge.
+    """Draw a timeline as text of ``width`` columns.
 
-    The last column says for how much of the makespan a stream is idle. With ``colour`` the text is
-    for a terminal that knows colours: tasks are blue, copies yellow, and the critical path is bold.
+    A box begins with its name, where that fits, and ends in an edge. The last column is the share
+    of the makespan in which a stream is idle. With ``colour`` the text is for a colour terminal:
+    tasks are blue, copies yellow, and the critical path is bold.
 
     >>> print(gantt_text(Timeline((Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0),)), width=40))
     cpu  compute  mm█████████████████▌    0%
@@ -50,7 +54,7 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
 
 
 def _heads(streams: Iterable[Stream]) -> list[str]:
-    """Return what stands before each row: the device, once, and the stream."""
+    """Return the labels of rows: the device, once, and the stream."""
     names = [(_plain(stream.device), _plain(stream.name)) for stream in streams]
     widths = [max(map(columns, column)) for column in zip(*names, strict=True)]
     heads = []
@@ -65,9 +69,9 @@ def _heads(streams: Iterable[Stream]) -> list[str]:
 
 
 def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | None) -> str:
-    """Draw the boxes of one stream, each at least one column wide, but those whose columns are full already.
+    """Draw the boxes of one stream, each at least one column wide, unless its columns are full.
 
-    In colour, unless ``bold`` is None: then it says which are.
+    In colour, unless ``bold`` is None; otherwise it has the bold ones.
     """
     row = ""
     filled = 0
@@ -106,5 +110,5 @@ def _column(time: float, end: float, cells: int) -> int:
 
 
 def _plain(name: str) -> str:
-    """Return a name that takes the columns it seems to take: without line breaks and control characters."""
+    """Return a name without line breaks and control characters, so that its width is known."""
     return "".join(c if c.isprintable() else "?" for c in name)

@@ -1,4 +1,4 @@
-"""What policies share.
+"""Data structures and algorithms that policies share.
 
 problem    graph, machine and costs as tables
 possible   devices that a task may still be placed on

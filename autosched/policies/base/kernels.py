@@ -1,7 +1,11 @@
-"""Kernels of list scheduling: ranks, where tasks finish first, and when a list of placed tasks ends.
+"""Compute ranks and list schedules over flat arrays.
 
-All read ``Tables``; tasks, devices and data are numbers. They decide nothing but what their
-arguments say.
+All kernels read ``Tables``; tasks, devices and data are numbers. Orders, devices and weights are
+arguments.
+
+The same source runs compiled by numba or as plain Python over lists, since small problems are
+solved faster in Python than numba is loaded. Which of the two runs depends on the process, so both
+must return the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ from autosched.policies.base.tables import Tables
 
 __all__ = ["Planning", "decode", "list_schedule", "optimistic", "upward"]
 
-MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
+MOST_GAPS = 64  # to look at; without a limit, many small gaps make planning quadratic
 
 
 class Planning(NamedTuple):
-    """What lists are planned in: what a task reads, what copy streams do, what travelled, the gaps of streams."""
+    """Working memory: reads of a task, copy streams, arrivals, gaps of streams."""
 
     since: Any
     datum: Any
@@ -26,24 +30,24 @@ class Planning(NamedTuple):
     out_next: Any
     out_free: Any
     in_free: Any
-    arrival: Any  # [datum, device], nan where it did not travel
+    arrival: Any  # [datum, device], nan where it was not copied
     first: Any  # [device], its first stream
     begins: Any
     ends: Any
     gaps: Any
-    copy: Any  # those made so far,
-    begin: Any  # when they begin,
-    sent: Any  # and how many that are
+    copy: Any  # copies planned so far,
+    begin: Any  # their start times,
+    sent: Any  # and their number
 
 
 @kernel
 def upward(
     t: Tables, weight: Any, kind: Any, kinds: int, latency: Any, per_byte: Any, rank: Any
 ) -> None:
-    """Fill ``rank`` with the seconds from a task's start to the end of the graph, along the longest path.
+    """Fill ``rank`` with the longest path from each task's start to the end of the graph.
 
-    ``weight`` is what each task takes; a datum that one of ``kind`` a sends to one of ``kind`` b takes
-    ``latency[a, b] + nbytes * per_byte[a, b]``. ``rank`` must be zero everywhere.
+    ``weight`` is the duration of each task. A datum that moves from a task of ``kind`` a to one of
+    ``kind`` b takes ``latency[a, b] + nbytes * per_byte[a, b]``. ``rank`` must be zero everywhere.
     """
     for task in range(len(weight) - 1, -1, -1):
         below = rank[task] = rank[task] + weight[task]
@@ -61,11 +65,11 @@ def upward(
 
 @kernel
 def optimistic(t: Tables, latency: float, per_byte: float, table: Any, column: Any) -> None:
-    """Fill ``table`` with the optimistic cost of tasks on devices: the seconds from its end on, at the best.
+    """Fill ``table[task, device]`` with the optimistic cost, the least time after a task's end.
 
     A datum that changes device takes ``latency + nbytes * per_byte``. ``table`` must be zero
-    everywhere, ``column`` has one place for each device. Source: Arabnejad, Barbosa, IEEE TPDS
-    25(3), 2014.
+    everywhere; ``column`` has one element per device. Source: Arabnejad, Barbosa, IEEE TPDS 25(3),
+    2014.
     """
     devices = len(t.streams)
     for task in range(len(t.group) - 1, -1, -1):
@@ -103,11 +107,11 @@ def list_schedule(
     s: Planning,
     keep: int,
 ) -> float:
-    """Place tasks in this order, each on the device of least key; return the makespan, infinity where it overflows.
+    """Place tasks in this order, each on the device of least key, and return the makespan.
 
-    The key is the earliest finish time + ``excess`` * (seconds here - least seconds) + ``ahead`` *
-    optimistic cost.
-    ``fixed[group]`` is the device of a group, -1 if it is open. Fills ``device``, ``start`` and ``finish``.
+    The key is the earliest finish time + ``excess`` * (duration here - least duration) + ``ahead``
+    * optimistic cost. ``fixed[group]`` is the device of a group, or -1. Fills ``device``, ``start``
+    and ``finish``. The makespan is infinite if it overflows.
     """
     devices = len(t.streams)
     end = 0.0
@@ -171,10 +175,10 @@ def decode(
     s: Planning,
     keep: int,
 ) -> float:
-    """Place tasks in this order, each in the first gap of its device that is long enough; return the makespan.
+    """Serial schedule generation: place tasks in this order in sufficient gaps.
 
-    Fills ``start`` and ``finish``. ``tail[task, device]`` is what passes at least from a task's end
-    to the end of all. Infinity if that is not below ``cap``.
+    Return the makespan, infinity if it is not below ``cap``; fill ``start`` and ``finish``.
+    ``tail[task, device]`` is a lower bound on the time after a task's end.
     """
     devices = len(t.streams)
     end = 0.0
@@ -222,7 +226,7 @@ def decode(
 
 @kernel
 def clear(s: Planning, keep: int) -> None:
-    """Forget what was planned."""
+    """Reset the working memory."""
     for stream in range(len(s.gaps)):
         s.gaps[stream] = 1
         s.begins[stream * keep] = 0.0
@@ -237,7 +241,7 @@ def clear(s: Planning, keep: int) -> None:
 
 @kernel
 def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
-    """Copy inputs that tasks wrote back to where they live; return when that has ended."""
+    """Copy inputs that tasks wrote back to their home; return when that has ended."""
     end = 0.0
     for j in range(len(t.returns)):
         datum = t.returns[j]
@@ -252,7 +256,10 @@ def go_home(t: Tables, device: Any, finish: Any, s: Planning) -> float:
 
 @kernel
 def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
-    """Write down what a task reads, the earliest first: since when, which datum, where; return how many that are."""
+    """Store what a task reads, sorted by time of creation: time, datum, device.
+
+    Return the number.
+    """
     count = 0
     for j in range(t.reads_at[task], t.reads_at[task + 1]):
         datum = t.reads[j]
@@ -275,9 +282,9 @@ def sources(t: Tables, task: int, device: Any, finish: Any, s: Planning) -> int:
 def arrive(
     t: Tables, p: int, count: int, ready: float, limit: float, s: Planning, commit: bool
 ) -> float:
-    """Return when all that was written down is on device ``p``; infinity if that is not below ``limit``.
+    """Return when all stored sources are on device ``p``; infinity if that is not below ``limit``.
 
-    ``commit``: let the copies for that take place.
+    With ``commit``, the copies for that are added to the plan.
     """
     devices = len(t.streams)
     in_free = s.in_free[p]
@@ -344,7 +351,7 @@ def fit(s: Planning, stream: int, ready: float, seconds: float, limit: float, ke
 
 @kernel
 def take(s: Planning, stream: int, gap: int, start: float, finish: float, keep: int) -> None:
-    """Cut [start, finish] out of a gap. Of more than ``keep`` gaps the earliest is forgotten."""
+    """Cut [start, finish] out of a gap. If more than ``keep`` gaps remain, drop the earliest."""
     base = stream * keep
     count = s.gaps[stream]
     begin = s.begins[base + gap]

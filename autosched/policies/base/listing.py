@@ -1,7 +1,11 @@
-"""List scheduling over tables: orders by rank, plans in such an order, and when a placement ends.
+"""Run list scheduling with kernels over tables.
 
-Joins ``Tables`` and the kernels, and holds the memory they work in. Decides nothing: see ``heft``
-and ``portfolio``.
+Joins ``Tables`` with the kernels and holds their working memory. The choice of lists is made by the
+callers, such as ``portfolio``.
+
+A placement includes the order of its copies. Copy streams are first in, first out, so devices alone
+do not determine a schedule where copies matter: a HEFT plan of 1.78 times the lower bound was
+simulated at 2.83 when its copies were issued in the order of the tasks that produce them.
 """
 
 from __future__ import annotations
@@ -26,14 +30,14 @@ from autosched.policies.base.tables import Tables
 __all__ = ["Listed", "Listing", "timed"]
 
 _MOST_KEPT = (
-    4096  # gaps of a stream; the earliest are forgotten, where tasks of low rank hardly ever fit
+    4096  # gaps of a stream; the earliest are dropped, since tasks of low rank rarely fit there
 )
 
 
 class Listed(NamedTuple):
-    """A plan: when it ends, its list, the device, start and finish of each task, and its copies by their start.
+    """A plan: makespan, order, device, start and finish of each task, and copies by start.
 
-    A copy is a number: datum * number of devices + the device where it goes.
+    A copy is a number: datum * number of devices + destination.
     """
 
     makespan: float
@@ -46,9 +50,10 @@ class Listed(NamedTuple):
 
 
 class Listing:
-    """A problem's tables, and what can be asked of them.
+    """The tables of a problem, with orders, plans and their evaluation.
 
-    Of a machine on which all devices are linked; no task's seconds may be infinite on all devices.
+    Requires a machine on which all devices are linked, and a finite duration of each task on some
+    device.
     """
 
     def __init__(self, tables: Tables, mode: Mode, names: Sequence[str]):
@@ -67,12 +72,12 @@ class Listing:
 
     @cached_property
     def mean(self) -> NDArray[np.float64]:
-        """The mean seconds of each task over the devices where it can run."""
+        """The mean duration of each task over the devices where it can run."""
         return self._upward(_mean(self._seconds, self._finite))
 
     @cached_property
     def least(self) -> NDArray[np.float64]:
-        """Upward ranks at the least seconds of each task."""
+        """Upward ranks at the least duration of each task."""
         return self._upward(self._seconds.min(axis=1, initial=math.inf))
 
     def _upward(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -105,7 +110,7 @@ class Listing:
 
     @cached_property
     def tail(self) -> Any:
-        """The optimistic cost table at the best link: no schedule passes from a task's end to the end of all faster."""
+        """Optimistic costs at the best link: a lower bound on the time after a task's end."""
         p = self.devices
         apart = ~np.eye(p, dtype=bool).ravel()
         latency = self.shape.latency[: p * p][apart]
@@ -140,7 +145,7 @@ class Listing:
     # ---- plans
 
     def plan(self, order: Any, excess: float = 0.0, ahead: float = 0.0) -> Listed:
-        """Place tasks in this order, each where ``kernels.list_schedule`` says."""
+        """Place tasks in this order by ``kernels.list_schedule``."""
         n = len(self.shape.group)
         mode = self.mode
         s = self.planning
@@ -156,7 +161,10 @@ class Listing:
         return self._listed(end, order, device, start, finish)
 
     def placed(self, device: Any, order: Any, cap: float = math.inf) -> Listed:
-        """Place tasks in this order, each on its device. The makespan is infinite if it is not below ``cap``."""
+        """Place tasks in this order, each on its device.
+
+        Makespans not below ``cap`` become infinite.
+        """
         n = len(self.shape.group)
         mode = self.mode
         start = mode.numbers(n)
@@ -174,22 +182,25 @@ class Listing:
         return Listed(end, order, device, start, finish, copies[by_begin], begins[by_begin])
 
     def order(self, rank: NDArray[np.float64]) -> Any:
-        """Return the tasks by descending rank; of equal ones the one added earlier first."""
+        """Return the tasks by descending rank; ties go to the task added earlier."""
         return self.mode.whole(np.argsort(-rank, kind="stable"))
 
     def by_start(self, start: Any) -> Any:
-        """Return the tasks by their start; of equal ones the one added earlier first, which keeps dependencies."""
+        """Return the tasks by start.
+
+        Ties go to the task added earlier, which keeps dependencies.
+        """
         return self.mode.whole(np.argsort(np.asarray(start), kind="stable"))
 
     def mirrored(self, planned: Listed) -> tuple[Any, Any]:
-        """Return the devices of a plan of the reversed problem, and the tasks by when it would start them."""
+        """Return devices and order of tasks for a plan of the reversed problem."""
         begin = planned.makespan - np.asarray(planned.finish)[::-1]
         return self.mode.whole(np.asarray(planned.device)[::-1]), self.by_start(begin)
 
     def placement(self, problem: Problem, found: Listed) -> Placement:
-        """Return a plan as a placement: tasks and copies by their start, tasks of 0 s ahead of others.
+        """Return a plan as a placement: tasks and copies by start, those of 0 s first.
 
-        Raises ScheduleError where a plan ends later than a float can say.
+        Raises ScheduleError if the makespan overflows.
         """
         if found.makespan == math.inf:
             raise ScheduleError("tasks would end later than a float can say, wherever they run")
@@ -199,12 +210,12 @@ class Listing:
 
     @cached_property
     def keep(self) -> int:
-        """How many gaps of a stream are remembered."""
+        """The number of gaps of a stream that are stored."""
         return min(len(self.shape.group) + 1, _MOST_KEPT)
 
     @cached_property
     def planning(self) -> kernels.Planning:
-        """Memory for ``kernels.list_schedule`` and ``kernels.decode``."""
+        """Working memory for ``kernels.list_schedule`` and ``kernels.decode``."""
         mode = self.mode
         devices = self.devices
         streams = int(self.shape.streams.sum())
@@ -236,7 +247,7 @@ class Listing:
 
 
 def timed(problem: Problem, found: Listed, order: NDArray[np.int64]) -> Placement:
-    """Return a plan as a placement: tasks in this order, which is one of their starts, and copies by their start."""
+    """Return a plan with tasks in this order, which is sorted by start, as a placement."""
     before = np.searchsorted(np.asarray(found.start)[order], found.begins).tolist()
     datum, device = (number.tolist() for number in np.divmod(found.copies, len(problem.devices)))
     ahead = [*map(problem.tasks.__getitem__, order.tolist()), None]
@@ -249,13 +260,13 @@ def timed(problem: Problem, found: Listed, order: NDArray[np.int64]) -> Placemen
     )
     copies = tuple(
         map(Send._make, takewhile(itemgetter(3), sends))
-    )  # what goes home in the end goes when it can
+    )  # inputs are written back as soon as possible
     return problem.placement(found.device, order, copies)
 
 
 @np.errstate(over="ignore")
 def _mean(seconds: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the means of rows over what is finite, summed from the left."""
+    """Return the mean of the finite elements of each row, summed from the left."""
     total = np.zeros(len(seconds))
     for column, there in zip(seconds.T, finite.T, strict=True):
         total += np.where(there, column, 0.0)
@@ -265,7 +276,7 @@ def _mean(seconds: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[np
 def _links(
     kind: NDArray[np.int64], masks: NDArray[np.bool_], t: Tables
 ) -> tuple[NDArray[np.int64], int, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the kinds of tasks, and between devices of two kinds the mean latency and mean seconds per byte."""
+    """Return the kind of each task, and mean latency and mean seconds per byte between kinds."""
     devices = masks.shape[1]
     kinds = len(masks)
     latency = np.zeros(kinds * kinds)

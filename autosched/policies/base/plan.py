@@ -1,8 +1,8 @@
-"""Plan: what is planned so far, task by task: who runs when on which stream, and which copies that takes.
+"""Maintain a partial schedule: streams, start times and copies.
 
-What list scheduling asks: where would this task finish first, given all that was placed before?
-Tasks go into gaps that are long enough; copies onto the copy streams that they hold, one after
-another. Chooses no order of tasks.
+Answers the question of list scheduling: where would this task finish first, given everything that
+is already placed? Tasks are inserted into gaps that are long enough. Copies are appended to the
+copy streams that they occupy. The order of tasks is chosen by the caller.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from autosched.policies.base.problem import Path, Problem
 
 __all__ = ["Plan", "Slot"]
 
-_MOST_GAPS = 64  # to look at; without a limit small gaps that pile up make planning quadratic
+_MOST_GAPS = 64  # examined; without a limit, many small gaps make planning quadratic
 
-# Something to read: since when it exists, datum, device where it does, its paths, bytes, and its
-# arrival elsewhere.
+# A datum to read: when it is created, its number, its device, paths from there, bytes, and its
+# arrival on other devices.
 _Source = tuple[float, int, int, Sequence[Path], float, dict[int, float]]
-_Copy = tuple[int, int, float]  # datum, source, when it ends
+_Copy = tuple[int, int, float]  # datum, source, end
 
 
 class Slot(NamedTuple):
-    """Where and when a task could run, and the copies that this takes."""
+    """A device, stream and time at which a task could run, and the copies that this requires."""
 
     device: int
     stream: int
-    gap: int  # among those of the stream
+    gap: int  # index among the gaps of the stream
     start: float
     copies: list[_Copy]
 
 
 class Plan:
-    """What is planned so far: the tasks on each compute stream, the copies on each copy stream."""
+    """A partial schedule: the tasks on each compute stream, the copies on each copy stream."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -45,19 +45,18 @@ class Plan:
         self.device = [-1] * tasks
         self.start = [math.nan] * tasks
         self.finish = [0.0] * tasks
-        # Of each device, of each stream: when its gaps begin, and when they end; the last one never
-        # does.
+        # By device and stream: begins and ends of gaps. The last gap does not end.
         self.gaps = [[([0.0], [math.inf]) for _ in range(streams)] for streams in problem.streams]
         self.out_free = [0.0 for _ in devices]
         self.in_free = [0.0 for _ in devices]
-        # Of each datum: the devices that it was copied to, and when it arrives.
+        # By datum: the devices that it is copied to, and when it arrives there.
         self.arrival: list[dict[int, float]] = [{} for _ in problem.data.names]
         self.together = _group_seconds(problem)
 
     def earliest_finish(
         self, task: int, devices: Iterable[int], bias: Sequence[float] = ()
     ) -> Slot:
-        """Return the slot where a task would finish first, or where its finish plus ``bias[device]`` is least.
+        """Return the slot of least finish time, or of least finish time plus ``bias[device]``.
 
         Ties go to the device named earlier. Raises ScheduleError if it fits nowhere.
         """
@@ -67,7 +66,7 @@ class Plan:
         return best
 
     def find(self, task: int, devices: Iterable[int], bias: Sequence[float] = ()) -> Slot | None:
-        """Return what ``earliest_finish`` returns, or None."""
+        """Return the slot of ``earliest_finish``, or None."""
         after = self._after(task)
         sources = self._sources(task)
         total = self._total(task)
@@ -82,18 +81,24 @@ class Plan:
         return best
 
     def slots(self, task: int, devices: Iterable[int]) -> list[Slot]:
-        """Return the slot on each device where a task would finish first there, but where it fits nowhere."""
+        """Return the earliest slot on each device on which the task can finish."""
         after = self._after(task)
         sources = self._sources(task)
         found = (self._slot(task, device, after, sources, math.inf) for device in devices)
         return [slot for slot in found if slot is not None and self.end(task, slot) < math.inf]
 
     def end(self, task: int, slot: Slot) -> float:
-        """Return when a task would end there, with all of its group behind it, for which the first one decides."""
+        """Return when a task and the rest of its group would end there.
+
+        Its first task decides for all.
+        """
         return slot.start + self._total(task)[slot.device]
 
     def commit(self, task: int, slot: Slot) -> Callable[[], None]:
-        """Plan a task, and its copies, in this slot; return what takes that back, before anything else is planned."""
+        """Plan a task and its copies in this slot; return a function that undoes it.
+
+        It must be called before anything else is planned.
+        """
         device, stream, gap, start, copies = slot
         finish = start + self.problem.seconds[task][device]
         begins, ends = self.gaps[device][stream]
@@ -130,24 +135,24 @@ class Plan:
         return undo
 
     def nowhere(self, task: int) -> ScheduleError:
-        """Return what to raise where a task has no slot."""
+        """Return the error for a task without a slot."""
         name = self.problem.tasks[task]
         return ScheduleError(
             f"task {name!r} would end later than a float can say, wherever it runs"
         )
 
     def _after(self, task: int) -> float:
-        """Return when all that must end before a task has ended, of what is planned."""
+        """Return when all predecessors of a task that are planned have ended."""
         return max([self.finish[u] for u in self.problem.before[task]], default=0.0)
 
     def _total(self, task: int) -> Sequence[float]:
-        """Return by device the seconds of all tasks that go where this one goes."""
+        """Return by device the duration of all tasks of the task's group."""
         return self.together.get(self.problem.group[task], self.problem.seconds[task])
 
     def _slot(
         self, task: int, device: int, after: float, sources: list[_Source], limit: float
     ) -> Slot | None:
-        """Return where a task would start first on a device; None if that is not below ``limit``."""
+        """Return the earliest slot on a device; None if its start is not below ``limit``."""
         copies: list[_Copy] = []
         ready = self._ready(device, sources, after, limit, copies)
         if ready >= limit:
@@ -156,7 +161,7 @@ class Plan:
         return Slot(device, stream, gap, start, copies) if start < limit else None
 
     def _sources(self, task: int) -> list[_Source]:
-        """Return what a task reads, of what is there or planned, the earliest first."""
+        """Return the existing or planned data that a task reads, by time of creation."""
         data = self.problem.data
         paths = self.problem.paths
         sources = []
@@ -177,7 +182,7 @@ class Plan:
     ) -> float:
         """Return when all of ``sources`` are on a device, and append the copies for that.
 
-        Infinity if that is not below ``limit``, which spares looking further.
+        Returns infinity as soon as the time is not below ``limit``.
         """
         in_free = self.in_free[device]
         out_free: dict[int, float] = {}  # after the copies so far
@@ -203,7 +208,10 @@ class Plan:
     def _gap(
         self, device: int, ready: float, seconds: float, limit: float
     ) -> tuple[int, int, float]:
-        """Return the earliest gap that is long enough as (stream, gap, start); infinity if not below ``limit``."""
+        """Return (stream, gap, start) of the earliest sufficient gap.
+
+        Infinity if not below ``limit``.
+        """
         found = (0, 0, math.inf)
         for stream, (begins, ends) in enumerate(self.gaps[device]):
             gap = first = bisect_right(ends, ready)
@@ -218,7 +226,7 @@ class Plan:
 
 
 def _group_seconds(problem: Problem) -> dict[int, list[float]]:
-    """Return for each group of several tasks their seconds on each device, summed."""
+    """Return for each group of several tasks their total duration on each device."""
     members: dict[int, list[int]] = {}
     for task, group in enumerate(problem.group):
         members.setdefault(group, []).append(task)

@@ -1,11 +1,12 @@
-"""Possible: where each task may still go, given what is decided already.
+"""Track the devices that each task may still be placed on.
 
-A task may go where its constraints allow, its seconds are finite, and what it exchanges with others
-can travel: two devices without a link exchange nothing, so each decision takes devices away from
-the neighbours, theirs from their neighbours, and so on. That is arc consistency (Mackworth,
-Artificial Intelligence 8, 1977). It runs into no dead end where links form an interval graph
-(Feder, Hell, JCTB 72, 1998): all devices linked, separate islands, a hub. On other machines, such
-as a ring of four without a hub, it may miss a placement, and says so.
+A task may be placed where its constraints allow it, where its cost is finite, and where it can
+exchange data with its neighbours in the graph. Devices without a link cannot exchange data, so each
+decision removes devices from the neighbours' sets, these from their neighbours' sets, and so on.
+That is arc consistency (Mackworth, Artificial Intelligence 8, 1977). It never reaches a dead end
+if the links form an interval graph (Feder, Hell, JCTB 72, 1998): all devices linked, separate
+islands, or a hub. On other machines, such as a ring of four devices without a hub, it may fail to
+find a placement that exists, and reports that.
 
 Knows no order, and of costs only whether they are finite.
 """
@@ -30,12 +31,13 @@ _Trail = list[tuple[int, int]]  # (group, its set before)
 
 
 class Possible:
-    """Where each task may still go: constraints, what must share a device, and links. For policies of your own.
+    """The devices that each task may still be placed on. Policies of users can use it, too.
 
-    Tasks are numbers, as in ``graph.tasks``, and devices too, as in ``machine.devices``. To place a
-    task takes devices away from others, and is refused where one would be left without any: so
-    settle each task, and each has a device. Raises ScheduleError if a task has none from the
-    beginning.
+    Takes into account constraints, groups that share a device, and links. Tasks are numbers, as in
+    ``graph.tasks``, and so are devices, as in ``machine.devices``. Placing a task removes devices
+    from other tasks, and is refused if it would leave one of them without a device. So if every
+    task is settled in turn, each gets a device. Raises ScheduleError if a task has no device from
+    the beginning.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -47,7 +49,7 @@ class Possible:
 
     @classmethod
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Possible:
-        """Return where the tasks of a graph may go. Raises ScheduleError if one may go nowhere."""
+        """Return the possible devices of all tasks. Raises ScheduleError if a task has none."""
         return cls(Problem.of(graph, machine, costs))
 
     def __init__(self, problem: Problem):
@@ -76,21 +78,24 @@ class Possible:
         return self._partial
 
     def copy(self) -> Possible:
-        """Return an independent copy, to try something else from here."""
+        """Return an independent copy, to try other choices from here."""
         twin = object.__new__(Possible)
         twin.__dict__.update(self.__dict__)
         twin._sets = self._sets.copy()
         return twin
 
     def devices(self, task: int) -> tuple[int, ...]:
-        """Return the devices that a task may still go to, in the machine's order; never none."""
+        """Return the devices that a task may still be placed on, in the machine's order.
+
+        Never none.
+        """
         return self._members(self._sets[self.problem.group[task]])
 
     def choose(self, task: int, device: int) -> bool:
-        """Put a task and its group on one of its devices.
+        """Put a task and its group on one of its devices; return whether that was possible.
 
-        Where that would leave another task without a device it is undone, the device is taken away
-        from the task, and the answer is False. Raises ScheduleError if it was the last.
+        If it would leave another task without a device, it is undone and the device is removed from
+        the task. Raises ScheduleError if it was the last.
         """
         group = self.problem.group[task]
         bit = 1 << device
@@ -112,9 +117,9 @@ class Possible:
         return False
 
     def settle(self, task: int, preferred: Iterable[int]) -> int:
-        """Put a task and its group on the first device of ``preferred`` that is possible, and return it.
+        """Put a task and its group on the first possible device of ``preferred``, and return it.
 
-        Raises ScheduleError if none is.
+        Raises ScheduleError if none is possible.
         """
         tried = []
         for device in preferred:
@@ -127,9 +132,10 @@ class Possible:
         )
 
     def placement(self, order: Iterable[int] | None = None) -> Placement:
-        """Return the placement, when each task is settled; ``order`` is that of issue, by default that of the graph.
+        """Return the placement after all tasks are settled; ``order`` is the order of issue.
 
-        Raises ScheduleError for a task that could go to several devices still.
+        The default order is that of the graph. Raises ScheduleError for a task that still has
+        several devices.
         """
         tasks = range(len(self.problem.tasks))
         for task in tasks:
@@ -142,7 +148,7 @@ class Possible:
         )
 
     def _constrain(self) -> None:
-        """Apply what binds one task: constraints, infinite seconds, inputs that cannot come or go back."""
+        """Apply unary constraints: bindings, infinite durations, unreachable homes of inputs."""
         problem = self.problem
         data = self.problem.data
         bit = {name: 1 << p for p, name in enumerate(problem.devices)}
@@ -194,7 +200,7 @@ class Possible:
             )
 
     def _link(self) -> None:
-        """Find who exchanges data with whom, and apply that."""
+        """Find the groups that exchange data, and propagate the constraints of links."""
         problem = self.problem
         for task, reads in enumerate(problem.reads):
             for maker in dict.fromkeys(problem.data.maker[datum] for datum in reads):
@@ -208,7 +214,10 @@ class Possible:
             raise self._apart(*conflict)
 
     def _spread(self, pending: list[int], trail: _Trail) -> tuple[str, str] | None:
-        """Take from the neighbours of ``pending`` groups what cannot be; return the two tasks where nothing is left."""
+        """Remove unreachable devices from neighbours of ``pending``.
+
+        Return two tasks that conflict, if any.
+        """
         sets = self._sets
         while pending:
             group = pending.pop()
@@ -224,7 +233,7 @@ class Possible:
         return None
 
     def _reachable(self, devices: int) -> int:
-        """Return the devices linked to one of these, themselves included."""
+        """Return the devices linked to any of these, and these themselves."""
         found = self._reach.get(devices)
         if found is None:
             found = 0

@@ -1,6 +1,7 @@
-"""Problem: graph, machine and costs as plain tables over numbers, which policies read many times.
+"""Tabulate graph, machine and costs for policies.
 
-Decides nothing and knows no times but those of single tasks and copies.
+Tasks, devices and data become numbers. The tables hold durations of single tasks and copies, and no
+start times.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ Policy = Callable[[Graph, Machine, Costs], Placement]
 
 @dataclass(frozen=True)
 class Data:
-    """What tasks read. A datum is a value in one version: ``maker`` is the task that leaves it, on its own device.
+    """The data that tasks read. A datum is a version of a value.
 
-    Where ``maker`` is -1 no task does, and the datum lives on device ``home`` from the beginning,
-    and travels by the paths of row ``row``, which is its device's, or that of pageable memory
-    there.
+    ``maker`` is the task that produces it, on the device of that task. If ``maker`` is -1, the
+    datum is on device ``home`` from the beginning; its paths are those of row ``row``: that of its
+    device, or that of pageable memory there.
     """
 
     names: Sequence[str]
@@ -45,9 +46,12 @@ class Data:
 
 
 class Path(NamedTuple):
-    """What a copy from one device to another takes: ``latency + nbytes / rate`` seconds; infinite where no link is.
+    """The duration of copies between two devices: ``latency + nbytes / rate``.
 
-    ``holds_out`` and ``holds_in``: whether it occupies the copy-out stream of the one, the copy-in stream of the other.
+    Infinite without a link.
+
+    ``holds_out`` and ``holds_in``: whether a copy occupies the copy-out stream of the source, and
+    the copy-in stream of the destination.
     """
 
     latency: float
@@ -59,20 +63,23 @@ class Path(NamedTuple):
     def between(
         cls, machine: Machine, source: Device, destination: Device, pageable: bool = False
     ) -> Path:
-        """Return the path from one device, or its pageable memory, to another, or to itself, which takes nothing."""
+        """Return the path from a device, or its pageable memory, to another.
+
+        To itself it takes no time.
+        """
         if source.name == destination.name:
             return cls(0.0, math.inf, False, False)
         link = machine.link(source.name, destination.name)
         latency, rate = (
             (link.latency, link.bytes_per_second) if link is not None else (math.inf, math.inf)
         )
-        # A copy between a CPU and an accelerator is the work of the accelerator alone.
+        # A copy between a CPU and an accelerator occupies a stream of the accelerator alone.
         out = source.kind != "cpu"
         into = destination.kind != "cpu"
         if link is not None and pageable and into and not out:
             rate = link.pageable_bytes_per_second or rate
-        # Floats, whatever the user gave: NumPy makes objects of whole numbers above 2**63, which no
-        # kernel takes.
+        # Converted to floats: NumPy makes objects of integers above 2**63, which no
+        # kernel accepts.
         latency = float(latency)
         rate = float(rate)
         return cls(
@@ -89,7 +96,7 @@ class Path(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """The tables. Tasks, devices and data are numbers, tasks in insertion order.
+    """Tables of a graph on a machine; tasks, devices and data are numbers.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", seconds={"cuda:0": 2.0})
@@ -103,24 +110,22 @@ class Problem:
     streams: Sequence[int]  # compute streams, by device
     paths: Sequence[
         Sequence[Path]
-    ]  # [source][destination]; below them those from pageable memory of each source
+    ]  # [source][destination]; then the rows of pageable memory of each source
     data: Data
     table: NDArray[np.float64]  # seconds, [task, device]
     allowed: Sequence[Sequence[str]]  # devices, by task
     group: Sequence[int]  # by task; those of one group share a device
     dependencies: Sequence[Sequence[Dependency]]  # by task
-    others: Sequence[
-        Sequence[int]
-    ]  # by task, those that it depends on and that made nothing that it reads
+    others: Sequence[Sequence[int]]  # by task, the predecessors that produce nothing that it reads
     reads: Sequence[Sequence[int]]  # by task, the data that must be on its device
     returns: Sequence[
         tuple[int, int]
-    ]  # (datum, device): an input that tasks write goes back to its home
+    ]  # (datum, device): an input that tasks write is copied back to its home
 
     @classmethod
     @without_collecting()
     def of(cls, graph: Graph, machine: Machine, costs: Costs) -> Problem:
-        """Tabulate a graph on a machine. Raises ScheduleError for constraints that contradict each other."""
+        """Tabulate a graph on a machine. Raises ScheduleError for contradictory constraints."""
         allowed = choices(graph, machine)
         data, reads, returns = (_plain_data if graph.is_plain else _data)(graph, machine, costs)
         return cls(
@@ -144,24 +149,24 @@ class Problem:
 
     @cached_property
     def before(self) -> list[list[int]]:
-        """By task, those that must have ended."""
+        """The predecessors of each task."""
         return [[other for other, _ in dependencies] for dependencies in self.dependencies]
 
     @cached_property
     def seconds(self) -> list[list[float]]:
-        """The seconds as ``[task][device]``, which plain Python reads faster than a table."""
+        """The durations as lists ``[task][device]``, which Python reads faster than arrays."""
         rows: list[list[float]] = self.table.tolist()
         return rows
 
     def placement(self, device: Any, order: Any, copies: tuple[Send, ...] = ()) -> Placement:
-        """Return a placement by names: ``device`` by task, ``order`` of tasks, which are sequences or arrays."""
+        """Return a placement by names, given ``device`` and ``order`` as numbers."""
         where = map(self.devices.__getitem__, np.asarray(device, np.int64).tolist())
         names = map(self.tasks.__getitem__, np.asarray(order, np.int64).tolist())
         return Placement(dict(zip(self.tasks, where, strict=True)), tuple(names), copies)
 
 
 def _others(graph: Graph, reads: Sequence[Sequence[int]], maker: Sequence[int]) -> list[list[int]]:
-    """Return the tasks that each depends on, but those whose data, the numbers ``reads``, it waits for anyway."""
+    """Return the predecessors of each task that produce none of the data that it reads."""
     flown = flow(graph)
     if graph.is_plain and not len(flown.after):  # then all dependencies are for data
         return [[]] * len(reads)
@@ -173,7 +178,7 @@ def _others(graph: Graph, reads: Sequence[Sequence[int]], maker: Sequence[int]) 
 
 
 def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64]:
-    """Return what each task takes on each device."""
+    """Return the duration of each task on each device."""
     rows = [costs.everywhere(task, machine.devices) for task in graph.tasks]
     table = np.empty((len(rows), len(machine.devices)))
     table[:] = np.array([row if isinstance(row, float) else 0.0 for row in rows])[:, np.newaxis]
@@ -186,7 +191,7 @@ def _seconds(graph: Graph, machine: Machine, costs: Costs) -> NDArray[np.float64
 def _data(
     graph: Graph, machine: Machine, costs: Costs
 ) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
-    """Number the data that tasks read, and those that go back to their home in the end."""
+    """Number the data that tasks read, and the data that are copied back to their home."""
     number = {name: p for p, name in enumerate(machine.names)}
     known: dict[Use, int] = {}
     reads = []
@@ -230,7 +235,7 @@ def _data(
 def _plain_data(
     graph: Graph, machine: Machine, costs: Costs
 ) -> tuple[Data, list[list[int]], list[tuple[int, int]]]:
-    """Do as ``_data`` where nothing is written: the data are the values that are read, and none goes back."""
+    """Return what ``_data`` returns, for a graph without in-place writes."""
     number = {name: p for p, name in enumerate(machine.names)}
     flown = flow(graph)
     known, first, datum = np.unique(flown.reads, return_index=True, return_inverse=True)

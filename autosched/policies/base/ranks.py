@@ -1,7 +1,7 @@
-"""Measures of tasks that list scheduling goes by: what lies behind them, and before them. One place for each.
+"""Compute priorities of tasks for list scheduling, such as upward ranks.
 
-Seconds are means, medians or minima over the devices that a task may go to. Knows no times and no
-order.
+Durations are means, medians or minima over the devices that a task may be placed on. Knows no start
+times and no order of issue.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ __all__ = [
 
 
 def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
-    """Return for each task the seconds from its start to the end of the graph, along the longest path, at mean costs.
+    """Return the longest path from each task's start to the end of the graph, at mean costs.
 
-    The rank of a task is its mean seconds, plus the largest of mean copy + rank over its
-    successors. Means are over the devices that tasks may go to, and over the linked pairs of
-    different ones. No task ranks below a successor. Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3),
-    2002.
+    The rank of a task is its mean duration, plus the largest mean copy + rank over its successors.
+    Means are over the devices that tasks may be placed on, and over the linked pairs of different
+    devices. No task ranks below a successor. Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
     """
     means = _Means(problem, possible)
     rank = [0.0] * len(
         problem.tasks
-    )  # until its turn comes, the largest over the successors seen so far
+    )  # the largest over the successors seen so far, until the task itself is visited
     for task in reversed(range(len(rank))):
         rank[task] = below = rank[task] + means.seconds(task)
         for before in problem.before[task]:
@@ -49,7 +48,7 @@ def upward_ranks(problem: Problem, possible: Possible) -> list[float]:
 
 
 def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
-    """Return for each task the seconds from the beginning to its start, along the longest path, at mean costs.
+    """Return the longest path from the beginning to each task's start, at mean costs.
 
     Source: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
     """
@@ -66,7 +65,7 @@ def downward_ranks(problem: Problem, possible: Possible) -> list[float]:
 
 
 def critical_path(problem: Problem, through: Sequence[float]) -> list[int]:
-    """Return the tasks of the longest path, where ``through`` has by task the length of the longest one through it."""
+    """Return the tasks of the longest path; ``through`` is the longest path through each task."""
     after = followers(problem)
     path: list[int] = []
     step = [task for task, before in enumerate(problem.before) if not before]
@@ -77,7 +76,7 @@ def critical_path(problem: Problem, through: Sequence[float]) -> list[int]:
 
 
 def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
-    """Return for each task the ``seconds`` of all tasks on the longest path from its start on, without copies."""
+    """Return the longest path from each task's start on, with ``seconds`` and without copies."""
     level = [0.0] * len(seconds)
     for task in reversed(range(len(level))):
         level[task] += seconds[task]
@@ -88,11 +87,12 @@ def static_levels(problem: Problem, seconds: Sequence[float]) -> list[float]:
 
 @np.errstate(over="ignore")
 def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
-    """Return the optimistic cost table: ``[task][device]``, the least seconds between a task's end there and the end.
+    """Return the optimistic costs ``[task][device]``: the least time after a task's end.
 
-    For each successor the device where it, the copy to it and what follows it take the least; of
-    these the largest. O(e p^2) for e readings and p devices, as links may differ. Where a task may
-    not go it costs infinitely much. Source: Arabnejad, Barbosa, IEEE TPDS 25(3), 2014.
+    It is the largest, over the successors, of the least duration of the successor, the copy to it
+    and what follows it, over the successor's devices. O(e p^2) for e reads and p devices, as links
+    may differ. The cost is infinite where a task may not run. Source: Arabnejad, Barbosa, IEEE TPDS
+    25(3), 2014.
     """
     rows = problem.paths[: len(problem.devices)]
     latency = np.array([[path.latency for path in row] for row in rows])
@@ -117,7 +117,7 @@ def optimistic_costs(problem: Problem, possible: Possible) -> list[list[float]]:
 
 
 def followers(problem: Problem) -> list[list[int]]:
-    """Return for each task those that wait for it, in insertion order."""
+    """Return the successors of each task, in insertion order."""
     after: list[list[int]] = [[] for _ in problem.tasks]
     for task, before in enumerate(problem.before):
         for other in before:
@@ -126,12 +126,12 @@ def followers(problem: Problem) -> list[list[int]]:
 
 
 def mean(row: Sequence[float], devices: Sequence[int]) -> float:
-    """Return the mean of a row's numbers of some devices."""
+    """Return the mean of a row over some devices."""
     return sum([row[p] for p in devices]) / len(devices)
 
 
 class _Means:
-    """Mean seconds of tasks, and of copies between different devices."""
+    """Mean durations of tasks, and of copies between different devices."""
 
     def __init__(self, problem: Problem, possible: Possible):
         self.problem = problem
@@ -142,7 +142,7 @@ class _Means:
         return mean(self.problem.seconds[task], self.possible.devices(task))
 
     def copy(self, datum: int, task: int) -> float:
-        """Return the mean seconds of a datum's way to a task that reads it; nothing within a group."""
+        """Return the mean duration of the copy of a datum to a reader; 0 within a group."""
         maker = self.problem.data.maker[datum]
         if self.problem.group[maker] == self.problem.group[task]:
             return 0.0
@@ -156,7 +156,7 @@ class _Means:
 def _mean_link(
     problem: Problem, sources: tuple[int, ...], destinations: tuple[int, ...]
 ) -> tuple[float, float]:
-    """Return the mean latency, and the mean seconds per byte, of the links between different devices."""
+    """Return mean latency and mean seconds per byte of links between different devices."""
     pairs = [problem.paths[q][p] for q in sources for p in destinations if q != p]
     linked = [path for path in pairs if path.latency < math.inf]
     if not linked:

@@ -1,7 +1,7 @@
-"""Room: the bytes that each device holds while tasks are placed one by one, from the lifetimes of what they make.
+"""Track the bytes that each device holds while tasks are placed.
 
-A value is held where it is made, and where it was copied to, until the last of its readers is
-placed; what is put out stays. Values that share memory count as one. Knows no times.
+A value is held on the device of its producer, and on each device that it was copied to, until its
+last reader is placed. Outputs stay. Values that share memory count once. Knows no times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Room"]
 
 
 class Room:
-    """What is held where, by devices' numbers.
+    """The values that each device holds; devices are numbers.
 
     >>> graph = Graph()
     >>> y = graph.add(abs, graph.input("x"), name="y", nbytes=8)
@@ -31,10 +31,10 @@ class Room:
         self.limit = [device.nbytes for device in machine.devices]
         self.held = [0.0 for _ in machine.devices]
         self.where: dict[int, set[int]] = {}  # by root
-        self.readers = [0] * len(graph.values)  # by root, those that are still to come
+        self.readers = [0] * len(graph.values)  # by root, the number of readers not yet placed
         outputs = [graph.values[value].root for value in graph.outputs.values()]
         for root in (*(value.index for value in graph.sources), *outputs):
-            self.readers[root] += 1  # that never comes
+            self.readers[root] += 1  # a reader that is never placed
         for task in graph.tasks:
             for root in self._read(task):
                 self.readers[root] += 1
@@ -42,12 +42,12 @@ class Room:
             self._put(value.index, machine.names.index(home(graph, machine, value)))
 
     def excess(self, task: int, device: int) -> float:
-        """Return by how many bytes a device would hold more than it has if a task ran there next."""
+        """Return by how many bytes a device would exceed its memory if a task ran there next."""
         new = sum(self.nbytes[root] for root in self._new(self.graph.tasks[task], device))
         return max(0.0, self.held[device] + new - self.limit[device])
 
     def place(self, task: int, device: int) -> None:
-        """Note that a task runs on a device; what no other task will read goes."""
+        """Place a task on a device, and free values without further readers."""
         placed = self.graph.tasks[task]
         for root in self._new(placed, device):
             self._put(root, device)

@@ -1,8 +1,8 @@
-"""Tables: a problem as flat arrays, which kernels read; forward, or with all edges reversed.
+"""Store a problem as flat arrays for kernels.
 
-Row ``i`` of a table that has several numbers for each task stands at ``i * width``; a ragged table
-is a pair: where each row begins, and the numbers. Of machines on which all devices are linked;
-others need ``Possible``.
+Row ``i`` of a table with several numbers per task begins at ``i * width``. A ragged table is a pair
+of arrays: the offset of each row, and the numbers. The tables can be built for the reversed graph
+as well. They require a machine on which all devices are linked; other machines need ``Possible``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Ints = NDArray[np.int64]
 
 
 class Tables(NamedTuple):
-    """The arrays. A datum is what one task makes and others read; ``maker`` is -1 for what is there from the start."""
+    """The arrays. A datum is produced by one task and read by others.
+
+    ``maker`` is -1 for sources.
+    """
 
     seconds: Floats  # [task, device], infinite where a task cannot run
     together: Floats  # [task, device], of all tasks of its group
@@ -31,18 +34,18 @@ class Tables(NamedTuple):
     streams: Ints  # [device], its compute streams
     group: Ints  # [task]
     before_at: Ints
-    before: Ints  # tasks that must have ended, and whose data it does not read
+    before: Ints  # predecessors whose data the task does not read
     reads_at: Ints
     reads: Ints  # data
     maker: Ints  # [datum]
     home: Ints  # [datum]
-    row: Ints  # [datum], of ``latency`` where it does not have that of its maker's device
+    row: Ints  # [datum], row of ``latency`` if it is not that of its producer's device
     nbytes: Floats  # [datum]
     latency: Floats  # [source row, device]
     rate: Floats  # [source row, device]
     holds_out: Ints  # [source row, device]
     holds_in: Ints  # [source row, device]
-    returns: Ints  # data that go, in the end,
+    returns: Ints  # data that are copied back in the end,
     returns_to: Ints  # to these devices
 
     @classmethod
@@ -78,9 +81,10 @@ class Tables(NamedTuple):
         )
 
     def reversed(self) -> Tables:
-        """Return the tables of the graph that runs backwards: its task ``i`` is task ``n - 1 - i``.
+        """Return the tables of the reversed graph: its task ``i`` is task ``n - 1 - i``.
 
-        Each reading of what a task made becomes a datum of its own, which travels the other way.
+        Each read of a task's result becomes a datum of its own, which is copied in the other
+        direction.
         """
         n = len(self.group)
         devices = len(self.streams)
@@ -115,13 +119,13 @@ class Tables(NamedTuple):
         )
 
     def _turned(self, paths: NDArray[Any]) -> NDArray[Any]:
-        """Return what paths have the other way round."""
+        """Return the paths in the other direction."""
         p = len(self.streams)
         return paths[: p * p].reshape(p, p).T.ravel()
 
 
 def _together(seconds: Floats, group: Ints) -> Floats:
-    """Return the seconds of whole groups, by task."""
+    """Return the durations of whole groups, by task."""
     if (group == np.arange(len(group))).all():
         return seconds
     total = np.zeros_like(seconds)
@@ -130,7 +134,7 @@ def _together(seconds: Floats, group: Ints) -> Floats:
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Return where each row begins, and all numbers in one."""
+    """Return the offset of each row, and all numbers in one array."""
     at = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=at[1:])
     return at, np.fromiter(chain.from_iterable(rows), np.int64, at[-1])

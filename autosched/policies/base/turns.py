@@ -1,8 +1,8 @@
-"""Turns: which task is placed next. What list scheduling has in common, whatever it prefers.
+"""Choose which ready task a list scheduler places next.
 
-Either tasks have a priority from the beginning, and the first of those that are ready is placed; or
-all that are ready are weighed anew at every turn. Knows no measure and no device: policies bring
-what they prefer.
+Either tasks have static priorities, and the ready task of highest priority is placed next, or all
+ready tasks are weighed again before each placement. Priorities and the choice of a device are
+supplied by the policy.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ __all__ = ["by_priority", "by_weight"]
 
 Pick = Callable[[Plan, int, Sequence[int]], Slot]
 Weigh = Callable[[int, float, float], float]
-_Known = dict[int, tuple[float, Slot]]  # by device, when a task would end there, and where that is
+_Known = dict[int, tuple[float, Slot]]  # by device, the end of a task there, and the slot
 
 
 def by_priority(
     problem: Problem, possible: Possible, priority: Sequence[float], pick: Pick
 ) -> Placement:
-    """Place the ready task of the highest priority in the slot that ``pick(plan, task, devices)`` returns; go on.
+    """Place ready tasks by priority, each in the slot ``pick(plan, task, devices)`` returns.
 
-    Ties go to the task added earlier. O(m + n log n) for m dependencies, and a pick for each task.
+    Ties go to the task added earlier. O(m + n log n) for m dependencies, plus one call of ``pick``
+    per task.
     """
     plan = Plan(problem)
     placed = list[int]()
@@ -50,11 +51,12 @@ def by_priority(
 
 
 def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
-    """Place the ready task of the greatest weight where it finishes first; go on.
+    """Place the ready task of the greatest weight where it finishes first, until all are placed.
 
-    ``weigh(task, finish, loss)`` is told when it would finish, and how much later on the next best device; infinitely
-    where there is none. Ties go to the task added earlier. O(n w p) slots on p devices for at most
-    w tasks that are ready at once; what the turn before did not change is not looked for again.
+    ``weigh(task, finish, loss)`` is called with its finish time, and with how much later it would
+    finish on the second best device, infinity if there is none. Ties go to the task added earlier.
+    O(n w p) slots on p devices for at most w ready tasks; slots that the previous placement did not
+    change are reused.
     """
     plan = Plan(problem)
     placed = list[int]()
@@ -78,7 +80,7 @@ def by_weight(problem: Problem, possible: Possible, weigh: Weigh) -> Placement:
 def _offer(
     plan: Plan, possible: Possible, weigh: Weigh, task: int, known: _Known
 ) -> tuple[float, int, Slot]:
-    """Return the weight of a ready task, its number, and its best slot; note the slots that were not ``known``."""
+    """Return weight, number and best slot of a ready task; add new slots to ``known``."""
     devices = possible.devices(task)
     if missing := [device for device in devices if device not in known]:
         known.update(
@@ -93,7 +95,11 @@ def _offer(
 
 
 def _forget(ready: Iterable[_Known], problem: Problem, taken: Slot) -> None:
-    """Drop the slots that may be others now: on the device just taken, and with copies out of where it copied from."""
+    """Drop the slots that the last placement may have changed.
+
+    These are the slots on the device just taken, and those with copies from a source that it copied
+    from.
+    """
     held = {
         source for _, source, _ in taken.copies if problem.paths[source][taken.device].holds_out
     }
@@ -105,7 +111,7 @@ def _forget(ready: Iterable[_Known], problem: Problem, taken: Slot) -> None:
 
 
 def _released(after: Iterable[int], waits: list[int]) -> list[int]:
-    """Count down what others wait for, and return those that wait for nothing more."""
+    """Decrement the counts of unplaced predecessors, and return the tasks that became ready."""
     found = []
     for other in after:
         waits[other] -= 1
@@ -115,5 +121,5 @@ def _released(after: Iterable[int], waits: list[int]) -> list[int]:
 
 
 def _placement(plan: Plan, placed: Sequence[int]) -> Placement:
-    """Return a plan's placement: tasks in the order of their starts, as they were placed where these are equal."""
+    """Return a plan's placement: tasks by start, ties in the order in which they were placed."""
     return plan.problem.placement(plan.device, sorted(placed, key=plan.start.__getitem__))

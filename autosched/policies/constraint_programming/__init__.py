@@ -1,4 +1,4 @@
-"""Placements as a constraint program, solved by OR-Tools CP-SAT (extra ``exact``).
+"""Placements by constraint programming with OR-Tools CP-SAT (extra ``exact``).
 
 integer_times  the problem in whole units of time
 cpsat          the constraints

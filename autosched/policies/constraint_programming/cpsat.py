@@ -1,9 +1,11 @@
-"""Model: a problem as constraints for CP-SAT, the solver of OR-Tools. Says what a program can do, and decides nothing.
+"""Express a scheduling problem as constraints for OR-Tools CP-SAT.
 
-Each task has a start, an end and a device. Where copies occupy nothing, a task starts behind what
-it reads by as much as the copy takes. Else each copy that some choice of devices needs has a start
-and an end too, and stands on the streams that it holds. Tasks on one compute stream do not overlap;
-of several a device works on as many at a time.
+Each task has a start, an end and a device. Where copies occupy no stream, a task starts after each
+value that it reads, delayed by the duration of the copy. Otherwise each copy that some choice of
+devices requires has a start and an end too, and occupies its copy streams. Tasks on the same
+compute stream do not overlap; a device with several streams runs as many tasks concurrently.
+
+The model describes what programs can do, and contains no heuristics.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _Literal = Any  # a Boolean variable or its negation
 
 
 class Copy(NamedTuple):
-    """Variables: whether a datum is sent to a device, from when and until when."""
+    """Variables: whether a datum is copied to a device, its start and its end."""
 
     datum: int
     device: int
@@ -34,7 +36,7 @@ class Copy(NamedTuple):
 
 
 class Model:
-    """The constraints, and the variables that say who runs where and when."""
+    """The constraints, and the variables for the devices and times of tasks."""
 
     def __init__(self, whole: Whole, least: int, most: int):
         self.whole = whole
@@ -62,7 +64,7 @@ class Model:
         return self.chosen[self.problem.group[task]].get(device, self.false)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
-        """Read where tasks run."""
+        """Return the device of each task in a solution."""
         group = self.problem.group
         return {
             task: next(p for p, on in self.chosen[group[task]].items() if value(on))
@@ -70,7 +72,7 @@ class Model:
         }
 
     def hint(self, device: Sequence[int], times: Times) -> None:
-        """Tell the solver where to begin."""
+        """Give the solver an initial solution."""
         model = self.cp
         for group, chosen in self.chosen.items():
             for p, here in chosen.items():
@@ -86,7 +88,7 @@ class Model:
         model.add_hint(self.makespan, times.makespan)
 
     def _tasks(self) -> None:
-        """Add where tasks run and when, not too early and not too late."""
+        """Add the device and the times of each task, within its earliest start and latest end."""
         model = self.cp
         for task, devices in enumerate(self.whole.devices):
             group = self.problem.group[task]
@@ -106,7 +108,7 @@ class Model:
             self.end[task] = end
 
     def _compute(self) -> None:
-        """Add what compute streams can do: so many tasks at a time, and no more than all the time."""
+        """Add the capacity of compute streams, and that their total work fits into the makespan."""
         model = self.cp
         whole = self.whole
         for p, count in enumerate(self.problem.streams):
@@ -127,7 +129,7 @@ class Model:
             )
 
     def _dependencies(self) -> None:
-        """Add what is behind what, and how far behind where data travels between."""
+        """Add precedences between tasks, with delays where data are copied."""
         for task in self.start:
             for maker in self.problem.before[task]:
                 self.cp.add(self.start[task] >= self.end[maker])
@@ -139,7 +141,7 @@ class Model:
                 self._far(maker, task, seconds)
 
     def _far(self, maker: int, task: int, seconds: int) -> None:
-        """Add that a task starts so long after a maker, unless they are on devices that are nearer."""
+        """Add the delay of a task after a producer, unless their devices are closer."""
         far = self.cp.new_bool_var("")
         between = self.whole.apart[maker, task]
         self.cp.add(self.start[task] >= self.end[maker] + seconds).only_enforce_if(far)
@@ -152,7 +154,7 @@ class Model:
                 self.cp.add_bool_or(~self.on(task, p), ~far, ~self.on(maker, q))
 
     def _copies(self) -> None:
-        """Add copies, each once for each datum and device that needs it, on the streams that they hold."""
+        """Add one copy for each datum and device that needs it, on the streams that it occupies."""
         readers: dict[tuple[int, int], list[int]] = {}
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
@@ -188,7 +190,7 @@ class Model:
         self._travel(datum, p, sent, start, end)
 
     def _travel(self, datum: int, p: int, sent: _Literal, start: Any, end: Any) -> None:
-        """Add how long a copy takes from wherever it comes, and put it on its streams."""
+        """Add the duration of a copy from each possible source, and its streams."""
         model = self.cp
         maker = self.problem.data.maker[datum]
         sources = [(q, row) for q, row in self.whole.sources[datum] if q != p]
@@ -212,10 +214,10 @@ class Model:
 
 
 class Alike:
-    """The constraints where it makes no difference on which device a task runs: so many tasks at a time.
+    """The constraints for devices that are interchangeable: a capacity instead of devices.
 
-    Devices are given in the end, which is always possible: to each task one that is free when it
-    starts.
+    Devices are assigned in the end, which is always possible: each task gets one that is free when
+    it starts.
     """
 
     def __init__(self, whole: Whole, least: int, most: int):
@@ -239,14 +241,17 @@ class Alike:
         self.cp.minimize(self.makespan)
 
     def hint(self, device: Sequence[int], times: Times) -> None:
-        """Tell the solver where to begin."""
+        """Give the solver an initial solution."""
         for task, start in self.start.items():
             if self.whole.seconds[task][0]:
                 self.cp.add_hint(start, times.tasks[task][0])
         self.cp.add_hint(self.makespan, times.makespan)
 
     def _start(self, task: int, most: int) -> Any:
-        """Return when a task starts. One that takes no time is first or last of all, where some device is free."""
+        """Return when a task starts.
+
+        One of duration 0 must be first or last, where some device is free.
+        """
         whole = self.whole
         if whole.seconds[task][0]:
             return self.cp.new_int_var(
@@ -255,7 +260,7 @@ class Alike:
         return self.makespan if whole.problem.before[task] else self.cp.new_constant(0)
 
     def devices(self, value: Callable[[Any], int], tasks: Mapping[int, Moment]) -> dict[int, int]:
-        """Give each task, by their start, the stream that has been free for the shortest time."""
+        """Assign to each task, in order of start, the stream that became free last."""
         free = [(0, p) for p, count in enumerate(self.whole.problem.streams) for _ in range(count)]
         found = {}
         for task in sorted(tasks, key=lambda task: (*tasks[task], task)):
@@ -269,7 +274,7 @@ class Alike:
 
 
 class Answer(NamedTuple):
-    """What a solver found: devices and moments of the best, None if nothing; and the least makespan there can be."""
+    """The result of a solver: devices and times of the best solution, if any, and a lower bound."""
 
     device: dict[int, int] | None  # by task
     tasks: dict[int, Moment]
@@ -280,7 +285,7 @@ class Answer(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How long a solver works: so many seconds, or else so much work, which is the same each time."""
+    """A limit of the solver in seconds, or in deterministic, hence reproducible, work."""
 
     seconds: float | None
     work: float
@@ -290,7 +295,10 @@ class Limits(NamedTuple):
 def solve(
     model: Model | Alike, limits: Limits, improved: Callable[[float], None] | None = None
 ) -> Answer:
-    """Solve in a thread of its own, so that ctrl-C ends it with the best so far; ``improved`` gets each makespan."""
+    """Run the solver in a thread, so that ctrl-C stops it with the best solution so far.
+
+    ``improved`` is called with each better makespan.
+    """
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = limits.seed
     solver.parameters.catch_sigint_signal = False
@@ -303,13 +311,13 @@ def solve(
         solver.parameters.num_workers = min(8, os.cpu_count() or 1)
         if isinstance(
             model, Alike
-        ):  # four strategies together find what no two of them do, on two cores too
+        ):  # four strategies together find more than any two of them, even on two cores
             solver.parameters.num_workers = max(4, solver.parameters.num_workers)
         else:
             solver.parameters.subsolvers.extend(["no_lp", "default_lp"])
     told = _Told(improved) if improved else None
     status: list[Any] = []
-    done = threading.Event()  # for join() takes a thread for ended when it is interrupted
+    done = threading.Event()  # since an interrupted join() considers the thread ended
 
     def work() -> None:
         try:
@@ -342,7 +350,7 @@ class _Told(cp_model.CpSolverSolutionCallback):
 def _answer(
     model: Model | Alike, solver: cp_model.CpSolver, status: str, interrupted: bool
 ) -> Answer:
-    """Read what was found."""
+    """Read the solution."""
     if status not in ("OPTIMAL", "FEASIBLE"):
         bound = 0.0 if status != "UNKNOWN" else solver.best_objective_bound
         return Answer(None, {}, {}, math.inf, bound, interrupted)

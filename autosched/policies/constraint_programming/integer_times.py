@@ -1,8 +1,8 @@
-"""Whole: a problem in whole units of time, for solvers that count; and when everything happens if tasks are so placed.
+"""Convert a problem to integer times, and evaluate placements in them.
 
-Where all seconds are multiples of a power of ten nothing is lost. Else they are rounded down, to
-one part in ten million of the horizon: what is proved of the whole units holds of the seconds,
-since no time got longer.
+Where all durations are multiples of a power of ten, the conversion is exact. Otherwise they are
+rounded down, to one part in ten million of the horizon. A lower bound proved for integer times then
+holds for the durations in seconds, since no duration grew.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from autosched.policies.base.problem import Problem
 
 __all__ = ["Moment", "Times", "Whole"]
 
-_PARTS = 10_000_000  # units of the horizon, where none is exact
-_MOST = 10**8  # units of the horizon, where one is
+_PARTS = 10_000_000  # units of the horizon, if no unit is exact
+_MOST = 10**8  # units of the horizon, at most, if a unit is exact
 
 Moment = tuple[int, int]  # start, end
 
 
 @dataclass(frozen=True)
 class Times:
-    """When tasks, and copies of a datum to a device, start and end; and when the last has ended."""
+    """Start and end of tasks, and of copies of a datum to a device; and the makespan."""
 
     tasks: Sequence[Moment]
     copies: dict[tuple[int, int], Moment]
@@ -35,7 +35,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Whole:
-    """The tables of a problem that have times, in units of ``unit`` seconds; where tasks may go is decided."""
+    """The durations of a problem in units of ``unit`` seconds, and the devices of each task."""
 
     problem: Problem
     unit: float
@@ -44,7 +44,10 @@ class Whole:
 
     @classmethod
     def of(cls, problem: Problem, horizon: float) -> Whole:
-        """Count a problem whose makespan is at most ``horizon`` seconds. Raises ScheduleError as ``Possible``."""
+        """Convert a problem whose makespan is at most ``horizon`` seconds.
+
+        Raises ScheduleError as ``Possible`` does.
+        """
         possible = Possible(problem)
         devices = [possible.devices(task) for task in range(len(problem.tasks))]
         unit = _unit(_durations(problem, devices), horizon)
@@ -62,13 +65,13 @@ class Whole:
         order: Sequence[int],
         copies: Sequence[tuple[int, int]] = (),
     ) -> Whole:
-        """Count a problem whose makespan is at most that of a placement."""
+        """Convert a problem whose makespan is at most that of a placement."""
         rough = cls.of(problem, sum(problem.seconds[task][p] for task, p in enumerate(device)))
         return cls.of(problem, rough.times(device, order, copies).makespan * rough.unit)
 
     @cached_property
     def sources(self) -> Sequence[tuple[tuple[int, int], ...]]:
-        """Return for each datum the devices where it may come from, each with its row of paths."""
+        """Return for each datum the devices it may be copied from, each with its row of paths."""
         data = self.problem.data
         return [
             tuple((q, q) for q in self.devices[maker])
@@ -78,20 +81,22 @@ class Whole:
         ]
 
     def copy(self, datum: int, row: int, destination: int) -> int | None:
-        """Return how long a copy takes, None if no link is there."""
+        """Return the duration of a copy, None without a link."""
         seconds = self.problem.paths[row][destination].seconds(self.problem.data.nbytes[datum])
         return _count(seconds, self.unit) if seconds < math.inf else None
 
     @cached_property
     def contended(self) -> bool:
-        """Return whether copies occupy anything."""
+        """Return whether copies occupy streams."""
         return any(path.holds_out or path.holds_in for row in self.problem.paths for path in row)
 
     @cached_property
     def apart(self) -> dict[tuple[int, int], dict[tuple[int, int], int | None]]:
-        """Return how long after a maker, on one device, its reader can start on another; None where no link is.
+        """Return the delay of a reader on one device after a producer on another.
 
-        By (maker, reader), then (device, device), where that is not at once.
+        None without a link.
+
+        By (maker, reader), then (device, device), for delays that are not 0.
         """
         found: dict[tuple[int, int], dict[tuple[int, int], int | None]] = {}
         for task, reads in enumerate(self.problem.reads):
@@ -110,7 +115,7 @@ class Whole:
 
     @cached_property
     def heads(self) -> Sequence[Sequence[int]]:
-        """Return by task and device the time that passes at least before it starts there."""
+        """Return by task and device a lower bound on its start there."""
         given = [[0] * len(self.problem.devices) for _ in self.devices]
         for task, reads in enumerate(self.problem.reads):
             for datum in reads:
@@ -123,7 +128,7 @@ class Whole:
 
     @cached_property
     def returned(self) -> Sequence[Sequence[int]]:
-        """Return by task and device how long it takes to bring back what goes back to its home."""
+        """Return by task and device how long it takes to copy written inputs back to their home."""
         found = [[0] * len(self.problem.devices) for _ in self.devices]
         for datum, home in self.problem.returns:
             maker = self.problem.data.maker[datum]
@@ -133,7 +138,7 @@ class Whole:
 
     @cached_property
     def tails(self) -> Sequence[Sequence[int]]:
-        """Return by task and device the time that passes at least after it has ended there."""
+        """Return by task and device a lower bound on the time after its end there."""
         after: list[dict[int, None]] = [{} for _ in self.devices]
         for task, makers in enumerate(self.problem.before):
             for maker in makers:
@@ -147,7 +152,7 @@ class Whole:
         given: Sequence[Sequence[int]],
         forward: bool,
     ) -> list[list[int]]:
-        """Return the longest way to each task and device that no choice of devices of the others makes shorter."""
+        """Return the longest path to each task and device, other tasks on their best devices."""
         passed = [list(row) for row in given]
         for task in tasks:
             for other in beside[task]:
@@ -164,14 +169,14 @@ class Whole:
 
     @cached_property
     def alike(self) -> bool:
-        """Return whether it makes no difference to any task where it or any other runs."""
+        """Return whether the devices are interchangeable for all tasks."""
         problem = self.problem
         inner = set(chain.from_iterable(problem.before))
         if any(
             not row[0] and problem.before[task] and task in inner
             for task, row in enumerate(self.seconds)
         ):
-            return False  # it has to be somewhere, though it takes no time
+            return False  # it needs a device, though its duration is 0
         one_each = len(set(problem.group)) == len(problem.group)
         everywhere = all(len(devices) == len(problem.devices) for devices in self.devices)
         even = all(len(set(row)) <= 1 for row in (*self.seconds, *self.heads, *self.returned))
@@ -185,10 +190,10 @@ class Whole:
     def times(
         self, device: Sequence[int], order: Iterable[int], copies: Iterable[tuple[int, int]] = ()
     ) -> Times:
-        """Return when everything happens if tasks start in this order, and so do copies, (datum, device).
+        """Return the times if tasks start in this order, and copies (datum, device) in theirs.
 
-        Copies that are not named start when they are first needed. Of several compute streams of a
-        device a task gets the one that is free first.
+        Copies that are not listed start when they are first needed. On a device with several
+        compute streams, a task gets the one that is free first.
         """
         clock = _Clock(self, device, copies)
         for task in order:
@@ -201,7 +206,7 @@ class Whole:
 
 
 class _Clock:
-    """When tasks and copies start and end, while they are taken in the order of their starts."""
+    """Start and end of tasks and copies, computed in the order of their starts."""
 
     def __init__(self, whole: Whole, device: Sequence[int], copies: Iterable[tuple[int, int]]):
         self.whole = whole
@@ -214,7 +219,7 @@ class _Clock:
         self.waiting = dict.fromkeys(copies)
 
     def run(self, task: int) -> None:
-        """Run a task behind what it reads, as soon as its device is free."""
+        """Run a task after its data arrive, as soon as its device is free."""
         p = self.device[task]
         stream = min(range(len(self.streams[p])), key=self.streams[p].__getitem__)
         arrivals = [self.bring(datum, p) for datum in self.problem.reads[task]]
@@ -229,7 +234,7 @@ class _Clock:
         self.tasks[task] = start, end
 
     def bring(self, datum: int, p: int) -> int:
-        """Return when a datum is on a device; first make the copies that leave before it."""
+        """Return when a datum is on a device; first issue the copies that precede it."""
         maker = self.problem.data.maker[datum]
         if self._source(datum)[0] == p:
             return self.tasks[maker][1] if maker >= 0 else 0
@@ -265,7 +270,7 @@ class _Clock:
 
 
 def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]:
-    """Return all seconds that may count: of tasks, and of copies."""
+    """Return the durations of all tasks and copies."""
     found = {problem.seconds[task][p] for task, allowed in enumerate(devices) for p in allowed}
     paths = {path for row in problem.paths for path in row}
     found |= {path.seconds(nbytes) for path in paths for nbytes in set(problem.data.nbytes)}
@@ -273,7 +278,7 @@ def _durations(problem: Problem, devices: Sequence[Iterable[int]]) -> set[float]
 
 
 def _unit(durations: Iterable[float], horizon: float) -> float:
-    """Return the largest power of ten of which all are multiples, if that is not too small; else a small part."""
+    """Return the largest power of ten dividing all durations, or else a part of the horizon."""
     numbers = sorted(durations)
     exponent = math.floor(math.log10(horizon)) - 1 if horizon else 0
     while horizon < _MOST * 10.0**exponent:
@@ -285,5 +290,5 @@ def _unit(durations: Iterable[float], horizon: float) -> float:
 
 
 def _count(seconds: float, unit: float) -> int:
-    """Return how many units these seconds have, rounded down but for the rounding of floating point numbers."""
+    """Return a duration in units, rounded down except for floating-point rounding errors."""
     return math.floor(seconds / unit + 1e-6)

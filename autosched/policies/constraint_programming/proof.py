@@ -1,7 +1,10 @@
-"""Proof: a placement made better by CP-SAT, and what that proves no placement can beat.
+"""Improve a placement with CP-SAT, and prove a lower bound.
 
-Knows no lists and no annealing: what it begins with is given. OR-Tools is imported when it is
-needed.
+The initial placement is an argument. OR-Tools is imported when it is needed.
+
+With a limit in seconds, CP-SAT runs with and without linear relaxation side by side: conflict
+learning without it mostly proves the same in half the time, because the relaxation sees little but
+load. With a limit in deterministic work it runs without relaxation, on one thread.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["can_solve", "is_soon_solved", "solved"]
 
-_WORK = 3.0  # of a solver that is given no time, in units of its own, each some seconds
+_WORK = 3.0  # deterministic work of a solver without a time limit; a unit takes some seconds
 _ALIKE = 150  # tasks of a small problem, whose devices are alike or not
 _UNLIKE = 80
-_SURE = {"data", "order"}  # kinds of dependencies that no choice of devices makes less strict
+_SURE = {"data", "order"}  # kinds of dependencies that hold for any choice of devices
 
 
 class _Plan(NamedTuple):
-    """A placement in numbers: devices by task, the order of tasks, and that of copies, (datum, device)."""
+    """A placement in numbers: devices, order of tasks, order of copies (datum, device)."""
 
     device: Sequence[int]
     order: Sequence[int]
@@ -51,7 +54,7 @@ def can_solve() -> bool:
 
 
 def is_soon_solved(graph: Graph, machine: Machine, costs: Costs) -> bool:
-    """Return whether CP-SAT finds, in some seconds, what annealing does not."""
+    """Return whether CP-SAT finds within seconds what annealing does not."""
     if len(graph) > _ALIKE:
         return False
     problem = Problem.of(graph, machine, costs)
@@ -68,10 +71,11 @@ def solved(
     seed: int = 0,
     told: Callable[[float], None] | None = None,
 ) -> Placement:
-    """Return the best placement found until a moment of ``perf_counter``, or by so much work, and what is proved.
+    """Return the best placement found by a deadline or with limited work, and its proved bound.
 
-    It is ``start`` if none is better, whose bound is believed. ``told`` gets each makespan. Ctrl-C
-    ends it with the best so far, once the solver works.
+    The deadline is a time of ``perf_counter``. If nothing better is found, the result is ``start``,
+    whose bound is trusted. ``told`` is called with each better makespan. Ctrl-C stops the solver
+    with the best solution so far.
     """
     problem = Problem.of(graph, machine, costs)
     plan = _plan(problem, start)
@@ -96,7 +100,7 @@ def _answer(
     seed: int,
     report: Callable[[float], None] | None,
 ) -> Answer:
-    """Ask the solver, which begins with a plan."""
+    """Run the solver with a plan as its initial solution."""
     from autosched.policies.constraint_programming.cpsat import Alike, Limits, Model, solve
 
     model = (Alike if whole.alike else Model)(whole, least, times.makespan)
@@ -119,7 +123,7 @@ def _plan(problem: Problem, placement: Placement) -> _Plan:
 
 
 def _placement(whole: Whole, answer: Answer) -> Placement:
-    """Return what a solver found: tasks and copies by their start, of equal ones first what takes no time."""
+    """Return a solution as a placement: tasks and copies by start, those of duration 0 first."""
     starts, ends = (
         np.array([answer.tasks[task][k] for task in sorted(answer.tasks)]) for k in (0, 1)
     )
@@ -134,7 +138,11 @@ def _placement(whole: Whole, answer: Answer) -> Placement:
 
 
 def _is_sure(graph: Graph, machine: Machine) -> bool:
-    """Return whether nothing that the model forbids can be: in-place writes that overtake, and data sent on."""
+    """Return whether the model admits all programs.
+
+    It does not if in-place writes may overtake readers, or if data may be forwarded by other
+    devices.
+    """
     linked = {
         q: {p for p in machine.names if q == p or machine.link(q, p) is not None}
         for q in machine.names

@@ -1,14 +1,14 @@
-"""CPOP: the critical path on a processor.
+"""Critical path on a processor (CPOP).
 
 Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
-computing", IEEE TPDS 13(3), 2002: of the tasks that are ready the one on the longest path, by
-upward plus downward rank; those of the critical path all go to the device where they take the least
-together, others where they finish first. O(e p + n log n) for e readings and p devices, since few
-gaps are looked at.
+computing", IEEE TPDS 13(3), 2002. Of the ready tasks, the one on the longest path is placed next,
+measured by upward plus downward rank. All tasks of the critical path go to the device where their
+total duration is least, other tasks to the device where they finish first. O(e p + n log n) for e
+reads and p devices, since few gaps are examined.
 
-For comparison: the other policies end earlier nearly everywhere. Beyond the paper: all that
-``heft`` has; a task of the critical path that may not go to its device goes where it finishes
-first, and counts there for its least seconds.
+Included for comparison: the other policies finish earlier on nearly all graphs. Extensions of the
+paper: those of ``heft``; a task of the critical path that may not run on the chosen device goes
+where it finishes first, and counts with its shortest duration in the choice of that device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["cpop"]
 
 
 def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the critical path on one device, other tasks where they finish first (Topcuoglu, Hariri, Wu 2002).
+    """Place the critical path on one device, other tasks by finish (Topcuoglu et al. 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -54,7 +54,7 @@ def cpop(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _quickest(problem: Problem, possible: Possible, path: Iterable[int]) -> int:
-    """Return the device where tasks take the least together; each that may not go there counts for its least."""
+    """Return the device of least total duration; tasks not allowed there count their least."""
     total = [0.0] * len(problem.devices)
     for task in path:
         devices = possible.devices(task)

@@ -1,12 +1,13 @@
-"""DLS: dynamic level scheduling.
+"""Dynamic level scheduling (DLS).
 
 Sih, Lee, "A compile-time scheduling heuristic for interconnection-constrained heterogeneous
-processor architectures", IEEE TPDS 4(2), 1993: of the pairs of a task that is ready and a device
-that of the highest dynamic level: the task's static level (seconds to the end of the graph, at
-medians, without copies), less when it could start there, plus how much less than its median it
-takes there. O(n w p) slots on p devices for at most w tasks that are ready at once.
+processor architectures", IEEE TPDS 4(2), 1993. Of all pairs of a ready task and a device, the pair
+of highest dynamic level is placed next. The dynamic level is the task's static level (the longest
+path to the end of the graph at median durations, without copies), minus its earliest start on the
+device, plus its median duration minus its duration on the device. O(n w p) slots on p devices for
+at most w ready tasks.
 
-Beyond the paper: all that ``heft`` has, gaps included.
+Extensions of the paper: those of ``heft``, including insertion into gaps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["dls"]
 
 
 def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task, on the device, of the highest dynamic level (Sih, Lee, IEEE TPDS 1993).
+    """Place the pair of task and device of highest dynamic level (Sih, Lee, IEEE TPDS 1993).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -43,7 +44,7 @@ def dls(graph: Graph, machine: Machine, costs: Costs) -> Placement:
         for task, row in enumerate(problem.seconds)
     ]
     level = static_levels(problem, medians)
-    # When it could start, less what it gains over its median there, is its finish less that median.
+    # Start minus (median - duration) is finish minus median.
     return by_weight(
         problem, possible, lambda task, finish, _: level[task] + medians[task] - finish
     )

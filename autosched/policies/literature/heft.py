@@ -1,13 +1,12 @@
-"""HEFT: heterogeneous earliest finish time.
+"""Heterogeneous earliest finish time (HEFT).
 
 Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for heterogeneous
-computing", IEEE TPDS 13(3), 2002: tasks by descending upward rank, each on the device where it
-would finish first, in a gap between tasks placed before if one is large enough. O(e p + n log n)
-for e readings and p devices, since few gaps are looked at.
+computing", IEEE TPDS 13(3), 2002. Tasks are placed by descending upward rank, each on the device
+where it finishes first; a task may be inserted into a gap between tasks placed earlier.
+O(e p + n log n) for e reads and p devices, since few gaps are examined.
 
-Beyond the paper: a device has several compute streams; a datum goes to a device once; links differ;
-and where the machine has contention, copies are planned on the copy streams they hold, one after
-another.
+Extensions of the paper: a device may have several compute streams; a value is copied to a device
+once; links may differ; and where the machine models contention, copies occupy copy streams.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["heft"]
 
 @without_collecting()
 def heft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place tasks by descending upward rank, each where it finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
+    """Place tasks by upward rank where each finishes first (Topcuoglu, Hariri, Wu, IEEE TPDS 2002).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.

@@ -1,11 +1,11 @@
-"""Lookahead HEFT: where the tasks behind this one would finish first.
+"""HEFT with lookahead at the finish times of successors.
 
 Bittencourt, Sakellariou, Madeira, "DAG scheduling using a lookahead variant of the heterogeneous
-earliest finish time algorithm", Euromicro PDP 2010: tasks by descending upward rank, each on the
-device from which the last of its successors finishes first, when these are placed next, as HEFT
-would. That takes HEFT's time as often as there are devices, and for each successor once more.
+earliest finish time algorithm", Euromicro PDP 2010. Tasks are placed by descending upward rank,
+each on the device from which the last of its successors finishes first, if these are placed next
+by HEFT. This takes the time of HEFT times the number of devices, and once more for each successor.
 
-Beyond the paper: all that ``heft`` has.
+Extensions of the paper: those of ``heft``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["lookahead"]
 
 
 def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place tasks by upward rank, each where its successors can finish first (Bittencourt, Sakellariou, Madeira 2010).
+    """Place tasks by upward rank where their successors finish first (Bittencourt et al. 2010).
 
-    What successors need of tasks that are not placed yet does not count. The order is that of
-    planned starts; ties go to the task added earlier, to its own earlier finish and to the earlier
-    device. Raises ScheduleError where tasks cannot all be placed.
+    Predecessors of successors that are not placed yet are ignored. The order is that of planned
+    starts; ties go to the task added earlier, to its own earlier finish and to the earlier device.
+    Raises ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)
@@ -59,7 +59,10 @@ def lookahead(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _last(plan: Plan, possible: Possible, task: int, slot: Slot, after: Iterable[int]) -> float:
-    """Return when the last of a task and those ``after`` it would finish, and leave the plan as it was."""
+    """Return when the last of a task and its successors ``after`` would finish.
+
+    Restore the plan.
+    """
     group = plan.problem.group
     undo = [plan.commit(task, slot)]
     last = plan.end(task, slot)

@@ -1,14 +1,15 @@
-"""m-ETF: earliest task first, on devices with room.
+"""Earliest task first on devices with enough memory (m-ETF).
 
 Jeon, Cai, Srivastava, Jiang, Ke, Meng, Xie, Gupta, "Baechi: fast device placement of machine
 learning graphs", SoCC 2020, after Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems
-with interprocessor communication times", SIAM J. Comput. 18(2), 1989: of all tasks whose
-predecessors are placed, and all devices with room for them, the pair that can start first.
+with interprocessor communication times", SIAM J. Comput. 18(2), 1989. Of all tasks whose
+predecessors are placed, and all devices with enough free memory for them, the pair with the
+earliest start is placed next.
 
-Beyond the paper: what nobody reads any more gives its memory back; where no device has room, the
-one that lacks the least takes the task, for lowering can send what is there to the host and fetch
-it back. Starts are looked up again when a task's turn comes, of a few in each turn, so that it
-takes O(tasks x devices) of them.
+Extensions of the paper: memory of values without further readers is freed. If no device has enough
+memory, the task goes to the device that lacks the least, because lowering can spill values to the
+host and reload them. Start times are computed again when a task is considered, for a few tasks in
+each step, so the policy computes O(tasks x devices) of them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from autosched.policies.base.room import Room
 
 __all__ = ["earliest_start", "m_etf"]
 
-_LOOKED = 8  # tasks at most whose starts are looked up again in one turn
+_LOOKED = 8  # tasks whose start times are computed again in one step, at most
 
 
 def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the task that can start first on a device with room, again and again (Jeon et al., SoCC 2020).
+    """Place the task that can start first on a device with enough memory (Jeon et al., SoCC 2020).
 
     The order is that of planned starts; ties go to the higher upward rank, the task added earlier,
     the earlier device. Raises ScheduleError where tasks cannot all be placed.
@@ -50,7 +51,7 @@ def m_etf(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 class _Offer(NamedTuple):
-    """Where a task could start, the best first: with the least excess, then earliest."""
+    """A possible start of a task, ordered by least excess of memory, then by start."""
 
     excess: float
     finish: float
@@ -61,10 +62,11 @@ class _Offer(NamedTuple):
 def earliest_start(
     graph: Graph, machine: Machine, costs: Costs, favourite: Mapping[int, int]
 ) -> Placement:
-    """Place tasks by earliest start where there is room.
+    """Place tasks by earliest start on devices with enough memory.
 
-    ``favourite`` has for some tasks one of their readers: for as long as copies to it would take elsewhere, others
-    start on that device only if nowhere else they could start as early.
+    ``favourite`` is the favourite child of some tasks. For as long as copies to that child would
+    take on another device, other tasks start on the device only if they could start nowhere else as
+    early.
     """
     listing = _Listing(graph, machine, costs, favourite)
     listing.run()
@@ -84,7 +86,7 @@ class _Listing:
         self.favourite = favourite
         self.kept: dict[
             int, tuple[int, float]
-        ] = {}  # of each device, for which task it is kept, and until when
+        ] = {}  # by device, the task for which it is reserved, and until when
         self.turn = [0] * len(self.rank)
         self.users: list[list[int]] = [[] for _ in self.rank]
         self.missing = [len(set(before)) for before in self.problem.before]
@@ -112,7 +114,7 @@ class _Listing:
                 self._push(ready, task)
 
     def _next(self, ready: list[tuple[float, float, float, int]]) -> tuple[int, _Offer]:
-        """Take the task that can start first, as far as the first few in line tell."""
+        """Return the task that can start first among the first few of the queue."""
         looked: list[tuple[tuple[float, float, float, int], _Offer]] = []
         while (
             ready
@@ -156,7 +158,7 @@ class _Listing:
             )
 
     def _away(self, task: int, child: int, device: int) -> float:
-        """Return the seconds that a reader of a task would wait for copies on the nearest other device."""
+        """Return how long a reader would wait for copies on the nearest other device."""
         data = self.problem.data
         paths = self.problem.paths[device]
         nbytes = [

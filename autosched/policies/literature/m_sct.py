@@ -1,15 +1,15 @@
-"""m-SCT: small communication times, on devices with room.
+"""Small communication times on devices with enough memory (m-SCT).
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hanen,
 Munier, "An approximation algorithm for scheduling dependent tasks on m processors with small
-communication delays", Discrete Applied Mathematics 108, 2001: each task has at most one favourite
-child, and is the favourite child of one task at most. A device that has run a task is kept for its
-favourite child, unless what could start there can start nowhere as early. Else as ``m_etf``, and as
-fast.
+communication delays", Discrete Applied Mathematics 108, 2001. Each task has at most one favourite
+child, and is the favourite child of at most one task. A device that has run a task is reserved for
+its favourite child, unless another task could start there and nowhere else as early. Otherwise the
+policy and its complexity are those of ``m_etf``.
 
-The paper takes favourites from a linear program. Here each task, the highest upward rank first,
-takes of the readers that are left that with the longest way to the end, its copy included: that
-needs no solver.
+The paper computes favourite children by a linear program. This module uses a greedy matching
+instead, which needs no solver: tasks by descending upward rank each choose, among the readers not
+yet chosen, the one with the longest path to the end, including the copy to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["m_sct"]
 
 
 def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place the task that can start first on a device with room, favourite children with parents (Hanen, Munier).
+    """Place tasks by earliest start, favourite children with their parents (Hanen, Munier 2001).
 
     Ties and errors as of ``m_etf``.
 
@@ -42,10 +42,13 @@ def m_sct(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def _favourites(graph: Graph, machine: Machine, costs: Costs) -> dict[int, int]:
-    """Return for tasks with readers the favourite, each task being the favourite of one at most."""
+    """Return the favourite child of tasks with readers.
+
+    Each task is the favourite of at most one.
+    """
     problem = Problem.of(graph, machine, costs)
     rank = upward_ranks(problem, Possible(problem))
-    nbytes: dict[int, dict[int, float]] = {}  # by task, those that its readers take
+    nbytes: dict[int, dict[int, float]] = {}  # by task, the bytes that each reader reads
     for task, reads in enumerate(problem.reads):
         for datum in reads:
             if (maker := problem.data.maker[datum]) >= 0:

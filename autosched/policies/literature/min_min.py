@@ -1,11 +1,13 @@
-"""Min-min, max-min and sufferage: the ready task that finishes first, last, or would lose most elsewhere.
+"""Min-min, max-min and sufferage scheduling of ready tasks.
 
 Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic mapping of a class of independent tasks onto
-heterogeneous computing systems", JPDC 59(2), 1999, here for the tasks that are ready: each on the
-device where it finishes first. O(n w p) slots on p devices for at most w tasks that are ready at
-once. They look at no path: for comparison.
+heterogeneous computing systems", JPDC 59(2), 1999, applied to the ready tasks. Each task goes to
+the device where it finishes first. The next task is the one that finishes first (min-min), the one
+that finishes last (max-min), or the one that would lose most on its second best device
+(sufferage). O(n w p) slots on p devices for at most w ready tasks. The heuristics ignore paths, and
+are included for comparison.
 
-Beyond the paper: dependencies, and all that ``heft`` has.
+Extensions of the paper: dependencies, and those of ``heft``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ __all__ = ["max_min", "min_min", "sufferage"]
 
 
 def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task that can finish first, where it does (Maheswaran et al., JPDC 1999).
+    """Place the ready task of least earliest finish, repeatedly (Maheswaran et al. 1999).
 
     The order is that of planned starts; ties go to the task added earlier and to the earlier
     device. Raises ScheduleError where tasks cannot all be placed.
@@ -36,7 +38,7 @@ def min_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task whose earliest finish is the last, where that is (Maheswaran et al. 1999).
+    """Place the ready task of greatest earliest finish, repeatedly (Maheswaran et al. 1999).
 
     Order, ties and errors are those of ``min_min``.
 
@@ -49,7 +51,7 @@ def max_min(graph: Graph, machine: Machine, costs: Costs) -> Placement:
 
 
 def sufferage(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place at every turn the ready task that would finish most later on its next best device (Maheswaran et al. 1999).
+    """Place the ready task that would lose most on its second best device (Maheswaran et al. 1999).
 
     Order, ties and errors are those of ``min_min``.
 

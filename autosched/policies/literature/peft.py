@@ -1,12 +1,12 @@
-"""PEFT: predict earliest finish time.
+"""Predict earliest finish time (PEFT).
 
 Arabnejad, Barbosa, "List scheduling algorithm for heterogeneous systems by an optimistic cost
-table", IEEE TPDS 25(3), 2014: of the tasks that are ready the one of highest mean optimistic cost,
-on the device where its finish plus its optimistic cost there is the least. O(e p^2 + n log n) for e
-readings and p devices; O(e p) in the paper, where all links are alike.
+table", IEEE TPDS 25(3), 2014. Of the ready tasks, the one of highest mean optimistic cost is placed
+next, on the device where its finish time plus its optimistic cost is least. O(e p^2 + n log n) for
+e reads and p devices; O(e p) in the paper, where all links are alike.
 
-Beyond the paper: all that ``heft`` has, and optimistic costs know each link, what must share a
-device, and where tasks may go.
+Extensions of the paper: those of ``heft``; optimistic costs account for each link, for groups that
+share a device, and for the devices on which tasks may run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ __all__ = ["peft"]
 
 
 def peft(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place ready tasks by mean optimistic cost, each where it and what follows end first (Arabnejad, Barbosa 2014).
+    """Place ready tasks by mean optimistic cost on the best device (Arabnejad, Barbosa 2014).
 
-    The order is that of planned starts; ties go to the task added earlier and to the earlier
-    device. Raises ScheduleError where tasks cannot all be placed.
+    The best device has the least sum of finish time and optimistic cost. The order is that of
+    planned starts; ties go to the task added earlier and to the earlier device. Raises
+    ScheduleError where tasks cannot all be placed.
 
     >>> graph = Graph()
     >>> a = graph.add(int, name="a", seconds={"cpu": 1, "cuda:0": 2}, nbytes=10**12)

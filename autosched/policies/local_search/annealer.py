@@ -1,7 +1,7 @@
-"""Annealer: a placement that gets better, for so many moves or so many seconds.
+"""Improve a placement by simulated annealing.
 
-Joins the kernels of ``annealing``, the memory they work in, and the clock. What it holds is never
-worse than what it was given.
+Runs the kernels of ``annealing`` for a number of moves or seconds, and holds their working memory.
+The result is never worse than the initial placement.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autosched.policies.local_search.annealing import State, anneal
 
 __all__ = ["Annealer", "cool", "cool_until"]
 
-Report = Callable[[float, float], None]  # is told the part that is done, and the best makespan
+Report = Callable[[float, float], None]  # called with the part that is done, and the best makespan
 
 _STEPS = 50  # of temperature in a round
-# Of each round the first temperature, in mean seconds of a task, and what more work weighs. No one
-# pair is best: plans that copies hold up want heat and no weight, those that fill their devices
-# little heat and much weight.
+# By round: the first temperature, in mean durations of a task, and the weight of added work. No
+# pair is best: plans limited by copies need high temperature and no weight, plans limited by
+# compute need low temperature and a large weight.
 _ROUNDS = ((0.1, 0.3), (0.5, 0.0), (0.2, 0.0), (0.1, 0.0), (0.05, 0.3), (0.02, 1.0))
 _COLD = 0.005  # the last temperature, in mean seconds of a task
 
 
 class Annealer:
-    """A plan being improved; ``makespan`` is that of the best found. Nothing is better than ``bound``."""
+    """A plan being improved; ``makespan`` is that of the best found, ``bound`` a lower bound."""
 
     def __init__(self, listing: Listing, found: Listed, seed: int = 0, bound: float = 0.0):
         self.listing = listing
@@ -45,7 +45,7 @@ class Annealer:
         return self.listing.placed(self._state.best_device, self._state.best_order)
 
     def again(self) -> None:
-        """Go back to the best state, its tasks in the order of their starts if that is not worse."""
+        """Restore the best state, with its tasks in order of start if that is not worse."""
         w = self._state
         best = self.best
         order = self.listing.by_start(best.start)
@@ -62,9 +62,9 @@ class Annealer:
         self.makespan = self._current = best.makespan
 
     def move(self, moves: int, heat: float, weight: float = 0.0) -> None:
-        """Make so many moves at one temperature, in mean seconds of a task.
+        """Make a number of moves at one temperature, in mean durations of a task.
 
-        More work, spread over the devices, counts as ``weight`` times as much of the makespan.
+        A second of added work, averaged over the devices, counts as ``weight`` seconds of makespan.
         """
         listing = self.listing
         self._current, self.makespan = listing.mode(anneal)(
@@ -82,12 +82,12 @@ class Annealer:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be better."""
+        """Whether the lower bound is reached."""
         return self.makespan <= self.bound
 
 
 def cool(annealer: Annealer, moves: int, report: Report) -> None:
-    """Make so many moves in all, in rounds that each begin with the best and cool down."""
+    """Make a number of moves, in rounds that start from the best state and cool down."""
     for step in range(len(_ROUNDS) * _STEPS):
         turn, part = divmod(step, _STEPS)
         if annealer.done:
@@ -100,7 +100,7 @@ def cool(annealer: Annealer, moves: int, report: Report) -> None:
 
 
 def cool_until(annealer: Annealer, end: float, report: Report) -> None:
-    """Anneal as ``cool`` does until a moment of ``time.perf_counter``."""
+    """Anneal as ``cool`` does until a deadline of ``time.perf_counter``."""
     began = perf_counter()
     each = 200
     span = max(end - began, 0.0) / len(_ROUNDS)
@@ -118,12 +118,12 @@ def cool_until(annealer: Annealer, end: float, report: Report) -> None:
 
 
 def _heat(hot: float, part: float) -> float:
-    """Return the temperature when so large a part of a round has passed."""
+    """Return the temperature at a fraction of a round."""
     return hot * float((_COLD / hot) ** part)
 
 
 def _scale(listing: Listing) -> float:
-    """Return the mean seconds of a task."""
+    """Return the mean duration of a task."""
     seconds = listing.shape.seconds
     finite = seconds[np.isfinite(seconds)]
     return float(finite.mean()) if len(finite) else 0.0
@@ -176,7 +176,7 @@ def _state(listing: Listing, found: Listed, seed: int) -> State:
 
 
 def _pairs(t: Tables) -> NDArray[np.int64]:
-    """Return which task must come before which, each pair once."""
+    """Return the pairs of predecessor and successor, each once."""
     n = len(t.group)
     reader = np.repeat(np.arange(n), np.diff(t.reads_at))
     maker = t.maker[t.reads]

@@ -1,10 +1,10 @@
 """Kernels of simulated annealing over the order and the devices of tasks.
 
-A state is a list of tasks and a device for each. It stands for the schedule in which each task in
-turn goes into the first gap of its device that is long enough, and its copies onto their streams.
-Moves: another device for one task, or for it and its neighbours there; another place in the list
-between the last task it needs and the first that needs it. Source: Kirkpatrick, Gelatt, Vecchi,
-Science 220, 1983; the moves are ours.
+A state is a list of tasks and a device for each. It represents the schedule in which each task in
+turn is inserted into the first gap of its device that is long enough, and its copies are appended
+to their streams. A move changes the device of a task, or of a task and its neighbours on that
+device, or moves a task to another position in the list, between its last predecessor and its first
+successor. Source: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983; the moves are new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["State", "anneal"]
 
 
 class State(NamedTuple):
-    """What ``anneal`` works in: a state, its schedule, the best one, and who is next to whom."""
+    """Working memory of ``anneal``: a state, its schedule, the best state, and neighbours."""
 
     order: Any
     position: Any
@@ -59,10 +59,10 @@ def anneal(
     best: float,
     bound: float,
 ) -> tuple[float, float]:
-    """Make so many moves at one temperature, ``heat`` seconds; return the current and the best makespan.
+    """Make moves at one temperature, ``heat`` seconds; return the current and the best makespan.
 
-    A move that adds a second of work counts as one that adds ``weight`` seconds to the makespan,
-    too. ``w`` has the state and the best one found, in ``best_*``. Stops at ``bound``.
+    A move that adds a second of work counts as one that also adds ``weight`` seconds to the
+    makespan. ``w`` holds the state and the best one found, in ``best_*``. Stops at ``bound``.
     """
     n = len(w.order)
     chain = 0
@@ -108,7 +108,7 @@ def anneal(
 
 @kernel
 def added(t: Tables, w: State, changed: int) -> float:
-    """Return how many seconds of work the last ``changed`` tasks to move have added."""
+    """Return how many seconds of work the last ``changed`` moved tasks have added."""
     more = 0.0
     devices = len(t.streams)
     for i in range(changed):
@@ -127,13 +127,16 @@ def uniform(seeds: Any) -> float:
 
 @kernel
 def below(seeds: Any, count: int) -> int:
-    """Return a random whole number below ``count``."""
+    """Return a random integer below ``count``."""
     return int(uniform(seeds) * count)
 
 
 @kernel
 def propose_device(t: Tables, w: State, task: int) -> int:
-    """Move a task, what must be with it, and perhaps its neighbours, to another device; return how many moved."""
+    """Move a task, its group, and perhaps its neighbours to another device.
+
+    Return how many moved.
+    """
     devices = len(t.streams)
     before = w.device[task]
     where = w.device[neighbour(t, w, task)] if uniform(w.seeds) < 0.58 else below(w.seeds, devices)
@@ -155,14 +158,17 @@ def propose_device(t: Tables, w: State, task: int) -> int:
 
 @kernel
 def neighbour(t: Tables, w: State, task: int) -> int:
-    """Return a random task that this one reads from, or that reads from it; itself where there is none."""
+    """Return a random producer or reader of this task's data; itself if there is none."""
     count = w.near_at[task + 1] - w.near_at[task]
     return w.near[w.near_at[task] + below(w.seeds, count)] if count else task
 
 
 @kernel
 def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
-    """Move a task and its group, if they may go there, and note from where; return how many are noted."""
+    """Move a task and its group, if allowed, and store their old devices.
+
+    Return how many are stored.
+    """
     devices = len(t.streams)
     group = t.group[task]
     if (
@@ -181,7 +187,7 @@ def relocate(t: Tables, w: State, task: int, where: int, count: int) -> int:
 
 @kernel
 def propose_place(t: Tables, w: State, task: int) -> int:
-    """Return a random place in the list between what a task needs and what needs it."""
+    """Return a random position in the list between a task's predecessors and successors."""
     low = 0
     high = len(w.order) - 1
     for i in range(w.above_at[task], w.above_at[task + 1]):
@@ -193,7 +199,7 @@ def propose_place(t: Tables, w: State, task: int) -> int:
 
 @kernel
 def shift(w: State, old: int, new: int) -> None:
-    """Move what stands at one place of the list to another."""
+    """Move an element of the list to another position."""
     task = w.order[old]
     step = 1 if new > old else -1
     for i in range(old, new, step):
@@ -205,7 +211,7 @@ def shift(w: State, old: int, new: int) -> None:
 
 @kernel
 def critical(t: Tables, w: State) -> int:
-    """Write down the tasks of a critical chain, the last first; return how many that are."""
+    """Store the tasks of a critical path, the last first; return their number."""
     devices = len(t.streams)
     n = len(w.order)
     task = 0

@@ -1,9 +1,12 @@
-"""Search: the portfolio's best, improved by annealing for as long as one likes.
+"""Improve the best plan of the portfolio by simulated annealing.
 
 Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 220, 1983, over the
-order and the device of tasks; see ``annealing`` for the moves. A move costs O(e) for e readings,
-often much less, since what turns out too late is given up. Where OR-Tools is installed, the best
-plan of a small graph is then where CP-SAT begins: see ``proof``.
+order and the devices of tasks; see ``annealing`` for the moves. A move costs O(e) for e reads, and
+often much less, since evaluation stops as soon as the plan turns out too late. Where OR-Tools is
+installed, CP-SAT continues from the best plan of a small graph: see ``proof``.
+
+Without a time limit, searches count moves, so that planning twice returns the same bytes on any
+computer.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from autosched.policies.local_search.portfolio import best_listed, members, step
 
 __all__ = ["handed_over", "quick", "search"]
 
-_MOVES = 300_000  # of a search that is given no time
-_QUICK = 40_000  # of a search that shall not be felt: at most, and for each task
+_MOVES = 300_000  # of a search without a time limit
+_QUICK = 40_000  # of a quick search: at most, and per task
 _EACH = 2_000
-_DECODED = 8_000_000  # tasks that it places, at most; half as many where copies queue, which takes twice as long,
-_STARTS = 4  # in so many goes at most, if their tasks are less than half of these
-_TOO_MANY = 2_000  # tasks, from which so few moves gain nothing
-# of the time, for annealing before CP-SAT: so large a part, and at most so many seconds
+_DECODED = 8_000_000  # tasks placed, at most; half as many with contention, which takes longer,
+_STARTS = 4  # in this many starts at most, if their tasks are less than half of these
+_TOO_MANY = 2_000  # tasks, from which that few moves gain nothing
+# of the time, for annealing before CP-SAT: the fraction, and the most seconds
 _FIRST = 0.3
 _LONGEST = 3.0
-_BOUNDED = 2_000  # tasks, up to which it is worth while to know when to stop
+_BOUNDED = 2_000  # tasks, up to which a lower bound is worth computing
 
 
 Progress = Callable[[float, float], None]
@@ -56,14 +59,14 @@ def search(
     starts: int = 1,
     progress: Progress | None = None,
 ) -> Policy:
-    """Return the policy that improves the portfolio's best placement for so many seconds, or else by so many moves.
+    """Return the policy that improves the portfolio's best placement by simulated annealing.
 
-    Counted in moves it gives the same placement each time, the best of so many ``starts`` of as
-    many moves each;
-    ``seed`` makes it another one. With time, and OR-Tools installed, small graphs are handed over to CP-SAT after a
-    while, which may prove ``Placement.bound``. It is never worse than its start, and ends early
-    where that meets a lower bound. Ctrl-C ends it with the best so far.
-    ``progress`` is called with the part that is done, 0 to 1, and the best makespan.
+    It works for ``seconds``, or else for a number of moves. Counted in moves, it returns the same
+    placement each time, the best of ``starts`` runs of that many moves each; ``seed`` changes the
+    random numbers. With a time limit and OR-Tools installed, small graphs are handed over to CP-SAT
+    after a while, which may prove ``Placement.bound``. The result is never worse than its start,
+    and the search ends early if it meets a lower bound. Ctrl-C stops it with the best placement so
+    far. ``progress`` is called with the part that is done, 0 to 1, and the best makespan.
     """
     report = progress or (lambda *_: None)
 
@@ -87,7 +90,7 @@ def handed_over(
     seed: int,
     report: Progress,
 ) -> Placement:
-    """Return what annealing finds in the first seconds, and then CP-SAT in those that are left, and what it proves."""
+    """Anneal for the first seconds, continue with CP-SAT, and return the best and its bound."""
     end = perf_counter() + seconds
     part = min(first / max(seconds, 1e-9), 1.0)
     best = math.inf
@@ -105,7 +108,7 @@ def handed_over(
     start, stopped = _annealed(graph, machine, costs, first, 1, seed, annealed)
     if stopped:
         return start
-    with suppress(KeyboardInterrupt):  # which here comes before there is anything better
+    with suppress(KeyboardInterrupt):  # there is nothing better yet
         if perf_counter() < end:
             start = solved(graph, machine, costs, start, end, seed, told)
         report(1.0, best)
@@ -122,7 +125,7 @@ def _annealed(
     report: Progress,
     starts: int = 1,
 ) -> tuple[Placement, bool]:
-    """Return the portfolio's best, improved by so much annealing, and whether ctrl-C ended that."""
+    """Return the portfolio's best after annealing, and whether ctrl-C stopped it."""
     began = perf_counter()
     problem = Problem.of(graph, machine, costs)
     if Possible(problem).partial:
@@ -133,9 +136,7 @@ def _annealed(
     least = max(bounds(graph, machine, costs).values()) if len(graph) <= _BOUNDED else 0.0
     found = best_listed(listing, members(problem), least)
     stopped = False
-    if (
-        seconds is None and least < found.makespan
-    ):  # only now numba may be worth what it takes to import it
+    if seconds is None and least < found.makespan:  # only now importing numba may pay off
         listing = Listing(tables, mode(4.0 * starts * moves * len(problem.tasks)), problem.tasks)
     best = found
     try:
@@ -164,7 +165,7 @@ def _told(
 
 
 def quick(graph: Graph, machine: Machine, costs: Costs) -> Placement:
-    """Place tasks as the portfolio does, and improve that by so few moves that nobody waits for it."""
+    """Improve the portfolio's best placement by few moves, in a moment."""
     n = max(len(graph), 1)
     placed = _DECODED // (2 if machine.contention else 1)
     moves = min(_QUICK, _EACH * n, placed // n) if n <= _TOO_MANY else 0
