@@ -1,9 +1,13 @@
-"""Watch a task while it runs: what it writes, shares and draws must be what it declared.
+"""Compare what a task writes, shares and draws with its declaration.
 
-Compares version counters before and after. Where these cannot tell, because tasks write parts of
-the same memory, and with ``"bytes"`` throughout, it compares copies of the arguments bit by bit.
-Counters do not see writes through
+Version counters of tensors are compared before and after a task, which costs almost nothing. Where
+counters cannot decide, because tasks write parts of the same memory, copies of the arguments are
+compared bit by bit; ``check="bytes"`` does so throughout. Counters do not see writes through
 ``.data`` or NumPy, nor those of some fused kernels.
+
+Undeclared writes and aliases are errors, not warnings, because undeclared sharing makes it unsafe
+to free memory. Undeclared random numbers are a warning in the first run, because another thread of
+the user's program may have drawn them.
 """
 
 from __future__ import annotations

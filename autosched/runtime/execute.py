@@ -1,8 +1,12 @@
-"""Run a program: compile each instruction to a step once, then drain the steps, thread by thread, on every run.
+"""Compile a program to steps, and run the steps.
 
-Holds no opinion: which stream, which order and which waits stand in the program; what a stream or
-an event is, the backend knows. What this module adds is that a wait never comes before its record
-where two threads issue them, and what happens when a step raises.
+Each instruction is compiled once to a step. A step is a closure without arguments, and a run calls
+lists of such steps, one list per thread. Between threads there is one lock per event and waiter. It
+is released once and acquired once in a run, so nothing has to be built again for the next run.
+
+This module makes no decisions: streams, order and waits are given by the program, and the backend
+implements streams and events. This module adds that a wait never comes before its record where
+different threads issue them, and what happens when a step raises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Progress in words: where each thread of a run is, who waits for whom, and what failed.
+"""Describe where each thread of a run is, for timeouts.
 
-Sees places in a program. How the threads got there, and whether they will get further, it does not
-know.
+The report says which instruction each thread executes or waits at, which thread it waits for, and
+what failed. It knows positions in a program, and does not know how the threads got there or whether
+they will continue. Nothing is recorded during a run: the position of a thread is read from its
+stack frames, so a timeout costs nothing where there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Inline: a program's generated code as the way to run it, where a backend adds nothing to calls in one thread.
+"""Run a program's generated code instead of its steps.
 
-Python runs the text faster than a loop over steps. Functions whose text was taken over are
-themselves here.
+Used where a backend adds nothing to the calls and one thread suffices. Python executes the
+generated code faster than a loop over steps. The code that is shown to the user is the code that
+runs, except that functions whose source text it contains are called as the user's own objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Memory: the tensors of one executor in numbered slots, and each run, copy and free as a step on them.
+"""Tensors of an executor, and the steps that change them.
 
-A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no
-stream and no event: when a step may be called is for others to see to.
+Tensors are in numbered slots; run, copy and free become steps that read and write slots.
+A slot is a value on a device; an in-place write leaves the next version in the same slot. A result
+that nothing uses gets no slot: it is dropped immediately. Knows no stream and no event: others
+decide when a step may be called.
 """
 
 from __future__ import annotations

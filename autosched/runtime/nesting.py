@@ -1,8 +1,8 @@
-"""Nesting: tasks that call schedules, and schedules that would wait for each other for ever.
+"""Detect deadlocks of schedules that call each other.
 
 A run waits for its tasks. A task that calls a schedule waits for that call, and the call waits for
-the run that is going on there. If these waits form a cycle, none of them ends. Knows no program:
-what is called has a name.
+the run of that schedule that is in progress. If these waits form a cycle, none of them ends. Knows
+no program: a schedule is identified by a name.
 """
 
 from __future__ import annotations

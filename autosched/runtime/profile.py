@@ -1,8 +1,9 @@
-"""Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
+"""Measure runs and copies while a program runs.
 
-Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one
-thing: to write the names of runs and copies into the trace of a torch.profiler that is active, or
-into ranges for Nsight.
+Notes when runs and copies begin and end, how many bytes copies move, and when Python's garbage
+collector pauses the program. Wraps steps for the executor and reads the backend's clock; decides
+nothing. Uses torch for one thing: to write the names of runs and copies into the trace of an active
+torch.profiler, or into ranges for Nsight.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
-"""What a kind of hardware must do to run programs: the Backend protocol, and the table of those there are.
+"""The Backend protocol, and the table of available backends.
 
-    host          everything at once, in the calling thread, in issue order
-    threads       a thread for each CPU stream
-    emulated      any machine, played by CPU threads that take as long as the costs say
-    virtual       the same in virtual time and one thread, in any interleaving
-    accelerator   torch streams and events: CUDA, XPU and their kin
-    replay        the same, and what has run once is recorded and replayed: CUDA graphs
+    host          runs each instruction immediately, in the calling thread, in issue order
+    threads       one thread for each CPU stream
+    emulated      any machine, emulated in real time by CPU threads that take the modelled seconds
+    virtual       any machine in virtual time and one thread, in any chosen interleaving
+    accelerator   torch streams and events: CUDA, XPU and other accelerators
+    replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
-A backend is told about streams, events and memory, never about tasks, graphs or policies. Its
-methods are called once, when a program is compiled, and return *steps*: functions of no arguments
-that the executor calls on every run, in the thread that issues the stream. ``None`` instead of a
-step means that there is nothing to do.
+A backend knows streams, events and memory. It does not know tasks, graphs or policies. Its methods
+are called once, when a program is compiled, and return *steps*: functions without arguments that
+the executor calls in every run, in the thread that issues the stream. ``None`` instead of a step
+means that there is nothing to do.
 
-To add one, write an object with these methods and pass it as ``backend=``; a line in ``BACKENDS``
-gives it a name.
+On every backend, a wait takes effect only if it is issued after its event was recorded, because
+CUDA ignores a wait for an event that was not recorded.
+
+To add a backend, write an object with these methods and pass it as ``backend=``. An entry in
+``BACKENDS`` gives it a name.
 """
 
 from __future__ import annotations

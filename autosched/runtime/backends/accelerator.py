@@ -1,34 +1,41 @@
-"""Streams and events of a real accelerator, by torch's generic API: CUDA first, XPU and others by the same code.
+"""Run programs on accelerators with torch streams and events.
 
-The rules of CUDA that this keeps:
+Uses torch's generic accelerator API: CUDA first; XPU and others run the same code.
 
-1. torch hands out a pool of 32 streams per device and then the first again: streams are made once,
-   by name, counted, and kept for the life of the process; one that has been handed out to us before
-   is passed over.
-2. The current stream is per thread and device: it is set before what is put on it, in the thread
-   that issues it.
-3. A copy between two GPUs runs on the source's current stream and makes the current streams of both
-   wait for each other: so both copy streams are made current. Two logical devices on one GPU do the
-   same by events.
-4. A wait for an event that was never recorded does nothing: records are issued before their waits
-   (the executor). A wait that was issued keeps to the record before it, so a run may record events
-   anew while waits of the last go on.
-5. A block goes back to the stream that allocated it: results are made, and freed, with that stream
-   current.
-6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such
-   (``transfers``). What comes to the host may be read after its event has been waited for there,
-   and has landed.
-7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it
-   for them. Host memory is the caller's again when the call returns: what copies from or to it is
-   waited for. So an input may be dropped at once: its block goes back in the order of a stream that
-   is behind all of ours.
-8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do
-   with it, and which other schedules, and other streams of the caller, allocate from too. So the
-   block is recorded for the caller's stream as it is handed out, and goes back only behind that.
-   Nothing else is: in a schedule, frees wait.
+The rules of CUDA that this module follows:
 
-Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they
-hold up no other; all others by the calling thread.
+1. torch hands out a pool of 32 streams per device and then starts again with the first. So streams
+   are created once, by name, counted, and kept for the life of the process. A stream that torch has
+   handed out to this module before is skipped.
+2. The current stream is a property of a thread and a device. It is set in the thread that issues
+   work, before the work is issued.
+3. A copy between two GPUs runs on the source's current stream, and makes the current streams of
+   both devices wait for each other. So both copy streams are made current. Two logical devices on
+   one GPU achieve the same with events.
+4. A wait for an event that was never recorded has no effect. The executor issues records before
+   their waits. A wait refers to the last record issued before it, so a run may record events again
+   while waits of the previous run are pending.
+5. A block returns to the stream that allocated it. So results are created and freed while that
+   stream is current.
+6. A copy is asynchronous only from and to pinned host memory, so other host memory is staged
+   through pinned memory (``transfers``). The host may read what was copied to it after it has
+   waited for the copy's event and the data has been moved on from the staging memory.
+7. Inputs come from the caller's current stream, and outputs go to it: the streams of a run wait for
+   it at the beginning, and it waits for them at the end. When the call returns, host memory belongs
+   to the caller again, because the call waits for copies from and to it. So the caller may drop an
+   input immediately: its block returns to a stream that waits for all streams of the run.
+8. The block of an output belongs to a stream of this module, which does not wait for what the
+   caller does with the output afterwards. The next run, other schedules and other streams of the
+   caller may allocate from that stream. So each output is registered with the caller's stream
+   (``record_stream``), and its block returns only after the work on that stream. Inputs and
+   intermediate values do not need this: within a schedule, frees wait.
+
+A copy between two accelerators occupies the source's copy-out stream and the destination's copy-in
+stream, because torch makes the two current streams wait for each other. A copy between host and
+accelerator occupies the accelerator's copy stream only.
+
+Streams that wait for the CPU, directly or through others, are issued by separate threads, so that
+they do not delay other streams. All others are issued by the calling thread.
 """
 
 from __future__ import annotations

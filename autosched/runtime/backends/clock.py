@@ -1,7 +1,12 @@
-"""The clock of a device, told by the host's: a tick before a run, one behind it, and the line through both.
+"""Convert times of a device's clock to times of the host's clock.
 
-Knows streams and events of torch, no program. A clock that cannot be right is told of, and not
-followed.
+A reference event is recorded on each device before a run and after it, while the device is idle and
+the host observes the event. The line through the two gives offset and drift. Of the drifts that the
+uncertainty of both observations allows, the smallest is used: in a short run the uncertainty is
+large, and would distort the durations of tasks.
+
+Knows streams and events of torch, and no program. A clock that cannot be correct is reported, and
+not used.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""Any machine, played by this CPU in real time: streams are threads, and all takes as long as the costs say.
+"""Emulate any machine on this CPU in real time.
 
-Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory
-that was freed is overwritten at once (with NaN), in the order of the stream that allocated it.
+Each stream is a thread, and each task and copy takes as many seconds as the costs predict. The
+emulator behaves like CUDA where CUDA is easily misused: streams are asynchronous, only events order
+them, and freed memory is overwritten with NaN immediately, in the order of the stream that
+allocated it.
 
-Schedules that run at the same time on one machine (the same object) share its streams, as those on
-a GPU do: what one has put on a stream, the others wait for.
+Schedules that run concurrently on one machine (the same object) share its streams, as they would on
+a GPU: each waits for the work that another has issued on a stream.
 
-Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited
-for stand, does its real work, and ends after its modelled seconds, or when the real work ended if
-that was later. So the operating system's late wake-ups do not add up from task to task, as they
-would not on a device with a queue of its own.
+Each stream has a modelled clock. A task starts at the latest modelled time of its stream and of the
+events that it waited for. It does its real work, and ends after its modelled seconds, or when the
+real work ended if that was later. So delays of the operating system in waking a thread do not
+accumulate from task to task, as they would not on a device with a hardware queue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Everything at once, in the calling thread, in issue order: streams and events do nothing.
+"""Run each instruction immediately, in the calling thread, in issue order.
 
-The least there is between a program and its functions; needs no torch. Copies between devices are
-copies in host memory, since a program relies on their being apart.
+Streams and events do nothing. This is the simplest backend, and it does not need torch. Copies
+between devices are copies in host memory, because a program relies on their being separate.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""Which emulated device a tensor is on, and an error where tensors of several devices meet.
+"""Detect tasks that mix tensors of several emulated devices.
 
-All tensors of an emulated machine are in host memory, so torch itself lets them meet. While a task
-is watched, a mode of torch sees the functions of torch that the task calls, and refuses what a GPU
-would. It changes no result.
+All tensors of an emulated machine are in host memory, so torch itself lets them be combined. While
+a task is checked, a torch function mode sees the torch functions that the task calls, and raises
+the errors that a GPU would raise. It changes no result.
 
-* What a task is given is on the task's device, and what torch makes of tensors is where they are.
-* What is made without ``device=`` is on the CPU, and so is what ``.cpu()`` returns.
-* ``device=x.device`` and ``device=`` with what stands for ``asc.Here`` are where they say. Any
-  other ``device=`` means this computer's CPU, and may mean a GPU on another one: of what is made
-  there, and of parameters and buffers of modules, nothing is known, and nothing refused.
-* A tensor that a function finds in a closure or a global variable is where it is: on the CPU.
+* The arguments of a task are on the task's device, and results of torch functions are on the device
+  of the tensors that they were computed from.
+* A tensor created without ``device=`` is on the CPU, and so is the result of ``.cpu()``.
+* ``device=x.device`` and ``device=`` with the placeholder ``asc.Here`` name the device that they
+  name elsewhere. Any other ``device=`` means this computer's CPU, and might mean a GPU on another
+  computer: the device of what is created there, and of parameters and buffers of modules, is
+  unknown, and these are never rejected.
+* A tensor that a function finds in a closure or a global variable is on the CPU.
 
-Torch's exceptions are kept: CPU tensors of no dimension go with any others, as do indices, lengths
-and ``copy_``.
+The exceptions that torch makes are kept: CPU tensors without dimensions can be combined with
+tensors of any device; so can indices and lengths, and ``copy_`` takes tensors of two devices.
 """
 
 from __future__ import annotations

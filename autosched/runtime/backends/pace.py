@@ -1,7 +1,8 @@
-"""Pace: whether real work keeps up with modelled seconds, and how much slower a machine would have to be.
+"""Warn when emulation takes longer than its modelled time.
 
-Adds up what an emulated run would take if all work were done in its modelled seconds, and warns
-where runs take much longer again and again. Knows no task, and nothing of what the machine is.
+Adds up the time that an emulated run would take if all work were done in its modelled seconds,
+warns when runs repeatedly take much longer, and states how much slower the machine would have to
+be. Knows no task, and nothing about the machine.
 """
 
 from __future__ import annotations

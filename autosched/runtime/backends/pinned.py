@@ -1,9 +1,11 @@
-"""Page-locked host memory in pieces, each used again only when the copy that used it is past.
+"""Pools of page-locked host memory for staging copies.
 
-Copies from and to pageable memory go through such pieces: the host moves what is to be sent there,
-and what has come on from there, which is its *landing*. The driver would do the former too, but
-only when the stream has come to the copy, with the issuing thread held until then. Knows no
-program, and of streams only that events are recorded on them.
+A copy from or to pageable memory goes through such pieces: the host moves what is to be sent into
+them, and moves what has arrived to its destination, which is called its *landing*. A piece is
+reused only after the copy that used it has finished. The driver would also stage memory that is
+sent, but only when the stream reaches the copy, and it would block the issuing thread until then.
+
+Knows no program, and of streams only that events are recorded on them.
 """
 
 from __future__ import annotations

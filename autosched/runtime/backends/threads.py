@@ -1,7 +1,7 @@
-"""CPU streams as threads: a thread for each, which take turns only where the program waits.
+"""Run each CPU stream in a thread of its own.
 
-Where several compute streams are in use they share out torch's intra-op threads, so that cores are
-not fought over.
+The threads wait for each other only where the program says so. If several compute streams are in
+use, they share torch's intra-op threads, so that the cores are not oversubscribed.
 """
 
 from __future__ import annotations

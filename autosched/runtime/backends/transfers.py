@@ -1,17 +1,28 @@
-"""How a tensor gets to another device: directly where that is asynchronous, else through pieces of page-locked memory.
+"""Copy tensors between devices, with page-locked staging memory where needed.
 
-    host, page-locked  -> GPU                 one copy
-    host, pageable     -> GPU                 moved to pieces by the host, and on from there
-    GPU                -> host                one copy, into memory that is page-locked
-    GPU                -> pageable memory     over what the caller has: into pieces, which land there when they are past
-    GPU                -> GPU, peers          one copy, which makes the current streams of both wait for each other
-    GPU                -> GPU, no peers       into pieces and on from there: what is one hop there is two
-    GPU                -> itself              one copy, of one logical device for another
+    host, page-locked  -> GPU              one copy
+    host, pageable     -> GPU              the host moves it to pinned pieces, which are copied
+    GPU                -> host             one copy, into memory that is page-locked
+    GPU                -> pageable memoryof the caller: into pinned pieces, then moved by the host
+    GPU                -> GPU, peers       one copy; the current streams of both wait for each other
+    GPU                -> GPU, no peers    two copies for each pinned piece: to the host, and from it
+    GPU                -> itself           one copy, from one logical device to another
 
-A copy lies in memory as the original does, since sums over other strides have other last bits; what
-has gaps travels without them. All is put on the streams that are given, which are current; nothing
-here waits for the host but to write over what has gaps in host memory, and to send on what lands
-there.
+A copy has the strides of the original, because sums over other strides differ in the last bits. A
+tensor with gaps is packed before the copy and spread after it, so that the bytes transferred are
+those that were predicted; this takes memory for the gaps, which no prediction includes.
+
+Copies are whole; only staging is divided into pieces. A task needs all of what it reads, so parts
+that arrive earlier would not let anything begin. Pieces let both copies between GPUs that are no
+peers proceed concurrently.
+
+Pageable memory is moved by the thread that issues the copy. The handshakes with a separate thread
+would cost a run more than small inputs take, and large inputs are better pinned by their owner, as
+``explain`` advises. What is written back to a caller's pageable memory is moved there when the host
+waits for it anyway: before a CPU task, or at the end of the run.
+
+All work is put on the given streams, which are current. The host waits here only to overwrite host
+memory that has gaps, and to send on data that has not yet been moved to its destination.
 """
 
 from __future__ import annotations

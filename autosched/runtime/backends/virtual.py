@@ -1,8 +1,9 @@
-"""Any machine in virtual time: one instruction after another in the calling thread, of whichever stream is chosen.
+"""Run any machine in virtual time, one instruction after another.
 
-Whatever is chosen, the program's events are obeyed, and the modelled clocks are the same: they
-depend on what waits for what alone. So runs explore the legal interleavings of a program, and each
-gives the simulator's timeline.
+The calling thread executes the instructions of all streams, and a chooser decides which stream
+continues. Every choice respects the program's events, and gives the same modelled times, because
+these depend only on which instruction waits for which. So runs explore the legal interleavings of a
+program, and each has the simulator's timeline.
 """
 
 from __future__ import annotations

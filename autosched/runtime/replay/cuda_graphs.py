@@ -1,26 +1,27 @@
 """Capture an accelerator's work as CUDA graphs and replay them.
 
-The rules of CUDA graphs that this keeps:
+The rules of CUDA graphs that this module follows:
 
-1. There is one capture at a time in a process; what other threads do meanwhile is their own affair
-   ("thread_local"). Before it the device comes to rest, since torch sets up random numbers for a
-   capture in memory that replays read.
-2. Work is captured on streams for that, of a pool of their own (of high priority, so that no other
-   stream of torch's is one of them). Segments fork from their stream and join it by events that are
-   captured (``segments``).
-3. Two graphs that were captured on one stream share a workspace of cuBLAS, and what is not captured
-   may use it at the same time. So workspaces are given up before a capture and behind it: each
-   graph has its own, in its pool, and it goes back as memory of that stream does.
-4. Memory of a graph is of a private pool, which only its own device has: segments are on one
-   device. The pool is shared by all segments of a recording, and by copies between them. That is
-   sound, as they are replayed in the order in which they were captured, by stream: whoever takes a
-   block stands behind whoever gave it back. Between replays the caller's streams stand. A first,
-   small graph keeps the pool in being.
-5. A graph is replayed on the stream that is current, behind all that is there. Random numbers go on
-   where the generator is then; default generators are registered by torch, others that tasks were
-   given here.
-6. A capture that fails leaves no trace: it is ended, its pool is let go of, and torch's generators
-   are told so by a capture that does not fail.
+1. There is at most one capture at a time in a process. Work of other threads during a capture is
+   not restricted (mode "thread_local"). The device is synchronized before a capture, because torch
+   initialises the random number state of a capture in memory that replays read.
+2. Work is captured on dedicated streams from a separate pool (of high priority, so that no other
+   torch stream is one of them). Segments fork from their stream and join it through captured events
+   (``segments``).
+3. Two graphs that were captured on one stream share a cuBLAS workspace, and work that is not
+   captured may use it at the same time. So workspaces are released before and after a capture: each
+   graph has its own workspace, in its memory pool, and the workspace is freed as other memory of
+   that stream is.
+4. Memory of a graph comes from a private pool of one device; each segment is on one device. The
+   pool is shared by all segments of a recording, and by the copies between them. That is safe,
+   because they are replayed in the order of capture on each stream: a block is allocated after it
+   was freed by its previous user. Between replays the caller's streams order the accesses. A first,
+   small graph keeps the pool alive.
+5. A graph is replayed on the current stream, after all work there. Random numbers continue from the
+   current state of the generator. torch registers default generators; other generators that tasks
+   were given are registered here.
+6. A capture that fails leaves no trace: it is ended, its pool is released, and torch's generators
+   are reset by a capture that does not fail.
 """
 
 from __future__ import annotations

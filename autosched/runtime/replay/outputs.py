@@ -1,8 +1,8 @@
-"""Outgoing: a recording's outputs as the caller gets them, so that no later replay changes them.
+"""Return outputs of a recording that later replays do not overwrite.
 
-What is an input, or a view of one, is that input again, or a view of it, as in any run. Of the
-recording's own memory the caller gets a copy; what shares memory there shares it in the copy. Reads
-addresses, and no number.
+An output that is an input, or a view of one, is returned as that input or a view of it, as in any
+run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
+recording share it in the copy. Compares addresses, and reads no element.
 """
 
 from __future__ import annotations

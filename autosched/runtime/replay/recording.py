@@ -1,22 +1,26 @@
-"""Recording: one run of a cut program, recorded segment by segment, and how it is replayed.
+"""Record one run segment by segment, and replay it.
 
-A recorded segment reads and writes the addresses that it met. So what crosses its borders stays
-where it was:
+A recorded segment reads and writes the addresses that it was recorded with. So everything that
+crosses the border of a segment keeps its address:
 
-    inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on
-                         the caller's stream, into buffers that the recording keeps, and back if
-                         tasks write them
-    copies to devices    go into the memory that they went into when they were recorded
-    outputs              leave the recording's memory as copies, so that the next replay does not change them; those
-                         that are an input, or a view of one, are that input or a view of it again
-    constants            are where they are
+    inputs on devices    are used where they are, if they come at the same addresses each time;
+                         weights then need no copies. An input that comes from another address is
+                         copied, on the caller's stream, into a buffer that the recording keeps, and
+                         copied back if tasks write it; this costs one more recording
+    copies to devices    go into the memory that they went into during recording
+    outputs              are returned as copies, so that the next replay does not change them; those
+                         that are an input, or a view of one, are returned as that input or its view
+    constants            are used where they are
 
-All memory that a recording takes, in segments and by copies between them, is of one pool per
-device, in which blocks are taken and freed in the order of their streams, as the program says. So
-it needs no more than the program does, and a block that serves twice serves in the same order in
-each replay.
+All memory that a recording allocates, in segments and by copies between them, comes from one pool
+per device, in which blocks are allocated and freed in the order of their streams, as the program
+says. Frees are instructions, so a block that is reused within a run is reused in the same order in
+each replay. So a recording needs no more memory than the program, and no separate memory plan.
 
-Knows of the backend that it can record what steps put on a device, and replay it; not how.
+What cannot be recorded is run: a capture that fails has had no effect, so its segment and the rest
+of that run are executed as usual.
+
+Knows that the backend can record what steps issue to a device, and replay it. Does not know how.
 """
 
 from __future__ import annotations

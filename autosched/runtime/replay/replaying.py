@@ -1,8 +1,8 @@
-"""Replaying: which runs of a schedule are recorded, which are replayed, and why others are neither.
+"""Decide which runs of a schedule are recorded and which are replayed.
 
-The first run of inputs of a kind is an ordinary one: it warms up what libraries set up at their
-first use. The second is recorded, those that follow are replayed. What a recording is, and what it
-must keep, ``recording`` knows.
+The first run with inputs of a kind is an ordinary one: it warms up what libraries initialise at
+their first use. The second is recorded, and those after it are replayed. Also reports why a run was
+not replayed. Recordings themselves, and what they must keep, are in ``recording``.
 """
 
 from __future__ import annotations

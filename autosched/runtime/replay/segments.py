@@ -1,14 +1,16 @@
-"""Segments: what of a program can be recorded once and replayed whole on its device, and what stays between.
+"""Divide a program into segments that can be recorded and replayed whole.
 
-What runs on the host, copies between real devices, and what frees the host's memory stays as it is.
-All else is on one real device. Two such instructions share a segment if, of all that is not on
-their device, the same is behind them and the same is ahead of them. So to begin a segment as a
-whole, and to end it as a whole, keeps nothing waiting for longer than the program did; and segments
-wait for each other in no circle. (Were a segment A behind something B of another device that is
-behind A, then B would be behind some of A and ahead of others, which therefore were not one
-segment.)
+Work on the host, copies between physical devices, and frees of host memory remain outside segments.
+Everything else is on one physical device. Two such instructions share a segment if they have the
+same predecessors and the same successors among the instructions that are not on their device. So
+beginning a segment as a whole and ending it as a whole delays no other instruction: no copy and no
+host task waits for more of a graph than it needs. Where copies are many, segments are small.
 
-Knows no function, no tensor, and not how a segment is recorded.
+Segments never wait for each other in a cycle. (Suppose that a segment A had to wait for an
+instruction B of another device, which has to wait for A. Then B would be a successor of some
+instructions of A and a predecessor of others, so these would not be in one segment.)
+
+Knows no function and no tensor, and not how a segment is recorded.
 """
 
 from __future__ import annotations

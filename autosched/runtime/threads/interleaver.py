@@ -1,6 +1,7 @@
-"""A team in one thread: an instruction at a time, of whichever thread it plays is chosen.
+"""Simulate a team of threads in one thread, in a chosen interleaving.
 
-Knows no program and no device, as ``workers`` does not.
+Executes one instruction at a time. A chooser decides which of the simulated threads continues.
+Knows no program and no device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Straight: the steps of a thread as lines of Python functions, for tapes that one thread drains alone.
+"""Compile the steps of one thread into a function without loops.
 
-Where a device does the work, issuing it is what the host does, and a loop over steps costs as much
-again as the calls in it. Knows no program: a line says which step it is of, by which a fault is
-named.
+Used from the second run on, for lists of steps that one thread executes alone and that issue work
+to devices: there the host's work is to issue, and a loop over steps costs as much again as the
+calls in it. CPU tasks are not compiled in this way, because a run that is aborted must be able to
+stop between two of them. Knows no program: each line is mapped to its step, which names a fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What is run, and how a run ends: lists of steps by thread, and the protocol of a team of threads that drains them.
+"""Lists of steps by thread, and the protocol of a thread team.
 
-Knows no program and no device: a step is a function of no arguments with a position, by which a
-fault is named.
+A tape is the list of steps that one thread executes in a run. A step is a function without
+arguments with a position in the program, which names the instruction if the step fails. Also
+defines how a run ends. Knows no program and no device.
 """
 
 from __future__ import annotations

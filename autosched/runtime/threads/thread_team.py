@@ -1,7 +1,17 @@
-"""A team of threads that stop together when one step raises, is interrupted, or is late.
+"""A team of threads that stop together.
 
-A thread that is inside a long step cannot be stopped. It is let go: the run ends without it, and
-the next run begins when it has come back. Knows no program and no device.
+All threads stop when one step raises, is interrupted, or exceeds the timeout. An exception that is
+not an ``Exception`` reaches the caller unchanged, from whichever thread, as in the serial run: a
+task may end the program, and does not wait for the steps of other threads.
+
+A thread inside a long step cannot be stopped safely. Half a second after an interrupt or a deadline
+the run ends without it. The team keeps the run's locks, and the memory its tensors, until the last
+such thread has returned, and that thread clears both. The next run begins only then, so a late
+result never reaches it. Only when the interpreter exits is ``SystemExit`` raised in a thread that
+does not return: one inside torch would abort the process. With a timeout, a spare thread does the
+calling thread's part, so that no task can block the caller.
+
+Knows no program and no device.
 """
 
 from __future__ import annotations
