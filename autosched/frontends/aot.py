@@ -1,7 +1,13 @@
-"""AOT: graphs that Dynamo traced and AOTAutograd split into forward and backward, as graphs of ours.
+"""Convert graphs of Dynamo and AOTAutograd to graphs of autosched.
 
-What torch does not promise to keep, about these two, stands here and nowhere else. Knows no machine
-and no schedule.
+AOTAutograd splits what Dynamo traced into forward and backward. Everything that depends on
+properties of these two that torch does not guarantee is in this module. Knows no machine and no
+schedule.
+
+The graphs are those of torch's backend ``aot_eager``, which calls the same kernels on the same
+shapes, so the results are equal by construction. Shapes are computed for the arguments of each
+call, on fake tensors. So graphs with and without symbolic shapes take the same path, and memory is
+shared between values exactly where it is shared in that call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Asking: code that asks whether a tensor is a fake one, and goes another way then than it does eagerly.
+"""Detect code that behaves differently because its tensors are fake.
 
-Libraries do so in order not to look at data (masks of the transformers library). Knows no graph.
+Libraries test whether a tensor is a fake one in order not to read its elements (for example to
+build masks, in the transformers library). Their results may then differ from those of an eager
+call. Knows no graph.
 """
 
 from __future__ import annotations

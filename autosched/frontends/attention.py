@@ -1,12 +1,12 @@
-"""Attention: torch's fast paths of its transformer modules, taken in a capture where eager calls take them.
+"""Use torch's fused attention kernels in captures where eager calls use them.
 
-``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd does not
-record. They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as
-one is in each capture. Its results differ from those of the other path in the last bits.
-``nn.TransformerEncoder`` looks at the numbers in a padding mask to decide whether it goes on with
-nested tensors, whose padding is then zero: there its whole call is one node.
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd
+does not record. They do not use it while ``make_fx`` traces, or while a TorchFunctionMode is
+active, as one is in each capture. Its results differ from those of the other path in the last bits.
+``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
+nested tensors, whose padding is then zero; there its whole call is one node.
 
-Knows no graph of ours.
+Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Caches: tensors of a capture that are still there afterwards, and tensors from before that a capture finds.
+"""Find fake tensors in caches after a capture, and cached tensors in a capture.
 
-``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has no data, and give a
-capture what was computed before. They may be emptied: what they kept is computed again. Knows no
-graph.
+``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has
+no data, and return to a capture what was computed before it. They may be emptied, because what they
+contained is then computed again. Knows no graph.
 """
 
 from __future__ import annotations

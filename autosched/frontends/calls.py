@@ -1,8 +1,8 @@
-"""Calls: what a step asks of the computer or tells people: the time, files, print. A graph does none of that.
+"""Warn about calls that a graph does not repeat: time, files, print.
 
-Such a call is made once, when the step is captured, and its user is warned. Knows the functions
-that people use, by the names of their modules: not those that write to what is open already, nor
-``datetime``. Knows no graph.
+Such a call is executed once, when the step is captured, and its user is warned. Knows functions in
+common use, by the names of their modules. It does not know ``datetime``, nor functions that write
+to files that are already open. Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
-"""Capture: a PyTorch function, a module or a whole training step becomes a graph, a task for each ATen operator.
+"""Capture a PyTorch function, module or training step as a graph.
 
-The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down
-what it does: forward, backward and optimizer. Tensors that it reaches in modules and optimizers
-become inputs, as its arguments do. What it leaves there that was not there before, such as the
-moments of a new optimizer, is put out.
+Each ATen operator becomes a task. The function runs once on fake tensors, which have shapes and no
+data, while ``make_fx`` traces forward, backward and optimizer. Tensors of modules and optimizers
+that it uses become inputs, as its arguments do. Tensors that it leaves there and that were not
+there before, such as the moments of a new optimizer, become outputs.
 
-All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows
-no machine.
+A capture keeps in-place operators, and finds dependencies from operator schemas and storages. A
+functional graph would have the same dependencies, only hidden in copies at its end.
+
+Values that are not tensors become constants of the graph: shapes, learning rates, training flags.
+An argument that names the device of the capture means "the device of the task" (``Here``), so a
+step that was captured on one device runs on any. Any other device is kept, and fixes the device of
+the task. Knows no machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Changes: what makes a call another kind than an earlier one, in words.
+"""Explain why a call needs a recapture.
 
-Compares what ``guards.kind_of`` says of two calls. Knows no graph and no schedule.
+Compares what ``guards.kind_of`` returned for two calls. Knows no graph and no schedule.
 """
 
 from __future__ import annotations

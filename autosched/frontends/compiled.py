@@ -1,6 +1,7 @@
-"""Compiled: a function that is captured and scheduled when it is called, once for each kind of call.
+"""Functions that are captured and scheduled when they are called.
 
-Two calls are of one kind if capture would write down the same: see ``frontends.guards``.
+A call uses an earlier capture if capturing it again would give the same graph: see
+``frontends.guards``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Described: what Dynamo and AOTAutograd say of nodes: which of the user's variables, modules and lines they are.
+"""Read names and source lines from graphs of Dynamo and AOTAutograd.
 
-Says less where torch does. Knows no graph of ours.
+Returns the user's variables, modules and lines that a node belongs to, or less where torch reports
+less. Knows no graph of autosched.
 """
 
 from __future__ import annotations

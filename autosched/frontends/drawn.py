@@ -1,6 +1,7 @@
-"""Drawn: whether a step takes from iterators, generators, queues, files, which then give something else.
+"""Detect steps that consume iterators, generators, queues or files.
 
-Or changes what Python does not show by names: NumPy's arrays, context variables. Knows no graph.
+These return something else in the next call. Also detects changes of objects that Python does not
+reach by attribute names: NumPy arrays and context variables. Knows no graph.
 """
 
 from __future__ import annotations

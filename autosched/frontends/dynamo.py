@@ -1,10 +1,13 @@
-"""Dynamo: schedules behind ``torch.compile``, which traces, guards and differentiates; what comes of it is scheduled.
+"""A backend for ``torch.compile`` that schedules the compiled graphs.
 
-``torch.compile(model, backend="autosched", options={"machine": machine})``, or ``backend=TorchBackend(machine)``: an
-object, which can be asked for its schedules. ``default`` can be, for all that used the name.
+torch traces the code, guards it and differentiates it; this module schedules the resulting graphs.
 
-Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with
-one warning.
+``torch.compile(model, backend="autosched", options={"machine": machine})``, or
+``backend=TorchBackend(machine)``: an object that returns its schedules on request. ``default``
+returns those of all models that used the name.
+
+Never fails where torch would not: a graph that cannot be captured or scheduled runs as torch gave
+it, with one warning.
 """
 
 from __future__ import annotations

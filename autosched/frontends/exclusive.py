@@ -1,7 +1,7 @@
-"""Exclusive: one capture at a time, in one thread.
+"""Allow one capture at a time, in one thread.
 
-Tracing changes what all threads share: torch's functions, hooks of all modules, what modules hold.
-Knows no torch.
+Tracing changes state that all threads share: torch's functions, hooks of all modules, and what
+modules hold. Knows no torch.
 """
 
 from __future__ import annotations

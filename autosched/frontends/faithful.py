@@ -1,9 +1,9 @@
-"""Faithful: what torch does otherwise while a step is traced than it does eagerly, done as it is eagerly.
+"""Make functions choose the same operators while traced as eagerly.
 
-Some of torch's functions ask whether anything watches their operators, and then choose others,
-whose results have other last bits. Those that are known stand here: they are called so that they
-choose as they do eagerly, or, where they look at data to choose, are refused.
-``tests/frontends/test_op_db.py`` finds them. Knows no graph.
+Some torch functions check whether a mode observes their operators, and then choose others, whose
+results differ in the last bits. The known ones are handled here: they are called so that they
+choose as they do eagerly, or, where they read elements to choose, an error is raised.
+``tests/frontends/test_op_db.py`` finds such functions. Knows no graph.
 """
 
 from __future__ import annotations

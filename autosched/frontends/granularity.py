@@ -1,7 +1,8 @@
-"""Granularity: how much of a captured step becomes one task.
+"""Choose how many operators of a captured step become one task.
 
-``"op"``: an operator. ``"module"``: a call of a module, its forward or its backward, or what an optimizer does to it.
-``"auto"``: a chain of operators, or tiny ones beside others. A call of a marked function is one task in any case.
+``"op"``: one operator. ``"module"``: a call of a module (its forward or its backward), or what an
+optimizer does to it. ``"auto"``: a chain of operators, or small independent ones. A call of a
+marked function is one task in any case.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Guards: whether a call would be captured as an earlier one was.
+"""Guards: whether a call can use an earlier capture.
 
-A capture bakes in all that is no tensor: numbers among the arguments, in closures and globals,
-attributes of modules and of objects, settings of optimizers. ``Reach`` walks over what a function
-can read of that. What it finds is a key, equal for calls of one kind; and the containers it saw,
-which a ``Guard`` then only looks over: where each holds the very same objects, nothing has changed.
-Knows no graph.
+A capture makes constants of all values that are not tensors: numbers among the arguments, in
+closures and globals, attributes of modules and of objects, settings of optimizers. ``Reach`` walks
+over those that the code of a function, and the code that it calls, mentions by name. The result is
+a key, which is equal for calls that can share a capture, and the containers that were visited. A
+``Guard`` then only compares these: if each container holds the identical objects, nothing has
+changed. That is one loop in C. Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Kept: what of a tensor a step leaves as it was, since no operator changes it; and what is the same in each run.
+"""Check properties of tensors that a step must not change.
 
-Knows no graph.
+No operator changes them: the identity of the tensor, its memory, ``requires_grad`` and, except for
+parameters, its gradient. Also tells which objects are constants. Knows no graph.
 """
 
 from __future__ import annotations

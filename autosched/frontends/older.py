@@ -1,4 +1,4 @@
-"""Older: what tracing needs and torch has only in later versions than the oldest supported.
+"""Provide tracing functions that old torch versions lack.
 
 Knows torch's tracers, and nothing of graphs.
 """

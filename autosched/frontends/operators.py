@@ -1,7 +1,7 @@
-"""Operators: nodes of a traced ATen graph, as tasks.
+"""Convert nodes of a traced ATen graph to tasks.
 
-Operators write what their schemas say or ``effects`` knows; which results share memory, fake
-tensors' storages tell. Knows neither what was traced nor why.
+An operator writes what its schema declares or what ``effects`` knows. The storages of the fake
+tensors show which results share memory. Does not know what was traced, or why.
 """
 
 from __future__ import annotations

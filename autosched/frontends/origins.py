@@ -1,7 +1,7 @@
-"""Origins: where the operators of a traced step come from: module, phase, and the user's line.
+"""Find the module, phase and source line of traced operators.
 
-Written down by torch while it traces, as far as hooks let it; read off the nodes afterwards. Knows
-no graph of ours.
+torch records them while it traces, as far as hooks allow; they are then read from the nodes. Knows
+no graph of autosched.
 """
 
 from __future__ import annotations

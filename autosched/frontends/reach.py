@@ -1,8 +1,9 @@
-"""Reach: what a function can read that is no tensor, as far as its code and the code that this calls mention it.
+"""Find the non-tensor objects that a function can read.
 
-Does not see what code reaches by names that it puts together or through ``vars``, inside objects of
-libraries, in lists and dicts of more than a thousand items, and when it compares dataclasses. Knows
-neither guards nor graphs.
+Follows the names that the function's code, and the code that it calls, mention. Does not see
+objects that are reached by computed names or through ``vars``, inside objects of libraries, in
+lists and dicts of more than a thousand items, and in comparisons of dataclasses. Knows neither
+guards nor graphs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Refusals: what no graph can say, in the words of the one who wrote it: the line, the reason, and what to do instead.
+"""Errors for code that cannot be captured.
 
-Knows torch's errors, as far as tracing raises them, and no graph.
+Each says the line of the user's code, the reason, and what to do instead. Knows the errors that
+torch raises in tracing, and no graph.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Seeds: what a step does to torch's generator of random numbers, as operators of the graph.
+"""Capture seeding of torch's random number generator as operators.
 
-``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and what is made of these, such as ``fork_rng``, reach the
-generator through one variable of ``torch.random``. For the time of a capture it holds a stand-in,
-which calls operators that ``make_fx`` writes down. Knows the generator of the CPU alone.
+``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and functions that use them, such as
+``fork_rng``, access the generator through one variable of ``torch.random``. During a capture it
+holds a substitute that calls operators, which ``make_fx`` traces. Knows the CPU's generator only.
 """
 
 from __future__ import annotations

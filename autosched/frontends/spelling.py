@@ -1,8 +1,8 @@
-"""Spelling: the function of torch's Python interface that calls an ATen operator, for people to read and for speed.
+"""Find the Python function that calls an ATen operator.
 
-``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, and takes a microsecond longer to say so. Which function it
-is, is not believed but seen: it is called, and must dispatch this one operator with these very
-arguments. Knows no graph.
+``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, which is easier to read and a microsecond
+faster. A candidate is not trusted but tested: it is called on fake tensors, and must dispatch this
+operator alone, with the same arguments. Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
+"""Find the tensors of modules and optimizers that a function uses.
 
-A place says where a tensor is held: ``("parameter", name)``, ``("grad", parameter)``, ``("buffer",
-root, name)``,
-``("attribute", root, module, name)``, ``("moment", optimizer, parameter, key)``; ``("setting", optimizer, group, key)``
-for a rate that is a tensor. Knows no graph.
+Each has a name and a place, which says where it is held: ``("parameter", name)``, ``("grad",
+parameter)``, ``("buffer", root, name)``, ``("attribute", root, module, name)``, ``("moment",
+optimizer, parameter, key)``; ``("setting", optimizer, group, key)`` for a learning rate that is a
+tensor. Tensors in attributes of modules are state, as buffers are: they are inputs of the graph,
+and outputs where a step leaves new ones. Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""Surroundings: what a function can reach beside its arguments, by the names that its source has for it.
+"""Detect and undo changes to objects outside a function's arguments.
 
-For the time of a capture: what it changes there is found, told and put back. Knows no graph.
+Such objects are named as in the function's source. What a capture changes there is found, reported
+and put back, so a capture that fails leaves everything as it was. A step that leaves anything but
+tensors changed cannot be captured, because a counter, for example, would make each call need a
+recapture. An exception are switches: an attribute that holds a word, True, False or None is left as
+the step leaves it. Knows no graph.
 """
 
 from __future__ import annotations

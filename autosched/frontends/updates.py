@@ -1,6 +1,10 @@
-"""Updates: which parameters the operators of an optimizer's step are for, and what of it belongs on the host.
+"""Find the parameters that an optimizer's operators update, and choose devices.
 
-Read off the nodes of a traced step. Knows no graph of ours.
+A parameter, its moments and its gradient are kept on one device, so an update runs where the
+gradient is computed. Parameters that one fused operator updates together are not kept together,
+because that would move the whole backward pass to one device. The step counters of an optimizer are
+on the host, where torch has them, and so are the Python numbers computed from them. Reads the nodes
+of a traced step; knows no graph of autosched.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Copy tensors between devices, with page-locked staging memory where needed.
 
-    host, page-locked  -> GPU              one copy
-    host, pageable     -> GPU              the host moves it to pinned pieces, which are copied
-    GPU                -> host             one copy, into memory that is page-locked
-    GPU                -> pageable memoryof the caller: into pinned pieces, then moved by the host
-    GPU                -> GPU, peers       one copy; the current streams of both wait for each other
-    GPU                -> GPU, no peers    two copies for each pinned piece: to the host, and from it
-    GPU                -> itself           one copy, from one logical device to another
+    host, page-locked -> GPU              one copy
+    host, pageable    -> GPU              moved to pinned pieces by the host, and copied from there
+    GPU               -> host             one copy, into memory that is page-locked
+    GPU               -> pageable memory  of the caller: into pinned pieces, then moved by the host
+    GPU               -> GPU, peers       one copy; the current streams of both wait for each other
+    GPU               -> GPU, no peers    into pinned pieces, and on from there: two copies for each
+    GPU               -> itself           one copy, from one logical device to another
 
 A copy has the strides of the original, because sums over other strides differ in the last bits. A
 tensor with gaps is packed before the copy and spread after it, so that the bytes transferred are
