@@ -1,4 +1,4 @@
-"""Find fake tensors in caches after a capture, and cached tensors in a capture.
+"""Find tensors that cross the border of a capture through caches.
 
 ``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has
 no data, and return to a capture what was computed before it. They may be emptied, because what they

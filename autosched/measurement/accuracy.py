@@ -1,4 +1,7 @@
-"""Accuracy: a schedule's predicted makespan beside what its runs take by the host's clock, when nothing is noted."""
+"""Compare a schedule's predicted makespan with its measured run time.
+
+Runs are timed by the host's clock and without profiling.
+"""
 
 from __future__ import annotations
 

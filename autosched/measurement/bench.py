@@ -1,8 +1,18 @@
-"""A bench: one device of some equal ones, on which a graph runs serially while its calls are timed; what is believed.
+"""Time the calls of a graph in serial runs on one device.
 
-Runs are whole, and the first warms up. So each task finds caches as the task before it left them:
-what that made is there, weights of long ago may not be. One that is too short for a device's clock
-is timed many times in a row: its arguments are then as warm as can be.
+The device stands for all equal devices of a machine. A device is measured while it is kept busy: a
+kernel that sleeps holds it until all of a task is launched, so that two events measure the kernels,
+and the host's clock measures the launches. A task costs the larger of the two, or only the first if
+the schedule will be replayed.
+
+Runs are whole, and the first one is a warm-up. So each task finds the caches as the previous task
+left them, as it will in real runs: that task's results are cached, weights used long before may not
+be. A task that is too short for the device's clock is timed many times in a row, with its arguments
+in the cache.
+
+An estimate may be a thousand times too low (an SVD, a task that sleeps), so a reading that is much
+longer than its estimate is accepted if it is repeated. A reading beyond the peak performance of any
+device is rejected, however often it is repeated.
 """
 
 from __future__ import annotations

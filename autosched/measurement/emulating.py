@@ -1,8 +1,8 @@
-"""Emulating: how much slower a machine must be for this CPU to emulate it in real time.
+"""Find the slowdown at which this CPU can emulate a machine.
 
-Compares what all devices and links do at once with what this CPU does, as measured: products of
-matrices, sums of long vectors, and what it takes to issue a task. Knows no graph but one of its
-own.
+Compares what all devices and links do concurrently with the measured performance of this CPU:
+products of matrices, sums of long vectors, and the time to issue a task. Knows no graph but one of
+its own.
 """
 
 from __future__ import annotations

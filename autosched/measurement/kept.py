@@ -1,6 +1,7 @@
-"""Kept: what was measured before, in a file for this machine, driver and torch; only where a caller asks for one.
+"""Read and write a file of earlier measurements.
 
-A file that is malformed, or of another machine, is said to be so, and replaced. Knows no task:
+The file belongs to one machine, driver and version of torch, and is used only if a caller asks for
+it. A file that is malformed, or of another machine, is reported and replaced. Knows no task:
 readings have names.
 """
 

@@ -1,7 +1,11 @@
-"""Links: how long copies of many sizes take, each way, from and to page-locked and other host memory; a line.
+"""Measure the latency and rate of links.
 
-Copies are timed by the accelerator's events, but those of pageable memory, which hold up the thread
-that asks for them, by the host's clock.
+Copies of many sizes are timed in each direction, from and to page-locked and pageable host memory,
+and a line is fitted to them. A link gets one rate for both directions, the lower one: the two
+differ by less than a tenth, and separate rates would double the number of paths.
+
+Copies are timed by the accelerator's events, except those of pageable memory, which block the
+thread that issues them and are timed by the host's clock.
 """
 
 from __future__ import annotations

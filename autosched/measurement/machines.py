@@ -1,4 +1,4 @@
-"""Machines: the one that is here, with what copies and probes show of it."""
+"""Describe the local machine with measured links and streams."""
 
 from __future__ import annotations
 

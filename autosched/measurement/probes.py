@@ -1,8 +1,10 @@
-"""Probes: whether streams of one accelerator run side by side, as probes show it.
+"""Measure whether streams of an accelerator run concurrently.
 
-Small kernels leave most of a device to others, large ones nothing. How much several streams disturb
-each other so hangs on the kernels, and no one figure of a device would tell: a program is simulated
-with streams that do not, and a device gets as many as pay for kernels that are small.
+Small kernels leave most of a device free for other streams, large ones leave nothing. So the
+interference of streams depends on the kernels. One factor per device would be wrong for large
+kernels or for small ones; with one factor for each pair of tasks, planning would take more than one
+pass, and no lower bound would hold. So a program is simulated with streams that do not slow each
+other down, and a device gets as many streams as are worthwhile for small kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sanity: which readings cannot be. A reading that cannot be is taken again, and then left out. Measures nothing."""
+"""Reject impossible readings.
+
+Such a reading is repeated, and then left out. Measures nothing.
+"""
 
 from __future__ import annotations
 

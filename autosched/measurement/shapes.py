@@ -1,4 +1,7 @@
-"""Shapes: which calls do the same work, as far as their function and arguments tell. Measures nothing."""
+"""Find calls that do the same work.
+
+Compares the functions and arguments of calls. Measures nothing.
+"""
 
 from __future__ import annotations
 

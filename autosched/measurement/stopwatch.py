@@ -1,9 +1,9 @@
-"""Stopwatches: how many seconds a call keeps a device, and how many the thread that launches it.
+"""Measure the device time and the launch time of a call.
 
-A CPU has done what it was told when the call returns. An accelerator is asked by two events on its
-current stream. It is kept busy until all that lies between them is launched, where torch has a
-kernel that sleeps: then they tell what the device takes, and not how slowly it is fed. What two
-events tell that have nothing between them is taken off. Knows no task and no graph.
+A CPU has finished the work when the call returns. An accelerator is timed by two events on its
+current stream. Where torch has a kernel that sleeps, the device is kept busy until everything
+between the events is launched: then they measure the device, and not the launching thread. The time
+between two events with nothing between them is subtracted. Knows no task and no graph.
 """
 
 from __future__ import annotations

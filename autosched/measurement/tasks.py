@@ -1,4 +1,9 @@
-"""Tasks: costs of a graph, of serial runs on each model of device that the machine has, on the first of its kind."""
+"""Measure the costs of a graph's tasks.
+
+The graph runs serially on one device of each model that the machine has. Tasks that were measured
+on CPUs only get the same costs for all devices: this is what they take on an emulated machine at
+least.
+"""
 
 from __future__ import annotations
 

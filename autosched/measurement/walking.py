@@ -1,8 +1,9 @@
-"""Walking: a serial run of a graph with all tasks on one device, in which another decides how tasks are called.
+"""Run a graph serially with its tasks on one device.
 
-What must run elsewhere does, on copies; what it writes is copied back. Inputs and constants are
-copied when they are first needed, so the caller's stay as they are, and values go with their last
-use, so little memory is held. Knows no clock.
+The caller decides how tasks are called. A task that must run on another device does so, on copies,
+and what it writes is copied back. Inputs and constants are copied when they are first needed, so
+the caller's remain unchanged. Values are dropped after their last use, so little memory is held.
+Knows no clock.
 """
 
 from __future__ import annotations

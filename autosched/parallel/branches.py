@@ -1,8 +1,9 @@
-"""Branches: which tasks of a stage need not wait for another stage, or need not be waited for.
+"""Find tasks of a stage that are independent of other stages.
 
-Stages follow each other in a row, but what they do is a graph: of two towers, the second one's
-forward needs nothing of the first one's stage, and only what joins them does. Such a stage is cut
-into parts, where each is worth a task. Knows stages and seconds, no device.
+Stages follow each other, but their tasks form a graph: of two towers, the forward of the second
+needs nothing from the stage of the first, and only the task that joins them does. Such a stage is
+cut into parts, where each part is long enough for a task of its own. Knows stages and seconds, no
+device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Buckets: which gradients are summed over devices in one go.
+"""Group gradients into buckets that are summed together.
 
-Few large messages cost less than many small ones; but the first should be on its way soon, while
-backward goes on. Knows names and sizes, no tensor.
+A few large messages cost less than many small ones, but the first should be sent early, while
+backward continues. Knows names and sizes, no tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Clip: gradients are scaled where the norm of all of them exceeds a limit.
+"""Clip gradients by the norm of all of them.
 
-As ``torch.nn.utils.clip_grad_norm_`` does it to the gradients that plain PyTorch would have, bit
-for bit: norms of parameters are made where their gradients are, the norm of these on one device,
-and each device scales what it has.
+Equal to ``torch.nn.utils.clip_grad_norm_`` on the gradients of plain PyTorch, bit for bit. Norms of
+gradients are computed where the gradients are, the norm of these on one device, and each device
+scales its own gradients.
 """
 
 from __future__ import annotations

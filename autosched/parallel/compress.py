@@ -1,15 +1,15 @@
-"""Compress: add to a graph what sums one flat tensor per device of which fewer bytes are sent, with error feedback.
+"""Sum gradients over devices with compressed messages and error feedback.
 
-What a device does not send in this step it keeps, and adds to what it has to send in the next
-(Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error
-feedback fixes SignSGD", ICML 2019). So over all steps, what was applied and what is still kept is
-the sum of the gradients, up to rounding. Each device receives what each other one sends, decodes
-all of it and adds it in the order of the devices: all have the same bits. That is n - 1 payloads
-into each device, where a ring takes 2 (n - 1) / n of the whole: half precision saves nothing with 4
-devices or more.
+Adds to a graph the sum of one flat tensor per device. What a device does not send in this step it
+keeps, and adds to what it sends in the next step (Seide et al., "1-bit stochastic gradient
+descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). So over
+all steps, what was applied plus what is still kept is the sum of the gradients, up to rounding.
+Each device receives the messages of all others, decodes all of them, and adds them in the order of
+the devices, so all devices get the same bits. That is n - 1 messages into each device, where a ring
+transfers 2 (n - 1) / n of the whole: half precision saves nothing with 4 devices or more.
 
-A NaN or an infinity is never hidden: it is seen in the total. What a device would keep of one it
-forgets. An element beyond the range of a half-precision format becomes infinite.
+A NaN or an infinity is never hidden: it appears in the total. A device does not keep it for the
+next step. An element beyond the range of a half-precision format becomes infinite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Curve: how long a step is predicted to take, by the number of micro-batches and by order; and so, which is best.
+"""Predict the time of a step by number of micro-batches and order.
 
-Many micro-batches leave small bubbles, and cost more launches, and work that is too small for a
-device.
+Many micro-batches have small bubbles, but they cost more launches, and their work is too small to
+use a device well. The best number is that of the shortest predicted step.
 """
 
 from __future__ import annotations

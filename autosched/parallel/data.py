@@ -1,6 +1,7 @@
-"""Data parallelism: each device trains a replica of the model on its share of the batch, and gradients are summed.
+"""Data parallelism: replicas of a model on shares of the batch.
 
-One graph: the sum of one bucket of gradients goes on while backward makes the next.
+Each device trains a replica, and gradients are summed over the replicas. The step is one graph, so
+one bucket of gradients is summed while backward computes the next.
 """
 
 from __future__ import annotations

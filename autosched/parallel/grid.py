@@ -1,9 +1,12 @@
-"""Grid: one training step as one graph, for replicas of a model times stages of it times micro-batches.
+"""Build the graph of a training step.
 
-Data parallelism is several replicas of one stage, model parallelism one replica of several stages,
-a pipeline several micro-batches of that. Templates are included for each, gradients are added up
-and summed over replicas, and each device updates what it holds. Knows templates and devices;
-captures nothing and runs nothing.
+It has replicas of a model, times its stages, times micro-batches. Data parallelism is several
+replicas of one stage, model parallelism is one replica of several stages, and a pipeline is several
+micro-batches of that. Templates are included for each, gradients are accumulated and summed over
+replicas, and each device updates its own parameters. Micro-batches are added one after another, as
+in the serial run; the policy decides in which order a device computes them. So one graph serves all
+pipeline orders, and dropout draws the same numbers as in the serial run. Knows templates and
+devices; captures nothing and runs nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Levels: how far replicas can go through a pass before they must exchange something, and what.
+"""Divide a pass into levels between which replicas exchange values.
 
-Knows graphs, and which operators stand for an exchange.
+Knows graphs, and which operators stand for an exchange. A backward pass delays tasks whose results
+are needed only at a later level; otherwise their results would be held in memory for all levels.
 """
 
 from __future__ import annotations

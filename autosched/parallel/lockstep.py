@@ -1,7 +1,8 @@
-"""Lockstep: what replicas exchange in the middle of a pass, so that they go through it level by level.
+"""Exchange values between replicas in the middle of a pass.
 
-What replicas exchange at one level goes in one piece. Knows pieces, and of exchanges what shares
-become together.
+Replicas go through a pass together, level by level (``levels``). All exchanges of one level by the
+same operator are combined into one. One device combines the shares, so all replicas get the same
+bits. Knows pieces, and how an operator combines shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Model parallelism: a model whose parts live on several devices, for what does not fit on one.
+"""Model parallelism: a model whose parts are on several devices.
 
-One batch goes through one stage after another; what needs nothing of other stages, such as a second
-tower, does not wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
+For models that do not fit on one device. One batch goes through one stage after another. What needs
+nothing from other stages, such as a second tower, does not wait for them; otherwise one device
+works at a time. ``pipeline`` lets the stages work concurrently.
 """
 
 from __future__ import annotations

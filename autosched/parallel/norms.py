@@ -1,8 +1,11 @@
-"""Norms: batch normalisation by the statistics of all replicas, in operators that a capture writes down.
+"""Batch normalisation with statistics of all replicas.
 
-What a replica knows of its share of the batch goes through an operator that stands for an exchange:
-``moments`` returns the moments of all shares, ``total`` the sum over them. Alone, each returns what
-it was given; ``EXCHANGES`` says what several return. Knows no graph and no device.
+The statistics of a replica's share of the batch go through an operator that stands for an exchange:
+``moments`` returns the moments of all shares, ``total`` the sum over them. In a capture, each
+returns its argument, so a pass is captured once; ``EXCHANGES`` says what they return for several
+replicas. There is one exchange in the forward pass, of count, mean and squared differences, which
+loses no precision where the mean is large, and one in the backward pass. Knows no graph and no
+device.
 """
 
 from __future__ import annotations

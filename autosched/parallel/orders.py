@@ -1,13 +1,15 @@
-"""Pipeline orders: which piece of which micro-batch each device computes, one after another.
+"""Orders of micro-batches on the devices of a pipeline.
 
 A model is cut into stages; each device has one or several. A piece is the forward of a stage for
-one micro-batch, or its backward, whole or in two: the gradient by the input, which the stage before
-waits for, and that by the weights, for which nobody waits. An order is a pure function of numbers.
-In what follows p is the number of devices, m that of micro-batches, v that of stages on a device
-("rounds"), and a bubble is the share of time in which devices idle, where copies take no time,
-stages are equally long, and a backward takes twice as long as a forward.
+one micro-batch, or its backward, whole or in two parts: the gradient by the input, which the
+previous stage waits for, and the gradient by the weights, which no stage waits for. An order is a
+pure function of numbers. Below, p is the number of devices, m the number of micro-batches, v the
+number of stages on a device ("rounds"), and a bubble is the share of time in which devices are idle
+if copies take no time, stages are equally long, and a backward takes twice as long as a forward.
 
-Knows no model, no graph and no machine; durations only where they are given.
+A pipeline is a policy, not a graph: the order says which pieces a device runs first, and the graph
+is the same for all orders. Knows no model, no graph and no machine; durations only where they are
+given.
 """
 
 from __future__ import annotations

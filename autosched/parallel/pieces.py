@@ -1,8 +1,10 @@
-"""Pieces: which operators of a micro-batch become one task: a stage's forward, its backward, or parts of that.
+"""Group the operators of a micro-batch into tasks.
 
-A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I,
-what earlier stages wait for, and W, gradients of weights. R draws the random numbers of a stage,
-for which nothing must be waited for. Pieces of several stages have the stage's number: ``F0``.
+A piece is a stage's forward, its backward, or a part of that. Pieces are named as in
+``torch.distributed.pipelining``: F, forward; B, backward; or, separately, I, the part of backward
+that earlier stages wait for, and W, gradients of weights, which is the rest of a stage's backward.
+R draws the random numbers of a stage and waits for nothing. Pieces of several stages have the
+stage's number: ``F0``.
 """
 
 from __future__ import annotations

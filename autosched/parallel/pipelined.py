@@ -1,6 +1,6 @@
-"""Pipelines: a model cut into stages, a batch cut into micro-batches, and stages that work on different ones at once.
+"""Pipelines: stages of a model that work on different micro-batches concurrently.
 
-What is not given is found by simulation: ``study``.
+Arguments that are not given are found by simulation: see ``study``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Planning: from a model, a batch and devices to the grid of a step, and its schedule.
+"""Capture micro-batches and updates, and schedule the step.
 
-Captures what micro-batches and updates are, for each number of rows that occurs. Knows no system:
-which devices there are, and what is tried, others say.
+Leads from a model, a batch and devices to the graph of a step (``grid``), and to its schedule.
+Captures micro-batches and updates for each number of rows that occurs. Does not decide which
+devices are used or which alternatives are tried: its callers do.
 """
 
 from __future__ import annotations

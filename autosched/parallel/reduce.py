@@ -1,8 +1,9 @@
-"""Reduce: add to a graph what sums one flat tensor per device, so that each device can read the total.
+"""Sum one flat tensor per device, on all devices.
 
-A strategy says which device adds what, in which order. Copies are no part of it: lowering inserts
-one wherever a value is read on another device, from where that value was made. So what a device
-passes on is a value made there. Knows no gradient and no optimizer.
+Adds the tasks of the sum to a graph. A strategy says which device adds what, in which order. Copies
+are not part of a strategy: lowering inserts one wherever a value is read on another device, from
+the device on which the value was computed. So a value that a device passes on must be computed
+there. Knows no gradient and no optimizer.
 
 To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in
 ``STRATEGIES``.

@@ -1,6 +1,8 @@
-"""Rewrite: templates that say the same in another way: gradients of convolutions in two, forward done twice.
+"""Rewrite templates: split gradients of convolutions, recompute the forward pass.
 
-From template to template; the stage of each task goes along. Knows no device and no order.
+A convolution's gradients are one operator; for zero bubbles it becomes two. For checkpointing, the
+forward pass is computed a second time. Each function takes and returns a template and the stage of
+each task. Knows no device and no order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Scaling: what operators cost for any number of rows, from what they cost for two.
+"""Costs of operators for any number of rows, from two captures.
 
-Work and bytes of almost all operators are a constant, such as reading weights, plus a share of each
-row. Knows no device.
+Work and bytes of almost all operators are a constant, such as reading weights, plus a share for
+each row. Knows no device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Stages: a captured model cut into parts that follow each other, balanced by cost, or as the user says.
+"""Cut a captured model into stages.
 
-A model is a row of blocks, each a call of a module or a line of code, in the order in which they
-run; cuts are between blocks. Backward goes the other way and belongs to the blocks of its forward.
-Knows costs and memory, no order in time.
+Stages are balanced by cost, or given by the user. A model is a sequence of blocks, each a call of a
+module or a line of code, in the order in which they run; cuts are between blocks. Backward goes in
+the opposite direction and belongs to the blocks of its forward. Knows costs and memory, no order in
+time.
 """
 
 from __future__ import annotations

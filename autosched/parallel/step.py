@@ -1,8 +1,9 @@
-"""Step: what data_parallel, pipeline and model_parallel return: called with a batch, it trains the model by one step.
+"""Training steps that data_parallel, pipeline and model_parallel return.
 
-Plans once for each kind of batch and of state, keeps the copies of the model that replicas have,
-and lets them follow the model wherever it was changed between steps. Knows no device's work: a
-planner says what is to run.
+Called with a batch, a step trains the model by one step of the optimizer. It plans once for each
+kind of batch and of state. The model is the user's own, and the first replica. A tensor of another
+replica is copied again when the version counter of the model's tensor shows that other code changed
+it, so users need not report changes. Knows no device's work: a planner decides what runs.
 """
 
 from __future__ import annotations

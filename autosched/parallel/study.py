@@ -1,7 +1,7 @@
-"""Study: how a pipeline's step is planned: cuts, orders and numbers of micro-batches are simulated, the best captured.
+"""Choose cuts, order and number of micro-batches of a pipeline by simulation.
 
-Two captured sizes tell what each operator does for any number of rows, so that what is only tried
-is not captured.
+Two captured sizes give a line for the work of each operator, and so the costs for any number of
+rows. So alternatives are simulated without capturing them; only the best is captured.
 """
 
 from __future__ import annotations

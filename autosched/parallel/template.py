@@ -1,7 +1,7 @@
-"""Template: what one micro-batch needs, as a graph of operators: forward, loss and backward; and what an update does.
+"""Capture one micro-batch, and an update, as a graph of operators.
 
-Captured once for each size of a micro-batch, and included as often as there are micro-batches.
-Knows no device.
+A template has forward, loss and backward. It is captured once for each size of a micro-batch, and
+included as often as there are micro-batches. Knows no device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Traffic: how long a task takes that does little but read and write memory, as all of communication's do.
+"""Estimate the time of tasks that only read and write memory.
 
-Knows rates, no task.
+All tasks of communication are of this kind. Knows rates, no task.
 """
 
 from __future__ import annotations

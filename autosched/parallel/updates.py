@@ -1,8 +1,8 @@
-"""Updates: what an optimizer does to the parameters of a stage, cut into tasks that need few gradients each.
+"""Cut an optimizer's update into tasks that need few gradients each.
 
-An optimizer may update each parameter by itself, or many by one operator; what belongs together is
-read off the graph. So the update of one bucket need not wait for the gradients of another. Knows no
-replica and no order.
+An optimizer may update each parameter by separate operators, or many by one operator; the graph
+shows which parameters belong together. So the update of one bucket need not wait for the gradients
+of another. Knows no replica and no order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Check a graph of yours: run it as many machines, policies and interleavings would, and hold it to its serial run.
+"""Check a graph under many machines, policies and interleavings.
 
-``verify`` proves that a program keeps the order of what tasks declare; what they do beside shows only when they run.
+Each run must equal the serial run of the graph. ``verify`` proves that a program keeps the order
+of the accesses that tasks declare; undeclared accesses show only when tasks run.
 """
 
 from __future__ import annotations

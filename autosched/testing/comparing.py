@@ -1,7 +1,7 @@
-"""Compare trees of tensors, arrays and numbers bit for bit, and say how they differ.
+"""Compare trees of tensors, arrays and numbers bit for bit.
 
-NaN equals itself, 0.0 and -0.0 differ. Of leaves that are no tensors, arrays, numbers or strings,
-only the types are compared. Knows no graph.
+Also describes how they differ. NaN equals itself; 0.0 and -0.0 differ. Of leaves that are not
+tensors, arrays, numbers or strings, only the types are compared. Knows no graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Run a program in chosen interleavings, on the backend ``virtual``, and see what each leaves.
+"""Run a program in chosen interleavings, and return each result.
 
-A program that ``verify`` refuses runs too: to see what goes wrong is what this is for.
+Uses the backend ``virtual``. A program that ``verify`` rejects is run, too, because the purpose is
+to see what goes wrong.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Faults to order: a graph in which one task raises, is late, runs out of memory, or returns what it should not.
+"""Inject faults into a task of a graph.
 
-Changes functions, not the plan: what is scheduled, and where, stays the same. Knows no backend, and
-works on any.
+The task raises, is late, runs out of memory, or returns a wrong result. Changes functions, not the
+plan: the tasks and their placement remain the same. Knows no backend, and works with any.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Interleavings of a program: all there are up to equivalence, or seeded ones that look for trouble.
+"""Enumerate the interleavings of a program up to equivalence, or sample them.
 
-Two interleavings are equivalent if they have the same order between any two instructions that touch
-the same thing, one of them changing it; then they end alike. Dynamic partial-order reduction
-(Flanagan & Godefroid, POPL 2005) visits one of each class, and finds conflicts while it runs,
-because threads branch. A program does not: its conflicts are known beforehand, so a class is a
-choice of direction for each conflict that no event orders, without a circle, and each is visited
-exactly once.
+Two interleavings are equivalent if they have the same order between any two conflicting
+instructions, that is, any two that access the same thing, one of them changing it; equivalent
+interleavings end alike. Dynamic partial-order reduction (Flanagan & Godefroid, POPL 2005) visits
+one of each class, and finds conflicts while it runs, because threads branch. The threads of a
+program here do not branch: its conflicts are known before it runs. So a class is a choice of
+direction for each conflict that no event orders, such that there is no cycle, and each class is
+visited exactly once. A program without races has one class.
 
-Knows programs and what instructions touch; runs nothing.
+Knows programs and what instructions access; runs nothing.
 """
 
 from __future__ import annotations

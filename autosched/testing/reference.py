@@ -1,7 +1,7 @@
-"""What is right: the serial run of a graph, what it leaves, and what each of its tasks left.
+"""The serial run of a graph: its outputs and the results of tasks.
 
-What tasks change although no run is given it (constants, modules, optimizers) is put back before
-each run. Knows nothing of schedules.
+Also records what the run leaves in the caller's tensors. State that tasks change although it is not
+an input (constants, modules, optimizers) is restored before each run. Knows nothing of schedules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A policy that no one would choose: tasks on any devices, in any order, as a seed says."""
+"""A policy that places tasks at random, for tests.
+
+Tasks are on random devices and in a random legal order, chosen by a seed.
+"""
 
 from __future__ import annotations
 

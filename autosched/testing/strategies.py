@@ -1,8 +1,8 @@
-"""Hypothesis strategies: graphs of small tensor tasks, machines, and inputs to run them with.
+"""Hypothesis strategies for graphs, machines and inputs.
 
-A graph is drawn as a list of moves and then built, so that a failing one shrinks to few moves.
-Every value holds float64 numbers in [-1, 1]; many share memory, some are empty. Knows no program
-and runs nothing.
+Graphs consist of small tensor tasks. A graph is drawn as a list of moves and then built, so that a
+failing one shrinks to few moves. Every value holds float64 numbers in [-1, 1]; many values share
+memory, some are empty. Knows no program and runs nothing.
 """
 
 from __future__ import annotations
