@@ -1,6 +1,6 @@
 """Tests of schedules: of a user's graph, or of random graphs.
 
-    check                           run a graph on many machines (``machines_for`` it), in many interleavings
+    check                           run a graph on many machines (``machines_for``) and interleavings
     explore                         run a program in all of its interleavings that can differ
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``

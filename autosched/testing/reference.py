@@ -1,7 +1,8 @@
-"""The serial run of a graph: its outputs and the results of tasks.
+"""Run a graph serially, as the expected result of schedules.
 
-Also records what the run leaves in the caller's tensors. State that tasks change although it is not
-an input (constants, modules, optimizers) is restored before each run. Knows nothing of schedules.
+Returns outputs, what the run leaves in the caller's tensors, and the results of tasks. State that
+tasks change although it is not an input (constants, modules, optimizers) is restored before each
+run. Knows nothing of schedules.
 """
 
 from __future__ import annotations
