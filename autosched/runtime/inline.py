@@ -17,7 +17,7 @@ __all__ = ["Inline"]
 
 
 class Inline:
-    """Code, loaded: call it with the inputs of a graph by name.
+    """Loaded code; it is called with the inputs of a graph by name.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -40,7 +40,10 @@ class Inline:
         return self._step(*[inputs[name] for name in self._inputs], **self._given)
 
     def fault(self, error: BaseException) -> tuple[Fault, list[Any]] | None:
-        """Return which call raised, and its arguments; None if it was none. Lets go of all else that the step held."""
+        """Return the call that raised, and its arguments.
+
+        None if there is none. Drops everything else that the step held.
+        """
         trace = error.__traceback__
         while trace is not None:
             frame = trace.tb_frame

@@ -66,7 +66,7 @@ _streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
 class Accelerator(Host):
     """See ``autosched.runtime.backends``.
 
-    With ``serial`` one thing happens at a time, in issue order: the reference.
+    With ``serial``, instructions run one at a time, in issue order: the reference.
     """
 
     def __init__(self, serial: bool = False) -> None:
@@ -90,7 +90,7 @@ class Accelerator(Host):
         self.clocks: dict[torch.device, DeviceClock] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        """Take streams from the pool and create events. Raises MachineError for missing devices."""
         if machine.accelerators and not machine.contention:
             raise MachineError(
                 "a machine without contention is for planning: copies of real devices need copy streams"
@@ -131,11 +131,14 @@ class Accelerator(Host):
         return self.devices[device]
 
     def thread(self, stream: Stream) -> str | None:
-        """Give CPU streams, and what waits for them, threads of their own."""
+        """Return a separate thread for CPU streams, and for streams that wait for them."""
         return str(stream) if stream in self.own_thread else None
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Make the streams current on their devices; on one device the last, which allocates what is copied."""
+        """Make the streams current on their devices.
+
+        If several are on one device, the last is current, and allocates the memory of copies.
+        """
         current = [self.streams[stream] for stream in streams if stream in self.streams]
         if not current:
             return None
@@ -150,7 +153,10 @@ class Accelerator(Host):
         return step
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Call; between two streams of one GPU, do by events what torch does between those of two."""
+        """Call a function.
+
+        Between two streams of one GPU, synchronize with events, as torch does between two GPUs.
+        """
         real = [self.streams[stream] for stream in streams if stream in self.streams]
         if self.serial:
             return lambda: _synchronized(call, real)
@@ -185,12 +191,15 @@ class Accelerator(Host):
         )
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Record on the stream; what a CPU stream has done is done."""
+        """Record the event on the stream. A CPU stream needs none: its work is complete."""
         made = self.events[event]
         return None if made is None else partial(made.record, self.streams[stream])
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Let a GPU stream wait, or a CPU stream's thread, until what comes to the host has landed there."""
+        """Make a GPU stream wait.
+
+        For a CPU stream, block its thread until data copied to the host has arrived there.
+        """
         made = self.events[event]
         if made is None:
             return None
@@ -220,7 +229,7 @@ class Accelerator(Host):
         return mark
 
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Let all streams wait for the caller's."""
+        """Make all streams wait for the caller's."""
         self.stopped = stopped
         if self.streams:
             self.caller_device = torch.accelerator.current_device_index()
@@ -234,13 +243,16 @@ class Accelerator(Host):
         self.begun = time.perf_counter()
 
     def _zero(self) -> None:
-        """Tell each device's clock by the host's, when all have come to rest."""
+        """Synchronize each device's clock with the host's, while all devices are idle."""
         for device in self.callers:
             torch.accelerator.synchronize(device)
         self.clocks = {device: DeviceClock(caller) for device, caller in self.callers.items()}
 
     def join(self) -> None:
-        """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
+        """Make the caller's streams wait for those of the run.
+
+        The host waits for copies of its memory, or for everything if the run was aborted.
+        """
         timing = self.timing  # only runs with stamps have to begin with all devices at rest
         self.timing = False
         for stream, end in self.ends:
@@ -262,7 +274,7 @@ class Accelerator(Host):
             clock.end()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Let no output's block go back before the caller's stream has done what it will do with it."""
+        """Prevent the reuse of an output's block before the caller's stream has finished its work with it."""
         for leaf in flatten(outputs):
             if (
                 isinstance(leaf, torch.Tensor)
@@ -273,7 +285,7 @@ class Accelerator(Host):
 
     @property
     def doubt(self) -> float:
-        """How far off, in seconds, what ``seconds`` says of a device may be."""
+        """The bound, in seconds, on the error of ``seconds`` for a device."""
         return max((clock.doubt for clock in self.clocks.values()), default=0.0)
 
     def seconds(self, stamp: Any) -> float:
@@ -283,7 +295,7 @@ class Accelerator(Host):
         return self.clocks[stamp.device].seconds(stamp) - self.begun
 
     def close(self) -> None:
-        """Give page-locked memory back."""
+        """Release page-locked memory."""
         self.pinned.clear()
 
 
@@ -294,7 +306,7 @@ def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
 
 
 def _real(name: str, physical: str | None) -> torch.device:
-    """Return the torch device behind a name. Raises MachineError if it is not there."""
+    """Return the torch device of a name. Raises MachineError if it is missing."""
     if name.partition(":")[0] == "cpu":
         return torch.device("cpu")
     try:
@@ -313,7 +325,10 @@ def _real(name: str, physical: str | None) -> torch.device:
 
 
 def _pooled(device: torch.device, name: Stream) -> torch.Stream:
-    """Return the stream of that name, made at its first use. Raises MachineError when the pool would repeat."""
+    """Return the stream of that name, created at its first use.
+
+    Raises MachineError when the pool would repeat.
+    """
     made = _streams.setdefault(device, {})
     if name in made:
         return made[name]
@@ -327,7 +342,7 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
 
 
 def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
-    """Return the CPU streams, and all streams that wait, directly or not, for what one of them records."""
+    """Return the CPU streams, and all streams that wait, directly or not, for an event recorded by one of them."""
     recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
     pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
     pairs += [

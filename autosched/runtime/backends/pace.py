@@ -21,7 +21,7 @@ _RUNS = 3  # in a row: the first run is watched, and one may be late by chance
 
 
 class Pace:
-    """Modelled clocks of streams, which real time does not move."""
+    """Modelled clocks of streams, which are independent of real time."""
 
     def __init__(self) -> None:
         self._clock: dict[Stream, float] = {}
@@ -37,22 +37,25 @@ class Pace:
         self._begun = True
 
     def run(self, streams: Sequence[Stream], seconds: float) -> None:
-        """Move the clocks of streams on."""
+        """Advance the clocks of streams."""
         clock = self._clock
         clock.update(
             dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds)
         )
 
     def record(self, stream: Stream, event: int) -> None:
-        """Note a stream's clock."""
+        """Store a stream's clock."""
         self._events[event] = self._clock.get(stream, 0.0)
 
     def wait(self, stream: Stream, event: int) -> None:
-        """Move a stream's clock on to an event's."""
+        """Advance a stream's clock to an event's."""
         self._clock[stream] = max(self._clock.get(stream, 0.0), self._events.get(event, 0.0))
 
     def end(self, measured: float) -> None:
-        """End a run that took so many seconds. Warn once of runs that took much longer than modelled, in a row."""
+        """End a run that took this many seconds.
+
+        Warn once if several runs in a row took much longer than modelled.
+        """
         if not self._begun:
             return
         self._begun = False
@@ -74,7 +77,7 @@ class Pace:
 
 
 def _users() -> int:
-    """Return how many calls up from the caller the user's line is: the nearest that is not ours."""
+    """Return the number of stack frames up to the nearest one outside this package."""
     frame = sys._getframe(1)
     level = 1
     while (

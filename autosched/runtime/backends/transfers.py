@@ -42,10 +42,10 @@ __all__ = ["Way", "are_peers"]
 
 
 class Way:
-    """What moves tensors from a source to a target, of which one is no CPU.
+    """Moves tensors from a source to a target, at least one of which is an accelerator.
 
-    ``streams`` are those that the copy stands on, the target's last. ``relayed``: what is copied may still be about to
-    land in host memory, from another copy.
+    ``streams`` are those that the copy occupies, the target's last. ``relayed``: the source may
+    still be arriving in host memory, from another copy.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Way:
         return copy
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy in memory of its own."""
+        """Return a copy in newly allocated memory."""
         shape = tensor.shape
         strides = tensor.stride()
         if _is_dense(tensor):
@@ -127,7 +127,7 @@ class Way:
         return old
 
     def _is_direct(self, tensor: torch.Tensor, over: torch.Tensor | None) -> bool:
-        """Whether torch's own copy is asynchronous, and takes the way that there is."""
+        """Whether torch's own copy is asynchronous, and uses a connection that exists."""
         if self.from_host:
             return tensor.is_pinned()
         if self.to_host:
@@ -135,7 +135,7 @@ class Way:
         return self.peers
 
     def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy what has gaps, or other strides than what it goes over: packed, and spread where it has come."""
+        """Copy a tensor that has gaps, or other strides than its destination: packed, and spread after arrival."""
         packed = self._fresh(tensor.contiguous())
         if self.to_host:
             self.out.synchronize()
@@ -144,14 +144,14 @@ class Way:
         return over
 
     def _meet(self) -> None:
-        """Let the source's stream wait for what the target's has done: who waits for a copy may wait for either."""
+        """Make the source's stream wait for the target's, so that another stream may wait for either."""
         if self.events:
             self._follow(self.out, self.into, self.events[1])
 
     # ---- through pieces, row by row of bytes
 
     def _send(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """From pageable memory: which is read now, so what shall land there must have landed."""
+        """Copy from pageable memory. It is read immediately, so copies into it must have landed."""
         if self.relayed:
             self.into.synchronize()
             self.pinned.land()
@@ -163,7 +163,7 @@ class Way:
             self.pinned.send(piece, self.into)
 
     def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Over pageable memory."""
+        """Copy over pageable memory."""
         for start, end in _pieces(row):
             piece = self.pinned.take(self.source, end - start)
             memory = piece.memory[: end - start]
@@ -171,7 +171,7 @@ class Way:
             self.pinned.send(piece, self.out, partial(over[start:end].copy_, memory))
 
     def _relay(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Between GPUs that cannot reach each other; pieces leave while others arrive."""
+        """Copy between GPUs that cannot access each other; pieces leave while others arrive."""
         arrived, entered = self.events
         self._follow(self.out, self.into, entered)
         for start, end in _pieces(row):
@@ -185,13 +185,16 @@ class Way:
 
     @staticmethod
     def _follow(stream: torch.Stream, other: torch.Stream, event: torch.Event) -> None:
-        """Let a stream wait for what another has to do by now; recording an event anew leaves earlier waits alone."""
+        """Make a stream wait for all work issued to another.
+
+        Recording an event again does not affect earlier waits.
+        """
         event.record(other)
         stream.wait_event(event)
 
 
 def are_peers(source: torch.device, target: torch.device) -> bool:
-    """Whether one device reaches the memory of another; as far as torch can tell, where it cannot, that it does."""
+    """Whether one device can access the memory of another; True if torch cannot tell."""
     ask = getattr(torch.get_device_module(source.type), "can_device_access_peer", None)
     if source == target or ask is None:
         return True
@@ -199,7 +202,7 @@ def are_peers(source: torch.device, target: torch.device) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is no more than its bytes and strides."""
+    """Whether a tensor is fully described by its bytes and strides."""
     kind = type(tensor)
     if (
         kind is not torch.Tensor
@@ -212,7 +215,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it lies in memory without gaps and overlaps, in any order of its dimensions."""
+    """Whether a tensor has neither gaps nor overlaps in memory, in any order of its dimensions."""
     if tensor.is_contiguous():
         return True
     step = 1
@@ -226,7 +229,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of what is dense, in the order of memory."""
+    """Return the bytes of a dense tensor, in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

@@ -43,10 +43,10 @@ _Before = dict[int, list[int]]  # of each run, copy and free (its position), tho
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a program that is on one real ``device``. It begins and ends on ``stream``.
+    """A part of a program that is on one physical ``device``. It begins and ends on ``stream``.
 
     Its ``program`` forks from that stream to its others, and joins them to it. ``positions`` are
-    those that its runs, copies and frees have in the whole program, in its own order.
+    those that its runs, copies and frees have in the whole program, in the order of ``program``.
     """
 
     device: str
@@ -57,10 +57,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segmented:
-    """A program in which each segment is one run, and what its runs, copies and frees stand for.
+    """A program in which each segment is one run, and the meaning of its runs, copies and frees.
 
-    That is a segment, or an instruction of the whole program, by its position. No event has a
-    number of the whole program's, nor of another segment's.
+    That is a segment, or an instruction of the whole program, by its position. Events have numbers
+    that neither the whole program nor another segment uses.
     """
 
     whole: Program
@@ -74,7 +74,7 @@ class Segmented:
 
     @cached_property
     def everything(self) -> Program:
-        """All instructions there are, for whoever makes streams and events of them."""
+        """All instructions, for creating streams and events."""
         programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
         return Program(
             tuple(instruction for program in programs for instruction in program.instructions)
@@ -82,7 +82,9 @@ class Segmented:
 
 
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
-    r"""Cut a program into segments. ``device`` is the real one behind each name; None for the host.
+    r"""Divide a program into segments.
+
+    ``device`` is the physical one of each name; None for the host.
 
     >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\ncuda:0/compute record e0\n"
     ... "cuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\ncuda:0/compute run c")
@@ -121,7 +123,7 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
 
 
 def _before(program: Program) -> dict[int, list[int]]:
-    """Return what stands right before each run, copy and free: on its streams, and by events."""
+    """Return the direct predecessors of each run, copy and free: on its streams, and by events."""
     last: dict[Stream, list[int]] = {}
     recorded: dict[int, list[int]] = {}
     found: dict[int, list[int]] = {}
@@ -139,7 +141,10 @@ def _before(program: Program) -> dict[int, list[int]]:
 
 
 def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
-    """Return the real device that a run, copy or free is on; None for what stays outside of segments."""
+    """Return the physical device that a run, copy or free is on.
+
+    None for what remains outside segments.
+    """
     if isinstance(instruction, Copy):
         source = device[instruction.source]
         destination = device[instruction.destination]
@@ -148,7 +153,7 @@ def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | 
 
 
 def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -> list[list[int]]:
-    """Return what is to be issued as one: the instructions of a segment, or one that is outside of all."""
+    """Return groups to be issued as one: the instructions of a segment, or one that is outside all segments."""
     after: dict[int, list[int]] = {i: [] for i in reversed(before)}
     for i, found in before.items():
         for p in found:
@@ -182,7 +187,7 @@ def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, li
 
 
 def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
-    """Return the units in an order in which none comes before what it needs, as early as they began in the program."""
+    """Return the units in topological order, with ties broken by their first position in the program."""
     users: list[list[int]] = [[] for _ in needs]
     for number, found in enumerate(needs):
         for p in found:
@@ -230,10 +235,10 @@ def _segment(
 def _branch_by_branch(
     program: Program, members: Sequence[int], before: _Before, streams: Sequence[Stream]
 ) -> list[int]:
-    """Return members in an order that goes on with a stream while it can, and otherwise with the first that can.
+    """Return members in an order that stays on a stream as long as possible.
 
-    A recorded graph is replayed on as few streams as it can be only if its branches were recorded
-    one by one, the main one first.
+    A recorded graph is replayed on the smallest number of streams only if its branches were
+    recorded one by one, the main one first.
     """
     lines = {
         stream: [i for i in reversed(members) if program.instructions[i].stream == stream]
@@ -265,7 +270,7 @@ def _work(program: Program, i: int) -> Run | Copy | Free:
 def _with_events(
     works: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], fresh: Iterable[int]
 ) -> list[Instruction]:
-    """Return instructions with the events that keep each behind the positions in ``after``, by numbers of their own."""
+    """Return instructions with events that order each after the positions in ``after``, with new event numbers."""
     result: list[Instruction] = []
     numbers: dict[int, int] = {}
     numbering = iter(fresh)

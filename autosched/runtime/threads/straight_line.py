@@ -24,7 +24,7 @@ _LINES = (
 
 
 class Straight:
-    """Steps, as one step that does them all.
+    """Steps, compiled into one step.
 
     >>> data = [None, 2, 3, None]
     >>> Straight([(7, Stretch(data, [(7, pow, 3, 1, 2, 1)])), (8, partial(data.append, 4))])()
@@ -49,7 +49,7 @@ class Straight:
             self._positions[id(self._parts[-1].__code__)] = [position for position, _ in part]
 
     def __call__(self) -> None:
-        """Do them all."""
+        """Execute them all."""
         for part in self._parts:
             part()
 
@@ -83,7 +83,10 @@ class Straight:
                 yield position, f"{self._name(step)}()"
 
     def _name(self, item: Any) -> str:
-        """Return what an object is called here; ``self._means`` keeps it alive."""
+        """Return the name of an object in the generated code.
+
+        ``self._means`` keeps the object alive.
+        """
         name = self._names.setdefault(id(item), f"_{len(self._names)}")
         self._means[name] = item
         return name

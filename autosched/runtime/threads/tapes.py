@@ -18,16 +18,16 @@ Step = Callable[[], Any]
 
 
 class Fault(NamedTuple):
-    """The step (its position) that raised, and what."""
+    """The step (its position) that raised, and the exception."""
 
     position: int
     error: BaseException
 
 
 class Place(NamedTuple):
-    """Where a thread stands: in the step of a position, waiting there for another thread, or before it.
+    """The position of a thread: it is in this step, waiting there for another thread, or before it.
 
-    Position -1 is before the first step; a thread that has ended is nowhere.
+    Position -1 is before the first step; a thread that has ended has no place.
     """
 
     position: int
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A run that has not ended in time: where each thread is, None if it has ended."""
+    """A run that has not ended in time: the place of each thread, None if it has ended."""
 
     places: Mapping[str | None, Place | None]
 
@@ -47,10 +47,10 @@ Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 @dataclass(eq=False)
 class Stretch:
-    """Calls one after another, on slots of ``data``, as one step.
+    """Consecutive calls, on slots of ``data``, as one step.
 
-    A small task costs less as a tuple here than as a function of its own: less memory has to be
-    fetched for it.
+    A small task costs less as a tuple here than as a function of its own, because it needs fewer
+    memory accesses.
 
     >>> data = [None, 2, 3, None, None]
     >>> Stretch(data, [(7, pow, 3, 1, 2, 1), (8, str, 4, 3, -1, 0)])()
@@ -62,7 +62,7 @@ class Stretch:
     calls: list[Call]
 
     def __call__(self) -> None:
-        """Do them all."""
+        """Execute them all."""
         data = self.data
         for _, fn, target, first, second, dropped in self.calls:
             data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
@@ -71,7 +71,7 @@ class Stretch:
 
 @dataclass
 class Tape:
-    """Steps by thread (None is the calling one), and the locks by which one thread lets another go on.
+    """Steps by thread (None is the calling one), and the locks with which one thread lets another continue.
 
     Each lock is released once and acquired once in a run, so all are ready for the next.
     """
@@ -83,14 +83,14 @@ class Tape:
     straight: Step | None = None  # all steps as one
 
     def lock(self) -> threading.Lock:
-        """Make a lock: ``release`` and ``acquire`` of it are steps."""
+        """Create a lock: its ``release`` and ``acquire`` are steps."""
         lock = threading.Lock()
         lock.acquire()
         self.locks.append(lock)
         return lock
 
     def add(self, thread: str | None, position: int, *steps: Step | None) -> None:
-        """Add steps to a thread; None is none. Stretches that meet become one."""
+        """Add steps to a thread; None is no step. Adjacent stretches are combined."""
         line = self.steps.setdefault(thread, [])
         for step in steps:
             last = line[-1][1] if line else None
@@ -104,31 +104,34 @@ class Tape:
 
 
 class Team(Protocol):
-    """What runs tapes. Deadlines are moments of ``time.perf_counter``."""
+    """Executes tapes. Deadlines are moments of ``time.perf_counter``."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was given up."""
+        """Whether the run was aborted."""
 
     @property
     def threads(self) -> frozenset[int]:
         """The identities of its own threads."""
 
     def settle(self, deadline: float | None = None) -> Late | None:
-        """Wait for threads that an earlier run let go, then be ready; to be called before each run."""
+        """Wait for threads that an earlier run abandoned, then be ready.
+
+        To be called before each run.
+        """
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Drain a tape; return the first fault, if any, or where all stood when it was late."""
+        """Execute a tape; return the first fault, if any, or all places when it was late."""
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no thread is at work any more: now (True), or in the thread that comes back last."""
+        """Call a step when no thread is working any more: now (True), or in the thread that returns last."""
 
     def close(self) -> None:
-        """End what there is to end."""
+        """End all threads."""
 
 
 def lock_awaited(step: Any) -> bool:
-    """Whether a step waits for a lock that another thread is to release, and has not yet."""
+    """Whether a step waits for a lock that another thread has yet to release."""
     lock = getattr(step, "__self__", None)
     return isinstance(lock, _Lock) and step == lock.acquire and lock.locked()
 
