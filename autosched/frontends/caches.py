@@ -34,15 +34,15 @@ class Made:
         self._refs: list[weakref.ref[Any]] = []
 
     def note(self, result: Any) -> None:
-        """Note the fake tensors in a result of torch's."""
+        """Store the fake tensors in a result of torch."""
         self._refs += [
             weakref.ref(leaf) for leaf in flatten(result) if isinstance(leaf, FakeTensor)
         ]
 
     def removed(self, kept: Iterable[Any] = ()) -> list[str]:
-        """Empty the caches that hold a tensor, take it out of other places, and return what these are.
+        """Empty the caches that hold such a tensor, remove it from other containers, and return the names of these.
 
-        Those among ``kept`` may be where they are.
+        Tensors in ``kept`` may remain where they are.
         """
         known = {id(item) for item in kept}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
@@ -68,7 +68,7 @@ class Made:
 
 
 def emptied_caches_of(*tensors: torch.Tensor) -> bool:
-    """Empty the caches that hold tensors; return whether there were any."""
+    """Empty the caches that hold any of these tensors; return whether there were any."""
     found = list(_caches(tensors))
     for empty in found:
         empty()
@@ -76,7 +76,7 @@ def emptied_caches_of(*tensors: torch.Tensor) -> bool:
 
 
 def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
-    """Yield what empties the caches that hold tensors, in lists, dicts and objects too."""
+    """Yield functions that empty the caches that hold tensors, also in lists, dicts and objects."""
     seen: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     held: list[Any] = list(tensors)
     own = {id(tensors), id(seen), id(held)}
@@ -101,7 +101,7 @@ def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
 
 
 def _properties(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield what deletes the cached properties whose values were seen, if an item is an object that has such."""
+    """Yield functions that delete those cached properties of an object whose values were seen."""
     for name, value in list(getattr(item, "__dict__", {}).items()):
         if id(value) in seen and isinstance(
             getattr(type(item), name, None), functools.cached_property
@@ -114,7 +114,7 @@ def _is_module_dict(item: Any) -> bool:
 
 
 def _removed(tensor: torch.Tensor, left: list[torch.Tensor]) -> Iterator[str]:
-    """Take a tensor out of the lists and dicts that hold it; yield what they are."""
+    """Remove a tensor from the lists and dicts that hold it; yield descriptions of these."""
     for holder in gc.get_referrers(tensor):
         if type(holder) in (dict, OrderedDict, defaultdict):
             for key in [key for key, item in holder.items() if item is tensor]:
@@ -130,7 +130,7 @@ def _removed(tensor: torch.Tensor, left: list[torch.Tensor]) -> Iterator[str]:
 
 
 def _owner(attributes: dict[Any, Any]) -> str:
-    """Return what has these attributes; nothing for a dict of its own."""
+    """Return the object with these attributes; None for a dict that is not an object's."""
     if _is_module_dict(attributes):
         return f"module {attributes['__name__']!r}"
     for owner in gc.get_referrers(attributes):
@@ -140,7 +140,7 @@ def _owner(attributes: dict[Any, Any]) -> str:
 
 
 def _variable(holder: Any) -> str:
-    """Return what a list or dict is called in its module."""
+    """Return the name of a list or dict in its module."""
     for owner in gc.get_referrers(holder):
         if isinstance(owner, dict) and _is_module_dict(owner):
             name = next((key for key, item in owner.items() if item is holder), "?")

@@ -18,14 +18,17 @@ __all__ = ["called", "named", "origin_of", "where_of"]
 
 
 def called(node: torch.fx.Node) -> str:
-    """Return the name of what Dynamo made a placeholder: a parameter's path, a variable's name."""
+    """Return the name of a placeholder of Dynamo's: a parameter's path, or a variable's name."""
     source = getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return _path(str(name() if callable(name) else name)) or node.name
 
 
 def named(description: Any, names: Sequence[str]) -> str:
-    """Return the name of what AOTAutograd describes: an input, or the gradient of one; else nothing."""
+    """Return the name that AOTAutograd's description refers to: an input, or its gradient.
+
+    Otherwise "".
+    """
     if (of := getattr(description, "grad_of", None)) is not None:
         return f"{name}.grad" if (name := named(of, names)) else ""
     if type(description).__name__ == "PlainAOTInput" and description.idx < len(names):
@@ -41,7 +44,7 @@ def origin_of(node: torch.fx.Node, phase: str) -> Origin:
 
 
 def where_of(node: torch.fx.Node) -> tuple[str, int]:
-    """Return the user's line: the innermost one that was traced."""
+    """Return the innermost user's line that was traced."""
     lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     return (lines[-1][0], int(lines[-1][1])) if lines else ("<unknown>", 0)
 

@@ -39,13 +39,16 @@ _LOOKING_BACKWARD = {"prod": 0, "cumprod": 0, "masked_fill": 2, "masked_fill_": 
 
 @contextlib.contextmanager
 def as_eagerly() -> Iterator[None]:
-    """Let functions choose as they do eagerly. Raises CaptureError in backward of those that cannot."""
+    """Let functions choose as they do eagerly.
+
+    Raises CaptureError in the backward of those that cannot.
+    """
     with _Functions():
         yield
 
 
 class _Functions(TorchFunctionMode):
-    """Sees calls of torch's functions."""
+    """Intercepts calls of torch functions."""
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -64,7 +67,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks for no vectors where autograd does not record."""
+    """Requests no vectors where autograd does not record."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +84,7 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_folded_if_watched(one: Any, other: Any) -> bool:
-    """Whether these would become a single matrix product, where eagerly there is one for each item of a batch."""
+    """Whether tracing would use a single matrix product, where an eager call uses one for each batch item."""
     if (
         not isinstance(one, torch.Tensor)
         or not isinstance(other, torch.Tensor)
@@ -102,7 +105,7 @@ def _looked_at(name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_backward(name: str, argument: Any, result: Any) -> None:
-    """Let the backward of a call raise, if it is for this argument."""
+    """Make the backward of a call raise, if it computes the gradient of this argument."""
     if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
         return
     for leaf in flatten(result):

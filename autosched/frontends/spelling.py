@@ -20,7 +20,7 @@ __all__ = ["spelled"]
 
 
 def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return what does the same as an operator does for such arguments, tensors being fake; itself if nothing does.
+    """Return a function that does the same as an operator for such (fake) arguments, or the operator if there is none.
 
     >>> from torch._subclasses.fake_tensor import FakeTensorMode
     >>> with FakeTensorMode():
@@ -47,7 +47,7 @@ def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
 def _candidates(
     target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]
 ) -> Iterator[Callable[..., Any]]:
-    """Yield public functions of an operator's name."""
+    """Yield public functions with an operator's name."""
     name = target._schema.name.partition("::")[2]
     if name.startswith("_"):
         return
@@ -58,7 +58,10 @@ def _candidates(
 
 
 class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets one operator be called once, with these arguments; if it writes, it does not run."""
+    """Allows one call of one operator, with these arguments.
+
+    An operator that writes is not executed.
+    """
 
     def __init__(self, target: Any, wanted: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

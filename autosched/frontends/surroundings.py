@@ -29,7 +29,7 @@ _COUNTING = (
 
 
 class Surroundings:
-    """What is reached from ``roots`` now; ``modules`` are known by paths.
+    """The objects reached from ``roots``; ``modules`` have paths as names.
 
     >>> model = torch.nn.Identity()
     >>> around = Surroundings([model], {"": model})
@@ -76,7 +76,7 @@ class Surroundings:
         ]
 
     def name_of(self, wanted: Any) -> str | None:
-        """Return what a thing is called that is held somewhere here; None if it is not."""
+        """Return the name of an object that is held here; None if it is not."""
         variable = next(
             (self._variable(cell) for cell, item in self._cells if item is wanted), None
         )
@@ -100,7 +100,7 @@ class Surroundings:
         return f"{self.name_of(container) or f'a {type(container).__name__}'}[{key!r}]"
 
     def change(self) -> str | None:
-        """Return what is not as it was, in words; None if nothing."""
+        """Return a description of the first change; None if there is none."""
         return next(self._changes(), None)
 
     def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
@@ -141,7 +141,7 @@ class Surroundings:
                     yield f"{self._called(table, key)} is {_shown(table.get(key))}"
 
     def _is_private(self, table: Any, key: Any) -> bool:
-        """Whether torch keeps something for itself there."""
+        """Whether this is internal state of torch."""
         owner = self._owners.get(id(table))
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
@@ -151,7 +151,7 @@ class Surroundings:
         return known and str(key).startswith("_")
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Undo all changes."""
         for cell, item in self._cells:
             cell.cell_contents = item
         for namespace, name, item in self._entries:
@@ -165,7 +165,7 @@ class Surroundings:
 
 
 def _legal(found: Iterable[Any]) -> Iterator[Any]:
-    """Yield the containers in which a step may change what it likes, since it is looked after elsewhere."""
+    """Yield the containers that a step may change, because they are checked elsewhere."""
     for item in found:
         if isinstance(item, torch.optim.Optimizer):
             yield item.state
