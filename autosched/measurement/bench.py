@@ -48,7 +48,7 @@ _MISSES = (
 
 @dataclass
 class Readings:
-    """What is known of calls of one shape."""
+    """The measurements of calls of one shape."""
 
     task: Task  # the first of them
     issue: float = math.inf  # the least seconds that one took to launch
@@ -68,7 +68,7 @@ class Readings:
         return 2 * self.issue * self.calls if self.missed < _MISSES else 0.0
 
     def note(self, reading: Reading, short: bool) -> None:
-        """Keep a reading, or find that it takes more calls in a row."""
+        """Add a reading, or increase the number of calls that are timed in a row."""
         self.issue = min(self.issue, reading.issued)
         self.missed += not reading.clean
         if short and self.calls == 1 and reading.clean and reading.seconds < _SHORT:
@@ -88,7 +88,7 @@ class Readings:
 
 
 class Bench:
-    """The first of some equal devices, and what was measured on it."""
+    """The first of some equal devices, and the measurements on it."""
 
     def __init__(
         self,
@@ -116,11 +116,14 @@ class Bench:
         self.complaints: list[str] = []
 
     def is_done(self, run: int) -> bool:
-        """Whether nothing is left for a run after the first one."""
+        """Whether nothing remains to be measured in a run after the first one."""
         return run > 0 and all(work.is_done(self.repeat) for work in self.works.values())
 
     def walk(self, warm: bool = False) -> None:
-        """Run it serially once, and time what is not yet measured; to warm up, only what launching takes counts."""
+        """Run the graph serially once, and time what is not yet measured.
+
+        To warm up, measure only the launches.
+        """
         self.nbytes = walk(
             self.graph, self.inputs, self.device, self._place, partial(self._do, warm)
         )
@@ -175,7 +178,10 @@ class Bench:
     # ---- what is believed
 
     def believed(self, replay: bool) -> dict[str, float]:
-        """Return the seconds of each task that was measured; what cannot be is measured again, once, and then left."""
+        """Return the seconds of each measured task.
+
+        An impossible reading is repeated once, and then omitted.
+        """
         first = {shape: work.median() for shape, work in self.works.items()}
         odd = {shape: why for shape, work in self.works.items() if (why := self._doubt(work))}
         for shape in odd:
@@ -193,7 +199,7 @@ class Bench:
         return {name: found[shape] for name, shape in self.shape.items() if shape in found}
 
     def _doubt(self, work: Readings) -> str | None:
-        """Return why what was read cannot be, or should be read twice."""
+        """Return why a reading is impossible, or should be repeated."""
         reading = work.median()
         if reading is None:
             return None
@@ -208,7 +214,7 @@ class Bench:
         return doubt(reading.seconds, known, device)
 
     def _refused(self, work: Readings, before: Reading | None) -> bool:
-        """Complain of a reading that is odd again; what is slow, and as slow as before, is believed all the same."""
+        """Report a reading that is odd again; a slow one that is as slow as before is accepted."""
         why = self._doubt(work)
         reading = work.median()
         if why is None or reading is None or before is None:

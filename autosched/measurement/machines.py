@@ -45,7 +45,10 @@ def measure_machine(
 
 
 def _streamed(device: Device, sharers: int, kept: Kept) -> Device:
-    """Return a device with its part of as many streams as pay; a CPU's are a matter of its threads, and stay."""
+    """Return a device with its share of the streams that are worthwhile.
+
+    The streams of a CPU are not changed.
+    """
     where = real(device)
     if where.type == "cpu":
         return device

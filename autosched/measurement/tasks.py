@@ -84,7 +84,7 @@ def measure_costs(
 
 
 def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
-    """Draw afterwards the random numbers that would have been drawn without measuring."""
+    """Restore the state of the random number generators afterwards."""
     if not machine.accelerators:
         return torch.random.fork_rng([])
     found = dict.fromkeys(device for device in map(real, machine.devices) if device.type != "cpu")
@@ -93,7 +93,7 @@ def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
 
 
 def _groups(machine: Machine) -> list[tuple[Device, ...]]:
-    """Return the devices that are measured as one: all if they are CPUs, else those of one model."""
+    """Return the devices that are measured as one: all if they are CPUs, otherwise those of one model."""
     if not machine.accelerators:
         return [machine.devices]
     groups: dict[str, list[Device]] = {}

@@ -91,12 +91,12 @@ def _fresh(leaf: Any, device: torch.device) -> Any:
 
 
 def _seen(graph: Graph, task: Task) -> list[int]:
-    """Return the values whose data a task is called with."""
+    """Return the values with whose data a task is called."""
     return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
 
 
 def _last_uses(graph: Graph) -> dict[int, list[int]]:
-    """Return for each task the values that none behind it is called with."""
+    """Return for each task the values that no later task is called with."""
     last = {
         value: task.index for task in graph.tasks for value in (*_made(task), *_seen(graph, task))
     }
