@@ -43,7 +43,10 @@ def branches(
 
 
 def _reached(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> list[frozenset[int]]:
-    """Return which other stages each task waits for; of a task of backward, which ones wait for it, backward."""
+    """Return the other stages that each task waits for.
+
+    For a backward task, those that wait for it.
+    """
     found: list[set[int]] = [set() for _ in graph.tasks]
     own: list[set[int]] = [
         {stage[task.name]} if task.name in stage else set() for task in graph.tasks

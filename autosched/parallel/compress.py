@@ -29,26 +29,26 @@ __all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "exchange"]
 
 
 class Passes(NamedTuple):
-    """How often a function reads or writes as much as the whole tensor, and how many operators it launches."""
+    """How often a function reads or writes the whole tensor, and how many operators it launches."""
 
     accesses: float
     launches: int
 
 
 class Compression(Protocol):
-    """How a flat tensor becomes a payload, one tensor, and how a payload becomes a flat tensor again."""
+    """How a flat tensor is encoded as a payload, one tensor, and how a payload is decoded."""
 
     def encode(self, flat: Tensor) -> Tensor:
-        """Return the payload of a 1-D tensor, in memory of its own."""
+        """Return the payload of a 1-D tensor, in newly allocated memory."""
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a 1-D tensor near the one that was encoded, in memory of its own."""
+        """Return a 1-D tensor near the encoded one, in newly allocated memory."""
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return the size of a payload."""
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return what encoding and decoding cost, for estimates."""
+        """Return the cost of encoding and decoding, for estimates."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class TopK:
             )
 
     def count(self, numel: int) -> int:
-        """Return how many of so many elements are sent."""
+        """Return how many of this many elements are sent."""
         return min(numel, math.ceil(self.share * numel))
 
     def encode(self, flat: Tensor) -> Tensor:
@@ -227,7 +227,10 @@ def exchange(
 
 
 def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
-    """Return the payload of a tensor and of what was kept; keep, in place, what the payload leaves out."""
+    """Return the payload of a tensor plus the residual.
+
+    Store in place, as the new residual, what the payload omits.
+    """
     residual.add_(flat)
     payload = compression.encode(residual)
     residual.sub_(compression.decode(payload, len(flat), flat.dtype)).nan_to_num_(0.0, 0.0, 0.0)
@@ -237,7 +240,7 @@ def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
 def decoded_sum(
     payloads: Sequence[Tensor], compression: Compression, numel: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the sum of what payloads stand for, in their order."""
+    """Return the sum of the decoded payloads, in their order."""
     total = compression.decode(payloads[0], numel, dtype)
     for payload in payloads[1:]:
         total.add_(compression.decode(payload, numel, dtype))

@@ -114,7 +114,10 @@ def model_parallel(
 
 
 class Forward:
-    """The forward of a model on several devices, without gradients. ``close()`` it, or let go of it."""
+    """The forward of a model on several devices, without gradients.
+
+    Closed by ``close()`` or by garbage collection.
+    """
 
     def __init__(
         self,

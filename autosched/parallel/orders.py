@@ -68,7 +68,7 @@ def gpipe(devices: int, chunks: int) -> Order:
 
 
 def one_f_one_b(devices: int, chunks: int) -> Order:
-    """Return 1F1B: backwards as early as can be (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
+    """Return 1F1B: each backward as early as possible (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
 
     Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe,
     (p-1) / (m+p-1).
@@ -184,7 +184,7 @@ def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
 def _in_turn(
     forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
 ) -> tuple[Action, ...]:
-    """Return ``ahead`` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    """Return ``ahead`` forwards, then forwards and backwards alternately, then the remaining backwards."""
     turns = zip(forwards[ahead:], backwards, strict=False)
     return (
         *forwards[:ahead],
@@ -194,12 +194,12 @@ def _in_turn(
 
 
 def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device as 1F1B has them."""
+    """Return F and I of a device in the order of 1F1B."""
     return _in_turn(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
 
 
 def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device where stages lie in a V: its first stage is ``rank``, its other one comes back."""
+    """Return F and I of a device if stages form a V: its first stage is ``rank``, its second is on the way back."""
     enough = max(
         chunks, 2 * devices - 1
     )  # to fill the pipeline; what is too much is left out in the end
@@ -223,7 +223,7 @@ def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 
 
 class _Filling:
-    """Rows of F and I that are run on paper, with W in the gaps."""
+    """A simulation of sequences of F and I, with W in the gaps."""
 
     def __init__(
         self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float
@@ -241,7 +241,7 @@ class _Filling:
         self.held = [0 for _ in rows]
 
     def run(self) -> tuple[float, Order]:
-        """Return when all has ended, and in which order."""
+        """Return the end of the last action, and the order of all."""
         steps = [self._step(rank) for rank in range(len(self.rows))]
         for _ in range(3 * sum(map(len, self.rows)) // 2):
             start, rank, action = min(step for step in steps if step is not None)
@@ -251,7 +251,7 @@ class _Filling:
         return max(self.free), tuple(map(tuple, self.done))
 
     def _step(self, rank: int) -> tuple[float, int, Action] | None:
-        """Return what a device does next: its start, the device, the action."""
+        """Return the next action of a device: its start, the device, the action."""
         free = self.free[rank]
         owed = self.owed[rank]
         action = (
@@ -265,7 +265,7 @@ class _Filling:
         return None if action is None or start is None else (start, rank, action)
 
     def _start(self, rank: int, action: Action) -> float | None:
-        """Return when an F or I can start, if that is known and the device may hold what it leaves."""
+        """Return when an F or I can start, if that is known and the device may hold the activations."""
         stage, kind, chunk = action
         before = stage - 1 if kind == "F" else stage + 1
         if kind == "F" and self.held[rank] == len(self.where):

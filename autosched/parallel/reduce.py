@@ -59,7 +59,10 @@ def reduce(
 
 @dataclass(frozen=True)
 class _Sum:
-    """One sum over devices: the tasks that it can be made of. ``numel`` of a task is that of what it returns."""
+    """One sum over devices, and the tasks that it can be made of.
+
+    ``numel`` of a task is that of its result.
+    """
 
     graph: Graph
     devices: tuple[str, ...]
@@ -86,13 +89,16 @@ class _Sum:
         )
 
     def put_together(self, pieces: Sequence[Value], device: str) -> Value:
-        """Put pieces together again."""
+        """Concatenate pieces."""
         return self._task(
             "cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2
         )
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
-        """Return what has come to a device as a value made there, in the same memory: it is copied from there."""
+        """Return a value that a device has received as a value made there.
+
+        It has the same memory, and is copied from there.
+        """
         made: Value = self.graph.add(
             same, value, name=self._fresh("relay", device), on=device, aliases=value,
             seconds={device: 0.0}, nbytes=numel * self.itemsize,
@@ -100,7 +106,10 @@ class _Sum:
         return made
 
     def split(self, flat: Value, numel: int) -> tuple[Value, ...]:
-        """Return views of pieces of so many elements each; the last may have fewer, and is charged for as many."""
+        """Return views of pieces of this many elements each.
+
+        The last may have fewer, and costs the same.
+        """
         count = -(-self.numel // numel)
         label = self.graph.fresh(f"{self.name}.split")
         pieces: tuple[Value, ...] = self.graph.add(
@@ -245,7 +254,7 @@ def _on_one(of: _Sum, flats: Sequence[Value], device: str) -> list[Value]:
 
 
 def _scattered(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Return the sum of each piece, on a device each."""
+    """Return the sum of each piece, each on one device."""
     size = -(-of.numel // len(flats))
     pieces = [of.split(flat, size) for flat in flats]
     return [of.total(row, of.devices[k], size) for k, row in enumerate(zip(*pieces, strict=True))]
@@ -257,7 +266,7 @@ def _exchanged(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def _nodes(of: _Sum) -> list[list[int]]:
-    """Return the devices (their numbers) of each node: those that the fastest links join."""
+    """Return the devices (their numbers) of each node: those connected by the fastest links."""
 
     def rate(a: str, b: str) -> float:
         link = of.machine.link(a, b)

@@ -44,6 +44,9 @@ class Scaling:
 
 
 def _pairs(first: Mapping[str, T], second: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """Yield what two tables have in common; what only one has is the same for any number of rows."""
+    """Yield the entries of two tables.
+
+    One that only one table has is the same for any number of rows.
+    """
     for name in dict.fromkeys((*first, *second)):
         yield name, first.get(name, second.get(name)), second.get(name, first.get(name))  # type: ignore[misc]

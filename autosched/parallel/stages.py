@@ -20,7 +20,7 @@ __all__ = ["Block", "Cuts", "balanced", "blocks_of", "by_map"]
 
 @dataclass(frozen=True)
 class Block:
-    """Tasks (indices) that are not cut apart: those of forward, and those of backward."""
+    """Tasks (indices) that stay together: those of forward, and those of backward."""
 
     name: str
     forward: tuple[int, ...]
@@ -31,8 +31,8 @@ class Block:
 class Cuts:
     """A model cut into stages: the blocks of each, and its device.
 
-    ``seconds`` is what each takes for a micro-batch, forward and backward; ``nbytes`` what crosses behind
-    each, forward.
+    ``seconds`` are those of each stage for a micro-batch, forward and backward; ``nbytes`` the
+    bytes sent forward after each stage.
     """
 
     blocks: tuple[Block, ...]
@@ -121,7 +121,7 @@ def blocks_of(graph: Graph) -> list[Block]:
 
 
 def _name(tasks: Sequence[Task]) -> str:
-    """Return the module of tasks, or the line where they stand."""
+    """Return the module of tasks, or their source line."""
     for task in tasks:
         if task.origin.module:
             return task.origin.module
@@ -181,10 +181,12 @@ def balanced(
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
-    """Cut where the user's map of modules to devices says: a block that no pattern fits goes with the one before.
+    """Cut by the user's map of modules to devices.
 
-    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and mean what is inside too; the
-    first that fits counts. Raises ScheduleError for one that fits nothing.
+    A block that no pattern matches joins the one before.
+
+    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and also match the modules inside;
+    the first match counts. Raises ScheduleError for one that matches nothing.
     """
     blocks = blocks_of(graph)
     for pattern, device in split.items():
@@ -213,7 +215,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 class _Table:
-    """What blocks cost, as sums from the first, so that stages are differences."""
+    """Costs of blocks as cumulative sums, so that the cost of a stage is a difference."""
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class _Table:
         self._memory = [0.0, *accumulate(self._held(block, held) for block in blocks)]
 
     def seconds(self, start: int, end: int, device: str) -> float:
-        """Return what blocks take on a device, forward and backward."""
+        """Return the seconds of blocks on a device, forward and backward."""
         found = self.machine.device(device)
         rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
         if rates not in self._seconds:
@@ -254,7 +256,7 @@ class _Table:
         return sums[end] - sums[start]
 
     def sending(self, end: int, device: str, other: str) -> float:
-        """Return how long what crosses behind a block takes to the next device."""
+        """Return the seconds to send the values that are read after a block to the next device."""
         return (
             self.machine.copy_seconds(device, other, self.crossing[end - 1])
             if device != other
@@ -262,13 +264,13 @@ class _Table:
         )
 
     def fits(self, start: int, end: int, device: str, shares: int) -> bool:
-        """Whether a device can hold what blocks need, ``shares`` times such."""
+        """Whether a device can hold blocks, ``shares`` times."""
         return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(
             device
         ).nbytes
 
     def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
-        """Return cuts with their figures."""
+        """Return cuts with their costs."""
         starts = (0, *ends)
         return Cuts(
             tuple(self.blocks),
@@ -279,7 +281,7 @@ class _Table:
         )
 
     def _crossing(self) -> list[float]:
-        """Return how many bytes cross behind each block, forward: values made up to there, and read behind it."""
+        """Return the bytes sent forward after each block: values made before, and read after it."""
         block = {task: number for number, found in enumerate(self.blocks) for task in found.forward}
         change = [0.0] * (len(self.blocks) + 1)
         for value in self.graph.values:

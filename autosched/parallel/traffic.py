@@ -13,7 +13,7 @@ __all__ = ["memory_seconds"]
 def memory_seconds(
     machine: Machine, device: str, nbytes: float, launches: float = 1
 ) -> dict[str, float]:
-    """Return, by device, the seconds of a task that reads and writes so many bytes by so many launches.
+    """Return, by device, the seconds of a task that reads and writes this many bytes with this many launches.
 
     Raises MachineError for a device that the machine does not have.
 
