@@ -30,11 +30,11 @@ _Thing = tuple[str, object]  # a slot, state that tasks share, an order that was
 
 
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
-    r"""Yield one interleaving of each class: the names of the streams that go on, one after another.
+    r"""Yield one interleaving of each class: the names of the streams that continue, one after another.
 
     Run one with ``Virtual(following(it))``. A program without races has a single class; with races
-    there may be very many, so take some (``itertools.islice``). The first stands for the order of
-    issue. Raises KeyError for a program that reads what nothing puts there.
+    there may be very many, so take some (``itertools.islice``). The first is equivalent to the
+    order of issue. Raises KeyError for a program that reads a value which was never put there.
 
     >>> graph = Graph()
     >>> _ = graph.input("x").add_(1).mul_(10)
@@ -49,7 +49,7 @@ def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
 
 
 def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
-    """Return the pairs of positions that touch the same thing, one changing it, and that no event orders."""
+    """Return the pairs of positions that access the same thing, one changing it, and that no event orders."""
     before = _ordered(program)
     touched = footprints(program, graph)
     pairs = combinations(range(len(program)), 2)
@@ -57,7 +57,7 @@ def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
 
 
 class _Bytes(NamedTuple):
-    """A part of the memory behind some slots."""
+    """A part of the memory of some slots."""
 
     block: int
     part: Part
@@ -72,21 +72,21 @@ class _Bytes(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What an instruction looks at, and what it changes; and of which memory it does so with which part."""
+    """The things that an instruction reads and writes, and the parts of memory."""
 
     read: frozenset[_Thing]
     changed: frozenset[_Thing]
     memory: tuple[_Bytes, ...]
 
     def conflicts(self, other: Footprint) -> bool:
-        """Whether it matters which of the two comes first."""
+        """Whether the order of the two matters."""
         if self.changed & (other.read | other.changed) or other.changed & self.read:
             return True
         return any(a.meets(b) for a in self.memory for b in other.memory)
 
 
 def footprints(program: Program, graph: Graph) -> list[Footprint]:
-    """Return what each instruction touches: slots, the bytes behind them, and what tasks share beside values."""
+    """Return what each instruction accesses: slots, their memory, and state that tasks share."""
     memory = Memory(program, graph, lambda device: None)
     found = []
     for i, instruction in enumerate(program):
@@ -121,25 +121,25 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
 
 
 def following(choices: Sequence[str]) -> Choose:
-    """Return a choice of streams that follows a list, run after run: how to run one of ``interleavings``."""
+    """Return a choice of streams that follows a list, run after run: used to run one of ``interleavings``."""
     turn = cycle(choices)
     return lambda ready: next(turn)
 
 
 def contrary(seed: int) -> Choose:
-    """Return a choice that favours some streams over others, so that what nothing orders comes far apart."""
+    """Return a choice that favours some streams over others, so that unordered instructions are far apart."""
     source = random.Random(seed)
     rank: dict[str, float] = {}
     return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
 
 
 def uniform(seed: int) -> Choose:
-    """Return a choice that takes any stream that could go on."""
+    """Return a choice that takes any stream that can continue."""
     return random.Random(seed).choice
 
 
 def _ordered(program: Program) -> list[int]:
-    """Return for each position those that surely come before it, by streams and events, as the bits of a number."""
+    """Return, for each position, its predecessors by streams and events, as the bits of a number."""
     before: list[int] = []
     behind: dict[Stream, int] = {}  # of each stream, what its next instruction comes behind
     events: dict[int, int] = {}
@@ -156,7 +156,7 @@ def _ordered(program: Program) -> list[int]:
 
 
 def _classes(before: list[int], pairs: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield each order that extends ``before`` and has the two of every pair one way or the other."""
+    """Yield each order that extends ``before`` and orders the two of every pair."""
     for k, (a, b) in enumerate(pairs):
         if not before[b] >> a & 1 and not before[a] >> b & 1:
             yield from _classes(_joined(before, a, b), pairs[k + 1 :])
@@ -166,12 +166,12 @@ def _classes(before: list[int], pairs: Sequence[tuple[int, int]]) -> Iterator[li
 
 
 def _joined(before: list[int], a: int, b: int) -> list[int]:
-    """Return the order with ``a`` before ``b``, and with what follows from that."""
+    """Return the order with ``a`` before ``b``, transitively closed."""
     new = before[a] | 1 << a
     return [mask | new if at == b or mask >> b & 1 else mask for at, mask in enumerate(before)]
 
 
 def _steps(program: Program, at: int) -> list[str]:
-    """Return whose turns an instruction takes: a copy on two streams is met by the second, which then goes on."""
+    """Return the streams of an instruction: a copy on two streams first synchronizes with the second."""
     own, *others = [str(stream) for stream in occupied(program.instructions[at])]
     return [*others, own, *others]

@@ -27,7 +27,7 @@ __all__ = ["Kept", "Reference", "Setting", "traced", "watched"]
 
 
 class Setting:
-    """Inputs and a seed, with which a graph is run again and again."""
+    """Inputs and a seed, with which a graph is run repeatedly."""
 
     def __init__(self, graph: Graph, examples: Mapping[str, Any], seed: int):
         self.graph = graph
@@ -36,7 +36,7 @@ class Setting:
         self.kept = Kept(graph)
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-        """Call with fresh inputs; return all that this leaves, by what to call it. Everything else stays as it is."""
+        """Call with fresh inputs; return the resulting state by name. Everything else is restored."""
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             if torch.accelerator.is_available():
                 torch.manual_seed(self.seed)
@@ -60,9 +60,9 @@ class Setting:
 
 
 class Reference:
-    """The serial run of a graph: what it leaves, and what each task leaves.
+    """The serial run of a graph: its result, and the results of each task.
 
-    Raises InterleavingError if a second one differs, HazardError where a task does what it does not
+    Raises InterleavingError if a second one differs, HazardError if a task does what it does not
     declare.
 
     >>> graph = Graph()
@@ -91,7 +91,7 @@ class Reference:
         return self.setting.run(lambda inputs: graph.run_serial(**inputs))
 
     def first(self, left: Mapping[str, int]) -> Task | None:
-        """Return the first task that left something else in another run, of those that ran there."""
+        """Return the first task whose results in another run differ, of those that ran there."""
         tasks = self.graph.tasks
         return next(
             (
@@ -104,7 +104,7 @@ class Reference:
 
 
 def traced(graph: Graph, left: dict[str, int]) -> Graph:
-    """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and what they were given."""
+    """Return a copy of a graph whose tasks store in ``left`` a hash of their results and arguments."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn, updated=())
@@ -120,9 +120,9 @@ def traced(graph: Graph, left: dict[str, int]) -> Graph:
 
 
 def watched(graph: Graph) -> Graph:
-    """Return a copy of a graph whose tasks raise HazardError where they write, share or draw what they do not declare.
+    """Return a copy of a graph whose tasks raise HazardError for undeclared writes, aliases and random numbers.
 
-    However they write it: the bytes are compared.
+    All kinds of writes are found, because bytes are compared.
     """
     watcher = Watcher(graph, "bytes", lambda value: False)
 
@@ -159,7 +159,7 @@ def _changed(
 
 
 class Kept:
-    """The state behind a graph, saved.
+    """Saved state that tasks use.
 
     >>> graph, total = Graph(), torch.zeros(())
     >>> _ = graph.constant(total, "total").add_(1)
@@ -195,7 +195,7 @@ class Kept:
         ]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         with torch.no_grad():
             for (_, tensor), (saved, grad) in zip(self.tensors, self._saved, strict=True):
                 tensor.copy_(saved)
@@ -204,7 +204,7 @@ class Kept:
             optimizer.load_state_dict(copy.deepcopy(state))
 
     def now(self) -> dict[str, Any]:
-        """Return copies of the tensors, by what to call them."""
+        """Return copies of the tensors, by name."""
         return {
             f"{what} ({i})": tensor.detach().clone()
             for i, (what, tensor) in enumerate(self.tensors)

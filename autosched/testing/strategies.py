@@ -50,12 +50,12 @@ def noisy(a: torch.Tensor) -> torch.Tensor:
 
 
 def squash(a: torch.Tensor) -> torch.Tensor:
-    """Return a single number, which fits into any slice."""
+    """Return a single number, which can be assigned to any slice."""
     return torch.tanh(a.sum())
 
 
 def rest(a: torch.Tensor) -> torch.Tensor:
-    """Return a view that only ``aliases=`` tells of."""
+    """Return a view that only ``aliases=`` declares."""
     return a[1:]
 
 
@@ -156,7 +156,7 @@ NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
 
 
 class _Drawn(NamedTuple):
-    """A move before its graph is there: values, and a task to follow, by number, which goes round."""
+    """A move before its graph exists: values, and a task to follow, by number modulo their count."""
 
     kind: str
     a: int
@@ -180,8 +180,8 @@ def graphs(
 ) -> Graph:
     """Draw graphs of up to ``most`` moves: writes, views, several outputs, trees, random tasks, orders, constraints.
 
-    They run on what ``inputs_for`` gives, and every policy can schedule them on ``machines`` of the
-    same devices. Without ``views`` no two values share memory.
+    They run on the results of ``inputs_for``, and every policy can schedule them on ``machines`` of
+    the same devices. Without ``views`` no two values share memory.
     """
     graph = Graph("drawn")
     values = list(graph.inputs("x", "y"))
@@ -201,7 +201,7 @@ def graphs(
 def _made(
     graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn
 ) -> list[Value]:
-    """Make a move, unless its values have not the shapes for it; return the new values."""
+    """Make a move, unless its values have unsuitable shapes; return the new values."""
     a = values[move.a % len(values)]
     b = values[move.b % len(values)]
     if move.kind in NEEDS and not NEEDS[move.kind](shaped[a.index].shape, shaped[b.index].shape):
