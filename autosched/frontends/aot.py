@@ -90,7 +90,7 @@ class Traced(Graph):
         self.homes: dict[str, str] = {}  # the devices of outputs
         self.returned: list[
             tuple[str, Any]
-        ] = []  # an output's name, or nothing and what is no tensor
+        ] = []  # an output's name; or None, and a non-tensor result
 
     def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a run."""
@@ -211,7 +211,7 @@ def _add(operators: Operators, node: torch.fx.Node) -> None:
     if isinstance(node.meta["val"], (bool, int, float)):
         operators.values[node] = node.meta["val"]
     elif isinstance(node.target, HigherOrderOperator):
-        operators.add(node, random=True)  # what is called inside may draw
+        operators.add(node, random=True)  # its inner functions may draw
     elif isinstance(node.target, OpOverload) or node.target is operator.getitem:
         operators.add(node)
     else:

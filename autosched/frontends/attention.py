@@ -105,7 +105,7 @@ def _encoded(
     ):
         assert src_key_padding_mask is not None
         return _whole(encoder, src, src_key_padding_mask, is_causal)
-    encoder.use_nested_tensor = nested and not asks  # whatever is in the mask, it does not use them
+    encoder.use_nested_tensor = nested and not asks  # for no mask does it use them
     try:
         return encode(encoder, src, mask, src_key_padding_mask, is_causal)
     finally:

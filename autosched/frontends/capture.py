@@ -104,7 +104,7 @@ class Captured(Graph):
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
         self.switched: list[
             tuple[dict[str, Any], str, Any]
-        ] = []  # attributes, and what they are afterwards
+        ] = []  # attributes, and their later values
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs of a run: tensors among these arguments, and those in modules and optimizers now.
@@ -296,7 +296,7 @@ class _Builder:
         self.state = graph.state
         self.left: dict[
             str, tuple[str, ...]
-        ] = {}  # outputs: their places, none for what the function returns
+        ] = {}  # places of outputs; none for the function's result
         self.following: list[str] = []  # outputs that require grad
         self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()

@@ -101,7 +101,7 @@ def _of_numbers(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterat
             both = _is_number(old) and _is_number(new)
             yield known, f"{_value(old)} -> {_value(new)}" if both else "it is another object"
             if not both:
-                return  # from here on nothing stands where it stood
+                return  # all later positions differ
         elif (said := _name(new)) is not None:
             name = said
 

@@ -33,7 +33,9 @@ _GIVING = (
     array,
 )
 _DEPTH = 6  # of iterators over iterators
-_UNLIKELY = 0x5EED_0F_A_C0DE  # a seed that a step would not set: what sets the one that is there would go unseen
+_UNLIKELY = (
+    0x5EED_0F_A_C0DE  # a seed that no step sets: setting the present one could not be detected
+)
 
 
 class Drawn:
@@ -138,7 +140,7 @@ def _reduced(item: Any) -> Any:
     """Return the arguments from which an iterator could be constructed again."""
     try:
         return item.__reduce__()
-    except TypeError:  # Python 3.14 does not say this of what is in itertools
+    except TypeError:  # not supported for itertools in Python 3.14
         return repr(item), *gc.get_referents(item)
 
 

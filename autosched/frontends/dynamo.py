@@ -251,4 +251,4 @@ def _restricted(costs: Costs, graph: Graph) -> Costs:
     )
 
 
-default = TorchBackend()  # behind the name "autosched"
+default = TorchBackend()  # for the name "autosched"

@@ -22,8 +22,8 @@ from autosched.graph.effects import function_name
 
 __all__ = ["as_eagerly"]
 
-# These need singular values or eigenvalues alone. Vectors, which their backward needs, are computed
-# with them where autograd records, and whenever somebody watches.
+# These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
+# where autograd records, and whenever a mode is active.
 _VALUES_ALONE = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
 _WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
 _COMPUTE_VECTORS = 2  # where both operators have that argument
@@ -32,8 +32,8 @@ _MATMUL = frozenset("matmul __matmul__".split())
 _REFLECTED = frozenset(("__rmatmul__",))
 _BATCHED = 3  # dimensions
 
-# Their backward looks at data: which elements are zero, or which a mask selects. By name, the
-# argument whose gradient does so; and from how many elements on.
+# Their backward reads elements: which are zero, or which a mask selects. By name, the index of the
+# argument whose gradient does so.
 _LOOKING_BACKWARD = {"prod": 0, "cumprod": 0, "masked_fill": 2, "masked_fill_": 2}
 
 

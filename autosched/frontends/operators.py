@@ -119,14 +119,14 @@ def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 _SEEDING = 5e-6  # seconds that the state of a generator takes
 
 
-# Nothing, where autograd does not record across tasks anyway.
+# No operation, because autograd does not record across tasks anyway.
 _SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
 
 # Backward of batch norms is given the running statistics, which it reads in evaluation only: (their
-# places, where it stands whether this is training). Else backward would have to come before the
+# positions, position of the flag for training). Otherwise backward would have to come before the
 # next batch's forward, which writes them.
 _STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
     "native_batch_norm_backward": ((3, 4), 7),

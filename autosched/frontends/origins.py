@@ -129,7 +129,7 @@ def origins(
         if node.meta.get("autograd_backward"):
             last = forward.get(
                 number, last
-            )  # what accumulates a gradient has no number: it follows what made that
+            )  # accumulation of a gradient has no number: it follows the node of the gradient
             found[node] = last._replace(phase="backward")
         else:
             module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
@@ -139,7 +139,7 @@ def origins(
             found[node] = origin
             forward.setdefault(
                 number, origin
-            )  # those behind it that autograd does not follow have its number too
+            )  # later nodes that autograd does not record have its number too
     return found
 
 

@@ -86,11 +86,11 @@ class Reach:
     """
 
     def __init__(self, roots: Iterable[Any], written: bool = False):
-        self.roots = [*roots, *_GLOBAL_HOOKS]  # whether to look at what code only writes, too
+        self.roots = [*roots, *_GLOBAL_HOOKS]  # whether to visit values that code only writes, too
         self.written = written
         self.mentioned: set[str] = set()
         before = -1
-        while before != len(self.mentioned):  # code found late may mention what was passed by early
+        while before != len(self.mentioned):  # code found later may mention items that were skipped
             before = len(self.mentioned)
             self.key: list[Hashable] = []
             self.containers: list[Any] = []
@@ -99,7 +99,7 @@ class Reach:
             ] = []  # of functions, cells and objects with slots
             self.entries: list[tuple[Mapping[str, Any], str]] = []  # the others there do not count
             self.objects: list[Any] = []  # whose classes count
-            self.values: list[Callable[[], Any]] = []  # of what Python shows by no names
+            self.values: list[Callable[[], Any]] = []  # of objects without attribute names
             self._seen: dict[int, tuple[int, Any]] = {}
             self._read: set[int] = set()  # classes
             self._walk()
@@ -134,7 +134,7 @@ class Reach:
                     and all(map(is_, map(type, self.objects), classes))
                     and [read() for read in readers] == values
                 )
-            except ValueError:  # what a cell held is gone
+            except ValueError:  # the cell is empty
                 return False
 
         return check
@@ -201,7 +201,7 @@ class Reach:
                 self.containers += [item.__dict__, item.state, *item.state.values()]
                 own = [
                     value for name, value in item.__dict__.items() if name != "state"
-                ]  # which is told by itself
+                ]  # a value that has a key of its own
                 return [*own, *self._classes(type(item))]
             case torch.Tensor():
                 self.key.append(

@@ -35,12 +35,12 @@ __all__ = [
     "told",
 ]
 
-# By where they are: a user's own files may well lie below a folder of such a name.
+# Compared by full path, because a user's files may be in a folder of the same name.
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
-# By words in what torch says, in the name of its error or among its files on the way there: what to
-# do instead.
+# Advice by words in torch's message, in the name of its error, or in the names of its files in the
+# traceback.
 _ADVICE = (
     (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
     (("optim/radam.py",), "RAdam looks at its count of steps; pass capturable=True, or use another optimizer"),

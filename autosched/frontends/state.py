@@ -58,7 +58,7 @@ class State:
                     parameters[_joined(key, f"param{i}")] = parameter
         return cls(modules, optimizers, parameters)
 
-    # ---- what is there now
+    # ---- present tensors
 
     def places(self) -> dict[str, tuple[Place, torch.Tensor]]:
         """Return, by name, the place of each tensor, and the tensor."""
@@ -134,7 +134,7 @@ class State:
             case ("setting", key, number, what):
                 self.optimizers[key].param_groups[int(number)][what] = tensor
 
-    # ---- what is there instead
+    # ---- replaced tensors
 
     @contextlib.contextmanager
     def put_aside(self) -> Iterator[None]:

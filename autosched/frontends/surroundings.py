@@ -25,7 +25,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, tuple)
 _COUNTING = (
     LRScheduler,
     torch.amp.GradScaler,
-)  # change with each step, and what code mentions of them does not
+)  # change with each step, except for the attributes that code mentions
 
 
 class Surroundings:

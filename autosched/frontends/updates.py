@@ -37,7 +37,7 @@ class Updates:
     """
 
     def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
-        self._root: dict[Node, Node] = {}  # what an operator in place returns is what it wrote
+        self._root: dict[Node, Node] = {}  # an in-place operator returns its argument
         self._written = {node: self._writes(node) for node in nodes}
         self._with_others = {
             root for written in self._written.values() if len(written) > 1 for root in written
@@ -93,7 +93,7 @@ class Updates:
             found[node] = found[node] or _union(found.get(user, ()) for user in node.users)
         return {node: found[node] for node in self._steps}
 
-    # ---- what counts steps
+    # ---- counters of steps
 
     def _counting(self) -> set[Node]:
         """Return the counters of steps that are on the CPU, except those used together with other tensors."""
@@ -107,7 +107,7 @@ class Updates:
         touched = self._touched(node)
         return any(item in self._counters for item in touched) and all(map(_is_number, touched))
 
-    # ---- what belongs together
+    # ---- tensors on one device
 
     def bonds(self) -> list[list[Node]]:
         """Return, for each parameter, the tensors that belong on one device: itself, its moments, and its gradient.

@@ -40,7 +40,7 @@ __all__ = ["Bench"]
 
 _SHORT = 2e-5  # seconds that a reading of an accelerator's clock should span, which ticks every half microsecond
 _MOST = 64  # calls in a row
-_LONG = 0.02  # seconds that a CPU may be estimated to take for what an accelerator does in a tenth of that
+_LONG = 0.02  # longest CPU estimate for a task that is ten times faster on an accelerator
 _MISSES = (
     2  # readings in which the device waited for the host, after which it is not kept busy any more
 )
@@ -55,7 +55,7 @@ class Readings:
     calls: int = 1  # in a row, for one reading
     missed: int = 0
     readings: list[Reading] = field(default_factory=list)
-    kept: bool = False  # from a file: what was slow was measured twice then
+    kept: bool = False  # from a file: slow readings were already repeated
 
     def is_done(self, repeat: int) -> bool:
         return (
@@ -175,7 +175,7 @@ class Bench:
             work.note(reading, short=repeatable and self.device.type != "cpu")
         return returned
 
-    # ---- what is believed
+    # ---- accepted readings
 
     def believed(self, replay: bool) -> dict[str, float]:
         """Return the seconds of each measured task.

@@ -31,7 +31,7 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 SIZES = tuple(
     1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26)
 )  # bytes of the copies that are timed
-_RATES = 1e6, 1e14  # bytes per second that a link may have; what is read beyond is no rate of one
+_RATES = 1e6, 1e14  # bytes per second; readings beyond are rejected
 _LATENCY = 0.1
 
 

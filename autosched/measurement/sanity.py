@@ -16,7 +16,7 @@ __all__ = ["SLOW", "doubt", "work_of"]
 FAST = 10  # times a device's peak: beyond is no measurement of work that was done
 SLOW = 1000  # times the roofline: so slow, a second reading must say the same
 
-# What the fastest of their kind reach, in FLOP and bytes per second: rates of a machine may be
+# Rates of the fastest existing devices, in FLOP and bytes per second. Rates of a machine may be
 # rough defaults.
 _PEAKS = {"cpu": (1e13, 1e12)}
 _ACCELERATOR = 1e15, 1e13

@@ -23,7 +23,7 @@ __all__ = ["walk"]
 Place = Callable[[Task], torch.device]
 Do = Callable[
     [Task, Any, Any, torch.device], Any
-]  # (task, its args, its kwargs, where) -> what it returned
+]  # (task, its args, its kwargs, device) -> its result
 
 
 def walk(
@@ -77,7 +77,7 @@ def _run(task: Task, data: Mapping[int, Any], where: torch.device, do: Do) -> di
         here.copy_(there)
     own = {
         id(there): here for here, there in moved
-    }  # what returns its argument returns the one that stays
+    }  # a task that returns its argument returns the original
     return {
         index: transform(lambda leaf: own.get(id(leaf), leaf), result)
         for index, result in results.items()

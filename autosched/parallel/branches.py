@@ -14,7 +14,7 @@ from autosched import Graph
 
 __all__ = ["branches"]
 
-_WORTH = 0.1  # of what a stage takes forward, or backward: the least that two parts take for a cut
+_WORTH = 0.1  # least share of a stage's forward or backward for each of two parts
 
 
 def branches(

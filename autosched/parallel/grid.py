@@ -64,7 +64,7 @@ class Grid:
     order: Order | None = None
     homes: Mapping[str, str] = field(
         default_factory=dict
-    )  # of what of the batch does not live on the host
+    )  # of the parts of the batch that are not on the host
     reduction: str = "sum"
     compression: Compression | None = None
     clip: float | None = None  # the largest norm of all gradients
@@ -96,7 +96,7 @@ def build(grid: Grid) -> Built:
 class _Builder:
     def __init__(self, grid: Grid):
         self.grid, self.graph = grid, Graph(grid.name, generators=generators_of(grid.machine))
-        self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
+        self.inputs: dict[tuple[int, str], Value] = {}  # tensors that replicas hold
         self.names: dict[str, tuple[int, str]] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
         self.left: list[dict[str, Value]] = [
@@ -255,14 +255,14 @@ class _Builder:
                     **{f"{self._prefix(replica)}{name}.grad": g for name, g in gradients.items()}
                 )
 
-    # ---- sums over replicas, updates, and what the next step begins with
+    # ---- sums over replicas, updates, and the state for the next step
 
     def _update(self, update: Update, totals: Sequence[Sequence[Value]]) -> None:
         """Add the optimizer's tasks on each replica.
 
         The state that they leave on the first is the model's.
         """
-        counted: dict[str, Value] = {}  # what has been done on the host, for all
+        counted: dict[str, Value] = {}  # results of tasks on the host, for all replicas
         for replica, stages in enumerate(self.grid.devices):
             device = stages[update.stage]
             values = {

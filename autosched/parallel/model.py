@@ -77,12 +77,12 @@ def model_parallel(
 ) -> Forward | Pipeline:
     """Return the model as stages on several devices: its forward, or with loss and optimizer a training step.
 
-    ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or the devices of modules
-    by patterns of their names, ``{"layer1": "cuda:0", "layer2.*": "cuda:1"}``, which mean what is
-    inside too: the first that fits counts, and what none fits goes with what runs before it.
-    ``options`` are as of ``data_parallel``, and for a training step ``averages``,
-    ``clip_grad_norm`` and ``before_step`` of ``pipeline``. Raises ScheduleError for a split that
-    cannot be.
+    ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or
+    the devices of modules by patterns of their names, ``{"layer1": "cuda:0", "layer2.*":
+    "cuda:1"}``, which also match the modules inside: the first match counts, and a module that no
+    pattern matches joins the one that runs before it. ``options`` are those of ``data_parallel``,
+    and for a training step ``averages``, ``clip_grad_norm`` and ``before_step`` of ``pipeline``.
+    Raises ScheduleError for an impossible split.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> run = model_parallel(model, Machine.emulated(gpus=2), split={"0": "cuda:0", "2": "cuda:1"}, backend="host")

@@ -200,9 +200,7 @@ def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 
 def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
     """Return F and I of a device if stages form a V: its first stage is ``rank``, its second is on the way back."""
-    enough = max(
-        chunks, 2 * devices - 1
-    )  # to fill the pipeline; what is too much is left out in the end
+    enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; surplus is dropped at the end
     there = rank
     back = 2 * devices - 1 - rank
     f = iter(_row(there, "F", enough))
@@ -272,7 +270,7 @@ class _Filling:
             return None
         if (
             not 0 <= before < len(self.where)
-        ):  # an I of the last stage is behind its F, in the same row
+        ):  # an I of the last stage follows its F, in the same sequence
             return self.free[rank]
         end = self.ends.get(Action(before, kind, chunk))
         return (

@@ -56,7 +56,7 @@ class Sums:
         return tuple(STRATEGIES) if replicas <= _MANY else _FOR_MANY
 
 
-_MANY = 16  # replicas, behind which what grows with their number is not worth a try: a ring's n * n tasks, n - 1 ...
+_MANY = 16  # replicas; above, strategies whose tasks grow with their number are not tried: a ring's n * n, ...
 _FOR_MANY = ("tree", "exchange")  # ... whole tensors that come to one device
 
 
@@ -142,7 +142,7 @@ class Trained:
         None  # the torch device where the model is captured, if that is a real accelerator
     )
     clip: float | None = None  # the largest norm of all gradients
-    before_step: BeforeStep | None = None  # what else is done to gradients
+    before_step: BeforeStep | None = None  # other changes of gradients
 
     @classmethod
     def of(

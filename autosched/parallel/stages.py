@@ -36,7 +36,7 @@ class Cuts:
     """
 
     blocks: tuple[Block, ...]
-    ends: tuple[int, ...]  # of each stage, the block behind its last
+    ends: tuple[int, ...]  # of each stage, the block after its last
     devices: tuple[str, ...]
     seconds: tuple[float, ...]
     nbytes: tuple[float, ...]

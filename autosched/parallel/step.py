@@ -107,7 +107,7 @@ class Step:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._copies.clear()  # who has updated what is not known
+                self._copies.clear()  # which tensors were updated is unknown
                 raise
             self._leave(planned, outputs, held)
             self.grad_norm = outputs.get("grad_norm")
@@ -193,7 +193,7 @@ class Step:
             self._watch = Watch(self.model, self.loss_fn, *hooks)
         parameters = tuple(
             (id(p), p.requires_grad) for p in self.model.parameters()
-        )  # what is planned keeps them
+        )  # the plan keeps them alive
         return (
             tuple(look(leaf) for leaf in leaves(batch)),
             self._watch.key,

@@ -109,7 +109,9 @@ class _Study:
         self.machine = planner.trained.machine
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
-        self.begun: dict[str, float] | None = None  # by parameter, what the optimizer will hold
+        self.begun: dict[str, float] | None = (
+            None  # by parameter, bytes of the optimizer's future state
+        )
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
         """Simulate each order with each possible number of micro-batches."""

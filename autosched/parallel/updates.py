@@ -58,10 +58,8 @@ class Update:
     places: Mapping[str, Place]
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
-    state: Any  # what holds the model's tensors, and the optimizer's
-    begun: Mapping[
-        str, int
-    ]  # the bytes of what on the device it begins to keep, such as moments, by output
+    state: Any  # the holder of the model's and the optimizer's tensors
+    begun: Mapping[str, int]  # the bytes of new state on the device, such as moments, by output
 
     @cached_property
     def on_device(self) -> tuple[str, ...]:
@@ -318,7 +316,7 @@ def _joined(graph: Graph, task: Task) -> Iterator[list[int]]:
         yield [item.index for item in items if isinstance(item, Value)]
     shared = [item.index for item in (*task.args, *task.kwargs.values()) if isinstance(item, Value)]
     made = any(graph.values[graph.values[index].root].producer is not None for index in shared)
-    if made:  # of what the hook computes; what it only has is the same for all
+    if made:  # of values that the hook computes; its constants are the same for all
         yield everything
 
 

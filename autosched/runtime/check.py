@@ -123,7 +123,7 @@ class _Watch:
         self.looks = looks
         self.names = [graph.values[use.value].name for use in task.reads]
         self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
-        self.beside: list[Task] = []  # what ran at the same time
+        self.beside: list[Task] = []  # tasks that ran at the same time
 
     def state(self, given: Sequence[Any]) -> list[Any]:
         """Return what must not change, except as the task declared."""

@@ -132,7 +132,7 @@ class Executor:
                 raise ScheduleError("the schedule is closed; make a new one")
             self.close.detach()
             self.memory.clear()
-            self.replaying = None  # what was recorded is the parent's
+            self.replaying = None  # recordings belong to the parent
             self._begin()
 
     @property

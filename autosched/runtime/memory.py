@@ -45,8 +45,8 @@ class Memory:
         self.place = place
         self.here = here or (
             lambda device, usual: place(device) or usual
-        )  # what a task gets for ``Here``
-        self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
+        )  # the argument of a task for ``Here``
+        self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[
             int, list[int | None]

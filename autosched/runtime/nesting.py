@@ -49,8 +49,8 @@ class Calls:
         """Register a call in this thread. Raises ScheduleError if it would wait for itself to end."""
         me = threading.get_ident()
         with self._guard:
-            # An interrupt may have kept a call from being taken off, so look at what really goes
-            # on.
+            # An interrupt may have prevented the removal of a call, so keep only those in
+            # progress.
             stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
             if self._stacks:
                 self._check(called, me, stack)

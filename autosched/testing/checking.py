@@ -227,7 +227,9 @@ def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> No
         reference.setting, made.program, graph, made.machine, way.choose(), seconds
     )
     if (complaint := _complaint(reference, left, error)) is not None:
-        culprit = reference.first(traces)  # what did not run has left nothing, and is not to blame
+        culprit = reference.first(
+            traces
+        )  # a task that did not run has no result, and is not the culprit
         raise InterleavingError(
             _report(reference, plan, way, interleavings, complaint, culprit)
         ) from error

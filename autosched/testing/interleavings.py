@@ -43,7 +43,7 @@ def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
     [('cpu/a', 'cpu/b'), ('cpu/b', 'cpu/a')]
     """
     for before in _classes(_ordered(program), races(program, graph)):
-        # Who has more before it comes later: a linear order that keeps the partial one.
+        # Sort by the number of predecessors: a linear order that extends the partial one.
         order = sorted(range(len(program)), key=lambda at: before[at].bit_count())
         yield tuple(name for at in order for name in _steps(program, at))
 
@@ -141,7 +141,7 @@ def uniform(seed: int) -> Choose:
 def _ordered(program: Program) -> list[int]:
     """Return, for each position, its predecessors by streams and events, as the bits of a number."""
     before: list[int] = []
-    behind: dict[Stream, int] = {}  # of each stream, what its next instruction comes behind
+    behind: dict[Stream, int] = {}  # by stream, the predecessors of its next instruction
     events: dict[int, int] = {}
     for i, instruction in enumerate(program):
         streams = occupied(instruction)

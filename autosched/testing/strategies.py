@@ -21,7 +21,7 @@ __all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 
-# ---- what tasks do: of any shapes, and ending in [-1, 1] again
+# ---- functions of tasks: for any shapes, with results in [-1, 1]
 
 
 def mix(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _out(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
 
 Move = Callable[..., list[Value]]
 
-# Of these ``on=`` may be drawn: what they place is memory of its own, and nothing contradicts it.
+# For these ``on=`` may be drawn: their results are new memory, so no other constraint conflicts.
 FRESH: Mapping[str, Move] = {
     "mix": lambda graph, a, b, **facts: [graph.add(mix, a, b, **facts)],
     "tree": lambda graph, a, b, **facts: [graph.add(tree, [a, b], scale=0.9, **facts)],
@@ -140,7 +140,7 @@ VIEWS: Mapping[str, Move] = {
 }
 MOVES = {**FRESH, **WRITES, **VIEWS}
 
-# What a move asks of the shapes of its two values; the others take any.
+# Conditions on the shapes of a move's two values; other moves take any.
 NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
     "columns": lambda a, b: len(a) == 2,
     "later columns": lambda a, b: len(a) == 2,

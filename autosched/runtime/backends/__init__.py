@@ -32,7 +32,7 @@ from autosched.runtime.threads.tapes import Step, Team
 
 __all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
 
-Transfer = Callable[[Any, Any], Any]  # (what to copy, what to overwrite or None) -> the copy
+Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
 
 @runtime_checkable

@@ -266,7 +266,7 @@ class Accelerator(Host):
             for stream in self.streams.values() if self.stopped() else self.with_host:
                 stream.synchronize()
             self.pinned.land()
-        except BaseException:  # Ctrl-C: what has not landed must not do so in a later run
+        except BaseException:  # Ctrl-C: pending copies must not land in a later run
             self.pinned.forget()
             raise
         for device, clock in self.clocks.items() if timing else ():

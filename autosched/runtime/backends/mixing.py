@@ -38,7 +38,7 @@ __all__ = ["Mixing"]
 
 CPU = "cpu"
 
-# Functions that take tensors of several devices, or that only look at shapes and types.
+# Functions that take tensors of several devices, or that only read shapes and types.
 _FREE = frozenset(
     "__deepcopy__ __getitem__ __reduce_ex__ __setitem__ _ctc_loss _index_put_impl_ _pack_padded_sequence "
     "_pad_packed_sequence _to_copy as_tensor asarray backward broadcast_tensors can_cast copy_ cpu ctc_loss cuda "
@@ -58,7 +58,7 @@ class Mixing:
         ] = {}  # by id: where it is, and where it was made
         self._said: dict[
             int, tuple[torch.device, str | None]
-        ] = {}  # devices that tasks are told, by id
+        ] = {}  # devices that are passed to tasks, by id
         self._told: dict[tuple[str, str], torch.device] = {}
 
     def forget(self) -> None:
@@ -263,7 +263,7 @@ def _line() -> str:
 
 
 # Attention modules take their fast path only if ``torch.overrides.has_torch_function`` sees no
-# mode, and its results differ in the last bits. So that function must not see ours.
+# mode, and its results differ in the last bits. So that function must not see this module's mode.
 _hiding = threading.Lock()
 _hidden: list[Any] = []
 _original = torch.overrides.has_torch_function

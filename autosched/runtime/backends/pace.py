@@ -16,7 +16,7 @@ from autosched.program.program import Stream
 
 __all__ = ["Pace", "rounded_up"]
 
-_LATE = 2.0  # times as long as modelled: what is less, the operating system's wake-ups do
+_LATE = 2.0  # times as long as modelled; less may be due to delays of the operating system
 _RUNS = 3  # in a row: the first run is watched, and one may be late by chance
 
 

@@ -159,7 +159,7 @@ class Recording:
         self._graphs: dict[int, Step] = {}  # by position in the cut program
         self._held: dict[
             int, Any
-        ] = {}  # by slot, the recording's memory that what is outside of segments touches
+        ] = {}  # by slot, the recording's memory that instructions outside segments access
         self._at = _positions(parts.cut)
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None

@@ -70,7 +70,7 @@ class Straight:
                 for at, fn, target, first, second, dropped in step.calls:
                     data = self._name(
                         step.data
-                    )  # anew, as it may be the first that its part has of it
+                    )  # again, because it may be the first use in this part
                     arguments = [f"{data}[{slot}]" for slot in (first, second) if slot >= 0]
                     drop = f"; {data}[{dropped}] = None" if dropped else ""
                     yield at, f"{data}[{target}] = {self._name(fn)}({', '.join(arguments)}){drop}"

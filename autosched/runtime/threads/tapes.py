@@ -40,8 +40,8 @@ class Late(NamedTuple):
     places: Mapping[str | None, Place | None]
 
 
-# Position, function, and slots: of the result, of one or two arguments (-1: no second), of what is
-# dropped then.
+# Position, function, and slots: of the result, of one or two arguments (-1: no second), of the value
+# that is dropped afterwards.
 Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 
@@ -78,7 +78,7 @@ class Tape:
 
     steps: dict[str | None, list[tuple[int, Step]]] = field(default_factory=dict)
     locks: list[threading.Lock] = field(default_factory=list)
-    quick: bool = False  # whether no step takes long: what they put on devices does
+    quick: bool = False  # whether no step takes long, because steps only issue work to devices
     runs: int = 0
     straight: Step | None = None  # all steps as one
 

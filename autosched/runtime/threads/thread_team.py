@@ -52,7 +52,7 @@ class Crew:
         self.threads: frozenset[int] = frozenset()
         self._guard = (
             threading.RLock()
-        )  # the collector may close this crew in a thread that holds it
+        )  # garbage collection may close this team in a thread that holds the lock
         self._tape = (
             Tape()
         )  # has steps until the run has ended and all threads that it let go are back
@@ -309,7 +309,7 @@ class _Worker:
                 return
             try:
                 self.done.clear()
-            finally:  # also if interrupted: whoever waits for ``done`` waits for the thread to wake up
+            finally:  # also if interrupted: a wait for ``done`` is a wait for the thread to wake up
                 with contextlib.suppress(RuntimeError):
                     self.go.release()
 
