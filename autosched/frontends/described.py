@@ -53,7 +53,9 @@ _PLUMBING = ("_modules", "_parameters", "_buffers")
 
 
 def _path(source: str) -> str:
-    """Return the path that an expression of Dynamo's stands for; ``fn`` is how it calls a module of torch's own.
+    """Return the path in an expression of Dynamo.
+
+    There ``fn`` is the name of a module of torch's own.
 
     >>> _path("L['self']._modules['fc1']._parameters['weight']"), _path("L['x']")
     ('fc1.weight', 'x')

@@ -238,7 +238,7 @@ def storages(node: torch.fx.Node) -> set[int]:
 
 
 def _names(val: Any, label: str) -> Any:
-    """Return ``outputs=`` for what a node returns: None for a single thing, no name for nothing."""
+    """Return ``outputs=`` for a node's results: None for a single one, no name for nothing."""
     if val is None:
         return ()
     return _named(val, label) if isinstance(val, (tuple, list)) else None

@@ -40,12 +40,10 @@ def written_down(
     refuse: Callable[[torch.Tensor], None],
     note: Callable[[Any], None],
 ) -> Iterator[None]:
-    """Let ``make_fx`` record the origins of what it traces.
+    """Let ``make_fx`` record the origins of what it traces; ``modules`` are roots by name.
 
-    ``modules`` are roots by name, one may be nameless.
-
-    ``refuse`` is called for each tensor with data that torch is given meanwhile, and may raise;
-    ``note`` is called with the results of torch functions.
+    One name may be empty. ``refuse`` is called for each tensor with data that torch is given, and
+    may raise; ``note`` is called with the results of torch functions.
     """
     paths = {
         id(part): ".".join(filter(None, (key, path)))

@@ -108,9 +108,10 @@ def _tables(
     known: Costs,
     seconds: Mapping[tuple[Device, ...], Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return the seconds of each measured task: one number if only CPUs are there, else by device.
+    """Return the seconds of each measured task: one number if there are only CPUs, otherwise by device.
 
-    Where it was not measured it takes what was known; where it cannot run it still cannot.
+    Devices without a measurement keep the known seconds, and a task that cannot run on a device
+    still cannot.
     """
     found: dict[str, Any] = {}
     for task in graph.tasks:

@@ -20,10 +20,12 @@ _WORTH = 0.1  # least share of a stage's forward or backward for each of two par
 def branches(
     graph: Graph, stage: Mapping[str, int], backward: Set[int], seconds: Mapping[str, float]
 ) -> dict[str, int]:
-    """Return the part of its stage, forward or backward, of each task that is no view; by name, from 0.
+    """Return the part of its stage, forward or backward, of each task that is not a view.
 
-    Forward, tasks are of one part if they wait for the same other stages; backward, if the same
-    ones wait for them. So parts depend on each other in their order, and never in a cycle.
+    By name, from 0.
+
+    Forward tasks are in one part if they wait for the same other stages; backward tasks, if the
+    same stages wait for them. So parts depend on each other in their order, and never in a cycle.
     """
     waits = _reached(graph, stage, backward)
     groups: dict[tuple[int, bool], dict[frozenset[int], list[int]]] = {}

@@ -178,12 +178,15 @@ def exchange(
     dtype: torch.dtype,
     name: str,
 ) -> tuple[list[Value], tuple[str, ...]]:
-    """Sum flat values, one on each of the devices, by payloads; return the total of each device, and names of inputs.
+    """Sum flat values, one on each device, by payloads.
 
-    ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold what that device has kept:
-    give ``torch.zeros(numel, dtype=dtype)`` there at the start, and the same tensors ever after;
-    steps write them. One device, or an empty tensor, sends nothing and needs no input. Names begin
-    with ``name``. Raises ScheduleError for more elements than an int32 can count.
+    Return the total of each device, and names of inputs.
+
+    ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold the
+    residual of that device: pass ``torch.zeros(numel, dtype=dtype)`` at the start, and the same
+    tensors in later runs; steps write them. One device, or an empty tensor, sends nothing and needs
+    no input. Names begin with ``name``. Raises ScheduleError for more elements than an int32 can
+    count.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")

@@ -112,7 +112,9 @@ class Curve:
 
 
 def candidates(rows: int) -> Sequence[int]:
-    """Return numbers of micro-batches to try for so many rows: 1, 2, 3, 4, 6, 8, 12, ... and one for each row.
+    """Return numbers of micro-batches to try for a number of rows: 1, 2, 3, 4, 6, 8, 12, ...
+
+    And one for each row.
 
     >>> candidates(10)
     [1, 2, 3, 4, 6, 8, 10]

@@ -124,13 +124,14 @@ def zero_bubble(
 ) -> Order:
     """Return an order that fills bubbles with gradients by weights (Qi et al., "Zero bubble", arXiv 2401.10241).
 
-    With one round forwards and backwards go as in 1F1B (ZB-H1), with two as in a V, stages s and
-    2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and go first where the limit
-    is reached: a device holds at most vp activations of stages, from F to W. Bubble: (p-1) /
-    (3vm+p-1) where F, I and W are equally long and m >= p.
+    With one round, forwards and backwards are those of 1F1B (ZB-H1); with two, stages form a V,
+    with stages s and 2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and come
+    first where the memory limit is reached: a device holds at most vp activations of stages, from F
+    to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are equally long and m >= p.
 
-    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is what a copy between devices takes.
-    How large a gap must be to get a W is tried, and the best kept.
+    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is the time of a
+    copy between devices. Several thresholds for the size of a gap that gets a W are tried, and the
+    best is kept.
 
     >>> print(*zero_bubble(2, 2, rounds=1)[1])
     1F0 1I0 1F1 1I1 1W0 1W1

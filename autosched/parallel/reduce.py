@@ -37,12 +37,14 @@ def reduce(
     itemsize: int,
     name: str,
 ) -> list[Value]:
-    """Sum flat values, one on each of the devices, by a strategy, and return for each device the value to read there.
+    """Sum flat values, one on each of the devices, by a strategy.
 
-    ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are added. All devices
-    read the same bits. What is returned must only be read, and by no view: views live where the
-    total was made. Names of tasks begin with ``name``. Raises ScheduleError for an unknown
-    strategy.
+    Return the value that each device reads.
+
+    ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are
+    added. All devices read the same bits. The results must only be read, and not through views,
+    because views are on the device where the total was computed. Names of tasks begin with
+    ``name``. Raises ScheduleError for an unknown strategy.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -144,7 +146,9 @@ def same(tensor: T) -> T:
 
 
 def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on the first device, in the order of the devices, from where all others read it: the book's ``allreduce``.
+    """Sum on the first device, in the order of the devices.
+
+    All others read it there (the textbook ``allreduce``).
 
     r0 + r1 + r2 ...; (n - 1) N bytes into the first device and as many out of it.
     """
@@ -152,7 +156,7 @@ def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on the host, in the order of the devices, from where all read it.
+    """Sum on the host, in the order of the devices; all read it there.
 
     r0 + r1 + r2 ...; N bytes from each device to the host, and back.
     """
@@ -160,12 +164,12 @@ def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum n pieces at a time, each on its way around the ring, then send each around again.
+    """Sum n pieces concurrently, each on its way around the ring, then send each around again.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     2009. 2 (n - 1) / n N bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on
-    device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum depends on where the element stands,
-    and for more than two devices its rounding does.
+    device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum, and with more than two devices its
+    rounding, depends on the position of the element.
     """
     n = len(flats)
     size = -(-of.numel // len(flats))
@@ -208,12 +212,14 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum a piece on each device of a node, then that of all nodes on one each; send totals back the same way.
+    """Sum a piece on each device of a node, then those of all nodes.
 
-    (r0 + r1 + ...) + (...) + ..., a node in brackets: what is told by the rates of links. For g
-    devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and 2
-    (m - 1) / m N / g to other nodes. Where nodes differ in size, all are taken for one. As many
-    copies as a ring has, which do not wait for each other.
+    Send the totals back in the same way.
+
+    (r0 + r1 + ...) + (...) + ..., a node in brackets; nodes are found from the rates of links. For
+    g devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and
+    2 (m - 1) / m N / g to other nodes. If nodes differ in size, all devices are treated as one
+    node. As many copies as in a ring, which do not wait for each other.
     """
     nodes = _nodes(of)
     if len(nodes) == 1:

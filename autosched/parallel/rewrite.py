@@ -258,7 +258,7 @@ def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
 
 
 def _fixed(graph: Graph, forward: set[int]) -> set[int]:
-    """Return the memory (its root) that cannot be recomputed: made of random numbers, or of what forward changes.
+    """Return the memory (its root) that cannot be recomputed: it depends on random numbers, or on changed values.
 
     Also the memory that such tasks have accessed.
     """

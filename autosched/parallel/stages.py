@@ -88,9 +88,10 @@ class Cuts:
 
 
 def blocks_of(graph: Graph) -> list[Block]:
-    """Return the blocks of a captured step: forward tasks between which nothing of another block runs.
+    """Return the blocks of a captured step: consecutive forward tasks that belong together.
 
-    Tasks of one line in one call of a module stay together, and so does all that runs between them.
+    Tasks of one line in one call of a module stay together, and so does everything that runs
+    between them.
     """
     key = {task.index: task.origin._replace(phase="") for task in graph.tasks}
     forward = [task for task in graph.tasks if task.origin.phase != "backward"]
@@ -139,13 +140,14 @@ def balanced(
     held: Mapping[str, float] | None = None,
     least: Costs | None = None,
 ) -> Cuts:
-    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as can be.
+    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as possible.
 
-    Dynamic programming over cut points, for the least of the longest stage, computing or sending,
-    and of what is sent in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two
-    stages. ``held`` is how many bytes stay with each parameter, by name, beside the activations of
-    one micro-batch, by ``least`` if that is given; devices hold no more than they have. Raises
-    ScheduleError where there are fewer blocks than stages, or no cut that fits.
+    Dynamic programming over cut points minimizes the time of the longest stage, computing or
+    sending, and then the bytes sent in total; ``O(stages * blocks ** 2)``. A device that is named
+    twice gets two stages. ``held`` is the number of bytes that remain with each parameter, by name,
+    in addition to the activations of one micro-batch, by ``least`` if that is given; devices hold
+    no more than their memory. Raises ScheduleError if there are fewer blocks than stages, or no cut
+    that fits.
     """
     blocks = blocks_of(graph)
     if len(blocks) < len(devices):
@@ -295,7 +297,7 @@ class _Table:
         return list(accumulate(change))[:-1]
 
     def _held(self, block: Block, held: Mapping[str, float]) -> float:
-        """Return the bytes that a block keeps: its parameters, and what its backward needs of its forward."""
+        """Return the bytes that a block keeps: its parameters, and forward results that its backward needs."""
         forward = set(block.forward)
         backward = set(block.backward)
         read = {

@@ -218,7 +218,7 @@ def _made(
 
 
 def _shape(graph: Graph, first: int, shaped: dict[int, torch.Tensor]) -> None:
-    """Add the shapes of what the tasks from ``first`` on make: they run on tensors without data."""
+    """Add the shapes of the results of the tasks from ``first`` on, which run on meta tensors."""
     with torch.device("meta"):
         for task in graph.tasks[first:]:
             args, kwargs = called_with(task, shaped)

@@ -105,7 +105,10 @@ class Host:
 
 
 def copy_in_host_memory(source: Any, into: Any) -> Any:
-    """Copy a tensor, a tree of tensors, or whatever else a task returned; over ``into`` if that is given."""
+    """Copy a tensor, a tree of tensors, or any other result of a task.
+
+    Over ``into`` if that is given.
+    """
     return transform(_copied, source) if into is None else overwritten(into, source)
 
 

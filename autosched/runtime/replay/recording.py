@@ -45,7 +45,7 @@ __all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
 
 
 class Recorder(Protocol):
-    """The memory of a recording, and what records into it."""
+    """The memory of a recording, and the methods that record into it."""
 
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
         """Call ``steps``, and return a function that repeats their work on devices, on the current stream.

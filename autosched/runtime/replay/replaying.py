@@ -134,7 +134,10 @@ class Replaying:
 
 
 def _look(item: Any, numbers: bool) -> Hashable:
-    """Return what a tree has of a kind; other leaves than tensors only if they are ``numbers`` that a device gets."""
+    """Return a key for the kind of a tree.
+
+    Non-tensor leaves are included only if they are ``numbers`` that a device reads.
+    """
     if is_plain(item):
         return (
             type(item).__name__,
