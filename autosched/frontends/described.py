@@ -37,7 +37,10 @@ def named(description: Any, names: Sequence[str]) -> str:
 
 
 def origin_of(node: torch.fx.Node, phase: str) -> Origin:
-    """Return the user's line, the module and the phase; of a backward node, those of its forward one."""
+    """Return the user's line, the module and the phase.
+
+    The line and module of a backward node are those of its forward node.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     module = _path([path for path, _ in stack.values()][-1]) if stack else ""
     return Origin(where_of(node), module, "backward" if phase == "backward" else "forward")

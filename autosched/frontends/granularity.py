@@ -29,7 +29,10 @@ def coarse(
     costs: Costs | None = None,
     device: Device | None = None,
 ) -> G:
-    """Return a graph of operators at a granularity; costs are estimated from ``examples`` where they are not given."""
+    """Return a graph of operators at a granularity.
+
+    Costs are estimated from ``examples`` where they are not given.
+    """
     marks = by_mark(graph)
     graph = merged(graph, marks) if marks else graph
     if granularity == "auto" and costs is None:

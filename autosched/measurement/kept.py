@@ -58,7 +58,10 @@ class Kept:
                 )
 
     def get(self, *name: str | None) -> Pair | None:
-        """Return the pair of a name, which may have parts; None if there is none, or a part has no name."""
+        """Return the pair of a name, which may have parts.
+
+        The result is None if there is no such pair, or a part has no name.
+        """
         return None if None in name else self.pairs.get(" ".join(map(str, name)))
 
     def put(self, pair: Pair, *name: str | None) -> None:

@@ -29,10 +29,11 @@ Do = Callable[
 def walk(
     graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, do: Do
 ) -> dict[str, float]:
-    """Run the tasks one by one, with values on ``device`` and tasks where ``place`` says; return the bytes of values.
+    """Run the tasks one by one, and return the bytes of values.
 
-    Raises GraphError for missing or unknown inputs, ScheduleError for a task without a function,
-    and what a task raises, with a note that names it.
+    Values are on ``device``, and tasks run where ``place`` says. Raises GraphError for missing or
+    unknown inputs, ScheduleError for a task without a function, and what a task raises, with a note
+    that names it.
     """
     data = graph.bind(inputs)
     given = set(data)

@@ -31,7 +31,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
 
 def check_clip(limit: Any) -> float | None:
-    """Return the limit of a norm. Raises ScheduleError unless it is a number, 0 or more, or None."""
+    """Return the limit of a norm.
+
+    Raises ScheduleError unless it is a number, 0 or more, or None.
+    """
     if limit is None:
         return None
     is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)

@@ -114,7 +114,11 @@ class Int8:
         return numel + _scale_of(dtype).itemsize
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return those of: absolute value, largest, quotient, rounding, narrowing, joining; of widening, product."""
+        """Return the passes of all operators for encoding and decoding.
+
+        Encoding: absolute value, largest, quotient, rounding, narrowing, joining. Decoding:
+        widening, product.
+        """
         return Passes(9, 8), Passes(3.25, 2)
 
 
@@ -163,7 +167,11 @@ class TopK:
         return self.count(numel) * (dtype.itemsize + torch.int32.itemsize)
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return those of: absolute value, selection by radix, gathering, joining; of zeros, scattering."""
+        """Return the passes of all operators for encoding and decoding.
+
+        Encoding: absolute value, selection by radix, gathering, joining. Decoding: zeros,
+        scattering.
+        """
         return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
 
 

@@ -423,7 +423,10 @@ class _Builder:
 
 
 def generators_of(machine: Machine) -> dict[str, str]:
-    """Return the generator of random numbers of each real accelerator; logical devices on one share it."""
+    """Return the generator of random numbers of each real accelerator.
+
+    Logical devices on one share it.
+    """
     if machine.imagined:
         return {}
     return {name: machine.device(name).physical or name for name in machine.accelerators}

@@ -129,7 +129,10 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of input, weight and bias; those of the last two are this replica's share."""
+        """Return the gradients of input, weight and bias.
+
+        Those of the last two are this replica's share.
+        """
         x, weight, count, mean, var = ctx.saved_tensors
         wide = x.to(_wide(x))
         given = gradient.to(_wide(x))

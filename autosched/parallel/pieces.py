@@ -248,7 +248,10 @@ def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]
 def costs_of(
     graph: Graph, costs: Costs, machine: Machine
 ) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return the seconds of each task on each device, and the bytes of each value; equal devices are asked once."""
+    """Return the seconds of each task on each device, and the bytes of each value.
+
+    Equal devices are asked once.
+    """
     found: dict[str, dict[str, float]] = {}
     for task in graph.tasks:
         if task.view:

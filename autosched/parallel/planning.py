@@ -149,7 +149,10 @@ class Trained:
         cls, name: str, trio: tuple[Any, Any, Any], machine: Machine, first: str, averages: bool,
         options: Mapping[str, Any], clip_grad_norm: float | None, before_step: BeforeStep | None,
     ) -> Trained:  # fmt: skip
-        """Return what is trained by a system of this name: model, loss and optimizer. Raises ScheduleError."""
+        """Return what is trained by a system of this name: model, loss and optimizer.
+
+        Raises ScheduleError.
+        """
         check_trained(name, *trio, options)
         place = torch_device(machine, first)
         return cls(
@@ -207,7 +210,10 @@ class Trained:
         return updates_of(template, buckets, numbers, self.machine, flat)
 
     def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
-        """Return a step's schedule for each strategy by which replicas may sum. Raises ScheduleError if none fits."""
+        """Return a step's schedule for each strategy by which replicas may sum.
+
+        Raises ScheduleError if none fits.
+        """
         names = sums.strategies(len(grid.devices)) if grid.compression is None else ("compressed",)
         found = {}
         refused = list[ScheduleError]()
@@ -298,7 +304,10 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the devices to use: those given, or all accelerators, or all there are. Raises MachineError."""
+    """Return the devices to use: those given, or all accelerators, or all there are.
+
+    Raises MachineError.
+    """
     if devices is None:
         return machine.accelerators or machine.names
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):

@@ -184,7 +184,10 @@ class _Copy:
                 self.values[self.old.values[use.value].name] = value
 
     def repeat(self, tasks: Iterable[Task]) -> list[str]:
-        """Add tasks again, as ``again.NAME``; later tasks read their results. Return their names."""
+        """Add tasks again, as ``again.NAME``.
+
+        Later tasks read their results. Return their names.
+        """
         self.flush()
         names: list[str] = []
         for task in tasks:

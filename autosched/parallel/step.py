@@ -319,7 +319,10 @@ def _without_collecting() -> Iterator[None]:
 
 
 def rows_of(batch: Sequence[Any]) -> int:
-    """Return the size of the first dimension of all tensors in a batch. Raises ScheduleError if there is none."""
+    """Return the size of the first dimension of all tensors in a batch.
+
+    Raises ScheduleError if there is none.
+    """
     sizes = [
         leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
     ]

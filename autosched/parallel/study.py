@@ -265,7 +265,10 @@ class _Study:
         }
 
     def _moments(self, one: Template) -> dict[str, float]:
-        """Return the bytes that the optimizer holds for each parameter; where memory is limited, after a step."""
+        """Return the bytes that the optimizer holds for each parameter.
+
+        Where memory is limited, after a step.
+        """
         names = {id(tensor): name for name, tensor in one.state.parameters.items()}
         now = {
             names[id(parameter)]: float(

@@ -48,7 +48,9 @@ class Watcher:
     def around(
         self, task: Task, call: Callable[[], None], arguments: Values, results: Values
     ) -> Callable[[], None]:
-        """Return ``call`` with a check around it. The result raises HazardError naming task, argument and line.
+        """Return ``call`` with a check around it.
+
+        The result raises HazardError naming task, argument and line.
 
         ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
         """

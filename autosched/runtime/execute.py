@@ -49,15 +49,13 @@ Read = TypeVar("Read")
 
 
 class Executor:
-    """A program, compiled for a backend.
+    """A program, compiled for a backend, which can be called any number of times.
 
-    It can be called any number of times. It is ended by ``close()``, or when it is garbage
-    collected.
-
-    ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first
-    run is checked for writes, aliases and random numbers that tasks did not declare; so is every
-    run if ``check`` is set, and by all bits of the arguments with ``"bytes"``. With ``nvtx``, runs
-    and copies are ranges of NVTX, named by their streams.
+    It is ended by ``close()``, or when it is garbage collected. ``seconds`` are the modelled
+    seconds of each instruction, for backends that emulate. The first run is checked for writes,
+    aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and
+    by all bits of the arguments with ``"bytes"``. With ``nvtx``, runs and copies are ranges of
+    NVTX, named by their streams.
     """
 
     def __init__(
@@ -355,7 +353,10 @@ class Executor:
     def _compile(
         self, call: Wrap | None = None, launched: Wrap | None = None, lines: Lines | None = None
     ) -> Tape:
-        """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
+        """Return the steps of each thread.
+
+        ``call`` and ``launched`` wrap runs and copies before and after launch.
+        """
         lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
         program, calls, positions, backend = lines
         tape = Tape(quick=self.quick)

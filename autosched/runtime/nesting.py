@@ -46,7 +46,10 @@ class Calls:
         self._stacks: dict[int, list[Called]] = {}
 
     def enter(self, called: Called) -> None:
-        """Register a call in this thread. Raises ScheduleError if it would wait for itself to end."""
+        """Register a call in this thread.
+
+        Raises ScheduleError if it would wait for itself to end.
+        """
         me = threading.get_ident()
         with self._guard:
             # An interrupt may have prevented the removal of a call, so keep only those in

@@ -1,7 +1,8 @@
 """Tests of schedules: of a user's graph, or of random graphs.
 
-    check                           run a graph on many machines (``machines_for``) and interleavings
-    explore                         run a program in all of its interleavings that can differ
+    check                           run a graph on many machines and in many interleavings
+    machines_for                    the machines that ``check`` uses by default
+    explore                         run a program in all interleavings that can differ
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
     scattered                       a policy for tests: random devices and order

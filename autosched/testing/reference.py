@@ -36,7 +36,10 @@ class Setting:
         self.kept = Kept(graph)
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-        """Call with fresh inputs; return the resulting state by name. Everything else is restored."""
+        """Call with fresh inputs.
+
+        Return the resulting state by name. Everything else is restored.
+        """
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             if torch.accelerator.is_available():
                 torch.manual_seed(self.seed)

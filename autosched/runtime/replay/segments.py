@@ -175,7 +175,10 @@ def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -
 
 
 def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, list[int]]:
-    """Return for each instruction how far along each line it is; ``own`` is the line that it is in itself."""
+    """Return for each instruction how far along each line it is.
+
+    ``own`` is the line that it is in itself.
+    """
     clocks: dict[int, list[int]] = {}
     so_far = [0] * width
     for i, found in before.items():
