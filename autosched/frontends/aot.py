@@ -1,7 +1,13 @@
-"""AOT: graphs that Dynamo traced and AOTAutograd split into forward and backward, as graphs of ours.
+"""Convert graphs of Dynamo and AOTAutograd to graphs of autosched.
 
-What torch does not promise to keep, about these two, stands here and nowhere else. Knows no machine
-and no schedule.
+AOTAutograd splits what Dynamo traced into forward and backward. Everything that depends on
+properties of these two that torch does not guarantee is in this module. Knows no machine and no
+schedule.
+
+The graphs are those of torch's backend ``aot_eager``, which calls the same kernels on the same
+shapes, so the results are equal by construction. Shapes are computed for the arguments of each
+call, on fake tensors. So graphs with and without symbolic shapes take the same path, and memory is
+shared between values exactly where it is shared in that call.
 """
 
 from __future__ import annotations
@@ -39,10 +45,11 @@ Compile = Callable[
 def split(
     module: torch.fx.GraphModule, inputs: Sequence[Any], compile: Compile
 ) -> Callable[..., Any]:
-    """Return as a function what Dynamo traced; ``compile`` is given the graphs that AOTAutograd makes of it.
+    """Return a function that runs what Dynamo traced.
 
-    The graphs are those of ``backend="aot_eager"``, so that results can be the same to the last
-    bit.
+    ``compile`` is given the graphs that AOTAutograd makes of it.
+
+    The graphs are those of ``backend="aot_eager"``, so that results can be equal to the last bit.
     """
     names = [called(node) for node in module.graph.nodes if node.op == "placeholder"]
 
@@ -75,7 +82,7 @@ def run_as_given(module: torch.fx.GraphModule, arguments: list[Any]) -> Sequence
 
 
 class Traced(Graph):
-    """A graph that was split off, and how to call it as AOTAutograd does: with a list, for a list."""
+    """A forward or backward graph, and how AOTAutograd calls it: with a list, for a list."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -83,7 +90,7 @@ class Traced(Graph):
         self.homes: dict[str, str] = {}  # the devices of outputs
         self.returned: list[
             tuple[str, Any]
-        ] = []  # an output's name, or nothing and what is no tensor
+        ] = []  # an output's name; or None, and a non-tensor result
 
     def feed(self, arguments: Sequence[Any]) -> dict[str, Any]:
         """Return the inputs of a run."""
@@ -101,10 +108,12 @@ def traced(
     names: Sequence[str],
     host: str,
 ) -> Traced:
-    """Return a graph that AOTAutograd made, for arguments of these shapes; numbers among them are baked in.
+    """Return a graph of AOTAutograd as a graph of autosched, for arguments of these shapes.
 
-    ``names`` are those of what Dynamo traced; ``host`` is where tensors on the CPU are. Raises CaptureError, with the
-    user's line, for what no graph can say.
+    Numbers among them become constants.
+
+    ``names`` are those of what Dynamo traced; ``host`` is where tensors on the CPU are. Raises
+    CaptureError, with the user's line, for what a graph cannot express.
     """
     graph = Traced(phase)
     _Builder(graph, module, names, host).build(arguments)
@@ -117,7 +126,7 @@ def traced(
 
 
 class _Builder:
-    """Makes nodes into inputs, tasks and outputs."""
+    """Converts nodes to inputs, tasks and outputs."""
 
     def __init__(
         self, graph: Traced, module: torch.fx.GraphModule, names: Sequence[str], host: str
@@ -147,7 +156,10 @@ class _Builder:
         self._return(nodes[-1], operators.values)
 
     def _input(self, node: torch.fx.Node, position: int) -> Any:
-        """Add an input, which lives where the tensor lives; what is no tensor stays as it is."""
+        """Add an input on the device of the tensor.
+
+        An argument that is not a tensor remains as it is.
+        """
         if not isinstance(node.meta["val"], torch.Tensor):
             return node.meta["val"]
         name = named(node.meta.get("desc"), self.names) or node.name
@@ -157,7 +169,7 @@ class _Builder:
             return self.graph.input(name)
 
     def _return(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> None:
-        """Declare the outputs: each under one name, however often it is returned."""
+        """Declare the outputs, each under one name, even if it is returned several times."""
         labels: dict[str, str] = {}
         for item, description in _results(node):
             value = values[item] if isinstance(item, torch.fx.Node) else item
@@ -171,14 +183,14 @@ class _Builder:
             self.graph.returned.append((labels[value.name], None))
 
     def _home(self, node: torch.fx.Node) -> str:
-        """Return the device where torch has what a node returns."""
+        """Return the device on which torch has a node's result."""
         device = next(
             leaf.device for leaf in flatten(node.meta["val"]) if isinstance(leaf, torch.Tensor)
         )
         return self.host if device.type == "cpu" else str(device)
 
     def _at(self, node: torch.fx.Node, bound: bool) -> contextlib.AbstractContextManager[None]:
-        """Let what is added be on a node's device, if it is bound to be there."""
+        """Place tasks that are added on a node's device, if it requires that device."""
         return self.graph.on(self._home(node)) if bound else contextlib.nullcontext()
 
 
@@ -195,11 +207,11 @@ _FUNCTIONAL = frozenset(
 
 
 def _add(operators: Operators, node: torch.fx.Node) -> None:
-    """Add the task of a node, unless it is a number that shapes alone tell."""
+    """Add the task of a node, unless its result is a number that depends on shapes alone."""
     if isinstance(node.meta["val"], (bool, int, float)):
         operators.values[node] = node.meta["val"]
     elif isinstance(node.target, HigherOrderOperator):
-        operators.add(node, random=True)  # what is called inside may draw
+        operators.add(node, random=True)  # its inner functions may draw
     elif isinstance(node.target, OpOverload) or node.target is operator.getitem:
         operators.add(node)
     else:
@@ -213,7 +225,10 @@ def _results(output: torch.fx.Node) -> list[tuple[Any, Any]]:
 
 
 def _returned_together(output: torch.fx.Node) -> set[int]:
-    """Return the memory that several results share, of those that the user sees: copies would not share it."""
+    """Return the memory that several results share.
+
+    Only results that the user sees count: copies would not share it.
+    """
     seen = [
         item
         for item, what in _results(output)
@@ -228,9 +243,9 @@ def _returned_together(output: torch.fx.Node) -> set[int]:
 
 
 def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return copies of a graph's nodes that know what they are for these arguments: as ``val``, on fake tensors.
+    """Return copies of a graph's nodes with fake tensors for these arguments, as ``val``.
 
-    Results that share memory do so there too.
+    Results that share memory share it there too.
     """
     shapes = _Shapes(module, garbage_collect_values=False, graph=copy.deepcopy(module.graph))
     shapes.extra_traceback = False
@@ -248,7 +263,7 @@ def _shaped(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[torc
 
 class _Shapes(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run a node, and note what comes of it."""
+        """Run a node, and store its result."""
         with _told(n):
             if isinstance(n.target, HigherOrderOperator) and str(n.target) not in _FUNCTIONAL:
                 raise CaptureError("is not known to do no more than to return tensors")
@@ -258,7 +273,7 @@ class _Shapes(torch.fx.Interpreter):
 
 @contextlib.contextmanager
 def _told(node: torch.fx.Node) -> Iterator[None]:
-    """Say of an error at which node, and which line of the user's, it was."""
+    """Add to an error the node, and the user's line, at which it was raised."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,8 @@
-"""Asking: code that asks whether a tensor is a fake one, and goes another way then than it does eagerly.
+"""Detect code that behaves differently because its tensors are fake.
 
-Libraries do so in order not to look at data (masks of the transformers library). Knows no graph.
+Libraries test whether a tensor is a fake one in order not to read its elements (for example to
+build masks, in the transformers library). Their results may then differ from those of an eager
+call. Knows no graph.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows it once 
 
 
 class Asked:
-    """Who asked for fake tensors in a capture: the lines; ``told`` is whether they are told the truth."""
+    """The lines that tested for fake tensors in a capture.
+
+    ``told`` is whether the test returns the truth.
+    """
 
     def __init__(self) -> None:
         self.told = False
         self.lines: list[tuple[str, int]] = []
 
     def answer(self) -> bool:
-        """Note who asks, and answer."""
+        """Store the line of the caller, and return the result of the test."""
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "autosched"):
             return True
@@ -39,7 +44,7 @@ class Asked:
 
 @contextlib.contextmanager
 def answered(asked: Asked) -> Iterator[None]:
-    """Let ``isinstance(tensor, torch._subclasses.FakeTensor)`` be answered like this in a capture."""
+    """Let ``asked`` decide ``isinstance(tensor, torch._subclasses.FakeTensor)`` in a capture."""
 
     class Kind(type(FakeTensor)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -58,7 +63,7 @@ def answered(asked: Asked) -> Iterator[None]:
 
 
 def warn_of_asking(asked: tuple[str, int], why: str, step: tuple[str, int]) -> None:
-    """Warn of a step that was captured another way than it goes eagerly; ``why`` it cannot be captured that way."""
+    """Warn that a step was captured differently from an eager call. ``why`` is the reason."""
     warnings.warn_explicit(
         f"{asked[0]}:{asked[1]} asks whether a tensor is a fake one, and code goes another way then than eagerly: "
         f"results may differ in the last bits (of a mask that masks nothing; leave it out). The eager way {why}",

@@ -1,12 +1,12 @@
-"""Attention: torch's fast paths of its transformer modules, taken in a capture where eager calls take them.
+"""Use torch's fused attention kernels in captures where eager calls use them.
 
-``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd does not
-record. They leave that path while ``make_fx`` traces, or while a TorchFunctionMode is active, as
-one is in each capture. Its results differ from those of the other path in the last bits.
-``nn.TransformerEncoder`` looks at the numbers in a padding mask to decide whether it goes on with
-nested tensors, whose padding is then zero: there its whole call is one node.
+``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` call one fused operator where autograd
+does not record. They do not use it while ``make_fx`` traces, or while a TorchFunctionMode is
+active, as one is in each capture. Its results differ from those of the other path in the last bits.
+``nn.TransformerEncoder`` reads the elements of a padding mask to decide whether it continues with
+nested tensors, whose padding is then zero; there its whole call is one node.
 
-Knows no graph of ours.
+Knows no graph.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PLAIN = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_
 
 @contextlib.contextmanager
 def fast_paths() -> Iterator[None]:
-    """Let modules choose their path in captures as they do outside; other threads see no difference."""
+    """Let modules choose the same path in captures as outside. Other threads are not affected."""
     encode = nn.TransformerEncoder.forward
     asks = torch.overrides.has_torch_function
     traces = activation._is_make_fx_tracing
@@ -71,13 +71,13 @@ def fast_paths() -> Iterator[None]:
 
 
 def _is_captured() -> bool:
-    """Whether this thread captures: the stack of modes is its own."""
+    """Whether this thread captures; the stack of modes is local to a thread."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode).__module__.startswith("autosched.") for mode in modes)
 
 
 def _is_overridden(arguments: Any) -> bool:
-    """Whether torch's functions do something else for these arguments than they do for tensors, outside of captures."""
+    """Whether torch functions are overridden for these arguments by something other than a capture."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     if any(not type(mode).__module__.startswith(_OF_CAPTURES) for mode in modes):
         return True
@@ -93,7 +93,7 @@ def _encoded(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Do as an encoder does; with one node for all of it where it may use nested tensors."""
+    """Run an encoder, as a single node where it may use nested tensors."""
     nested = getattr(encoder, "use_nested_tensor", False)
     asks = torch.backends.mha.get_fastpath_enabled() and nested and not encoder.layers[0].training
     asks = asks and src.dim() == 3 and src_key_padding_mask is not None
@@ -105,7 +105,7 @@ def _encoded(
     ):
         assert src_key_padding_mask is not None
         return _whole(encoder, src, src_key_padding_mask, is_causal)
-    encoder.use_nested_tensor = nested and not asks  # whatever is in the mask, it does not use them
+    encoder.use_nested_tensor = nested and not asks  # for no mask does it use them
     try:
         return encode(encoder, src, mask, src_key_padding_mask, is_causal)
     finally:
@@ -113,7 +113,7 @@ def _encoded(
 
 
 def _is_recorded(module: nn.Module, src: Tensor) -> bool:
-    """Whether autograd records what a module does."""
+    """Whether autograd records the operators of a module."""
     tensors = [src, *module.parameters()]
     return _is_overridden(tensors) or (
         torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
@@ -123,7 +123,7 @@ def _is_recorded(module: nn.Module, src: Tensor) -> bool:
 def _whole(
     encoder: nn.TransformerEncoder, src: Tensor, padding: Tensor, is_causal: bool | None
 ) -> Tensor:
-    """Add a node that calls an encoder as it is."""
+    """Add a node that calls an encoder unchanged."""
     if _is_recorded(encoder, src):
         raise CaptureError(
             "TransformerEncoder goes on with nested tensors where the first layer is frozen, and others require "

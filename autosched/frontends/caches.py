@@ -1,8 +1,8 @@
-"""Caches: tensors of a capture that are still there afterwards, and tensors from before that a capture finds.
+"""Find tensors that cross the border of a capture through caches.
 
-``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has no data, and give a
-capture what was computed before. They may be emptied: what they kept is computed again. Knows no
-graph.
+``functools.lru_cache``, ``cache`` and ``cached_property`` keep what a capture computes, which has
+no data, and return to a capture what was computed before it. They may be emptied, because what they
+contained is then computed again. Knows no graph.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Made:
         self._refs: list[weakref.ref[Any]] = []
 
     def note(self, result: Any) -> None:
-        """Note the fake tensors in a result of torch's."""
+        """Store the fake tensors in a result of torch."""
         self._refs += [
             weakref.ref(leaf) for leaf in flatten(result) if isinstance(leaf, FakeTensor)
         ]
 
     def removed(self, kept: Iterable[Any] = ()) -> list[str]:
-        """Empty the caches that hold a tensor, take it out of other places, and return what these are.
+        """Empty the caches that hold such a tensor, remove it from other containers, and return the names of these.
 
-        Those among ``kept`` may be where they are.
+        Tensors in ``kept`` may remain where they are.
         """
         known = {id(item) for item in kept}
         self._refs = [ref for ref in self._refs if id(ref()) not in known]
@@ -72,7 +72,7 @@ class Made:
 
 
 def emptied_caches_of(*tensors: torch.Tensor) -> bool:
-    """Empty the caches that hold tensors; return whether there were any."""
+    """Empty the caches that hold any of these tensors; return whether there were any."""
     found = list(_caches(tensors))
     for empty in found:
         empty()
@@ -80,7 +80,7 @@ def emptied_caches_of(*tensors: torch.Tensor) -> bool:
 
 
 def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
-    """Yield what empties the caches that hold tensors, in lists, dicts and objects too."""
+    """Yield functions that empty the caches that hold tensors, also in lists, dicts and objects."""
     seen: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
     held: list[Any] = list(tensors)
     own = {id(tensors), id(seen), id(held)}
@@ -105,7 +105,7 @@ def _caches(tensors: Sequence[torch.Tensor]) -> Iterator[Callable[[], Any]]:
 
 
 def _properties(item: Any, seen: dict[int, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield what deletes the cached properties whose values were seen, if an item is an object that has such."""
+    """Yield functions that delete those cached properties of an object whose values were seen."""
     for name, value in list(getattr(item, "__dict__", {}).items()):
         if id(value) in seen and isinstance(
             getattr(type(item), name, None), functools.cached_property
@@ -143,7 +143,7 @@ def _removed(left: list[torch.Tensor]) -> Iterator[str]:
 
 
 def _owner(attributes: dict[Any, Any]) -> str:
-    """Return what has these attributes; nothing for a dict of its own."""
+    """Return the object with these attributes; None for a dict that is not an object's."""
     if _is_module_dict(attributes):
         return f"module {attributes['__name__']!r}"
     for owner in gc.get_referrers(attributes):
@@ -153,7 +153,7 @@ def _owner(attributes: dict[Any, Any]) -> str:
 
 
 def _variable(holder: Any) -> str:
-    """Return what a list or dict is called in its module."""
+    """Return the name of a list or dict in its module."""
     for owner in gc.get_referrers(holder):
         if isinstance(owner, dict) and _is_module_dict(owner):
             name = next((key for key, item in owner.items() if item is holder), "?")

@@ -1,8 +1,8 @@
-"""Calls: what a step asks of the computer or tells people: the time, files, print. A graph does none of that.
+"""Warn about calls that a graph does not repeat: time, files, print.
 
-Such a call is made once, when the step is captured, and its user is warned. Knows the functions
-that people use, by the names of their modules: not those that write to what is open already, nor
-``datetime``. Knows no graph.
+Such a call is executed once, when the step is captured, and its user is warned. Knows functions in
+common use, by the names of their modules. It does not know ``datetime``, nor functions that write
+to files that are already open. Knows no graph.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WARNED: dict[Any, Any] = {}  # so that Python's filter "default" shows each lin
 
 
 class Call(NamedTuple):
-    """A call of a function of Python's, and the line of the user's that led to it."""
+    """A call of a Python function, and the user's line that led to it."""
 
     name: str
     file: str
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 @contextlib.contextmanager
 def calls_noted() -> Iterator[list[Call]]:
-    """Note such calls that the user's code makes in this capture, and make them."""
+    """Record such calls by the user's code in this capture, and execute them."""
     found: list[Call] = []
     own = [(home, name, getattr(home, name)) for home, name in _FUNCTIONS]
     for home, name, fn in own:
@@ -77,7 +77,7 @@ def _noting(fn: Callable[..., Any], found: list[Call]) -> Callable[..., Any]:
 
 
 def _user() -> tuple[str, int] | None:
-    """Return the line that led to a call through Python's own library alone, if it is the user's."""
+    """Return the user's line that led to a call directly or through the standard library only."""
     frame = sys._getframe(2)
     while (
         frame.f_back is not None

@@ -1,12 +1,17 @@
-"""Capture: a PyTorch function, a module or a whole training step becomes a graph, a task for each ATen operator.
+"""Capture a PyTorch function, module or training step as a graph.
 
-The function runs once on fake tensors, which have shapes and no data, while ``make_fx`` writes down
-what it does: forward, backward and optimizer. Tensors that it reaches in modules and optimizers
-become inputs, as its arguments do. What it leaves there that was not there before, such as the
-moments of a new optimizer, is put out.
+Each ATen operator becomes a task. The function runs once on fake tensors, which have shapes and no
+data, while ``make_fx`` traces forward, backward and optimizer. Tensors of modules and optimizers
+that it uses become inputs, as its arguments do. Tensors that it leaves there and that were not
+there before, such as the moments of a new optimizer, become outputs.
 
-All that is no tensor stands in the graph as it was: shapes, learning rates, training flags. Knows
-no machine.
+A capture keeps in-place operators, and finds dependencies from operator schemas and storages. A
+functional graph would have the same dependencies, only hidden in copies at its end.
+
+Values that are not tensors become constants of the graph: shapes, learning rates, training flags.
+An argument that names the device of the capture means "the device of the task" (``Here``), so a
+step that was captured on one device runs on any. Any other device is kept, and fixes the device of
+the task. Knows no machine.
 """
 
 from __future__ import annotations
@@ -64,20 +69,20 @@ __all__ = ["Captured", "arguments_of", "capture", "captured", "leaves"]
 
 @dataclass(frozen=True)
 class _Output:
-    """Stands in what a function returns for a tensor: the output of this name."""
+    """A placeholder for a tensor in the function's result: the output of this name."""
 
     name: str
 
 
 class Captured(Graph):
-    """A graph that was captured, and how to run it on what it was captured from.
+    """A captured graph, and how to run it on the function's arguments.
 
-    It, and its schedules, are called with the arguments of the function. What modules and
-    optimizers hold at that time is given to the run, and new state, such as gradients, is put back.
-    A call that names all inputs, parameters too, is given those and puts nothing back; ``feed`` and
-    ``finish`` do the two steps by themselves. What is no tensor stays as it was captured: learning
-    rates, flags; ``compile`` captures again where it changes.
-    ``examples`` are the inputs with which it was captured.
+    It, and its schedules, are called with the arguments of the function. The tensors that modules
+    and optimizers hold at that time are passed to the run, and new state, such as gradients, is put
+    back. A call that names all inputs, parameters too, is given those and puts nothing back;
+    ``feed`` and ``finish`` do the two steps separately. Values that are not tensors keep their
+    value at the time of the capture: learning rates, flags; ``compile`` captures again if they
+    change. ``examples`` are the inputs with which it was captured.
 
     >>> import autosched as asc
     >>> model = torch.nn.Linear(3, 2)
@@ -99,12 +104,12 @@ class Captured(Graph):
         self.gone: tuple[tuple[str, ...], ...] = ()  # places that are empty afterwards
         self.switched: list[
             tuple[dict[str, Any], str, Any]
-        ] = []  # attributes, and what they are afterwards
+        ] = []  # attributes, and their later values
 
     def feed(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the inputs of a run: the tensors among these arguments, and those in modules and optimizers now.
+        """Return the inputs of a run: tensors among these arguments, and those in modules and optimizers now.
 
-        Raises GraphError for a number among them that is another than when it was captured.
+        Raises GraphError if a number among the arguments differs from that of the capture.
         """
         found: dict[str, Any] = {**self.state.tensors()}
         for path, leaf in _named_leaves(self.fn, args, kwargs):
@@ -124,9 +129,11 @@ class Captured(Graph):
     def completed(
         self, args: Sequence[Any], inputs: dict[str, Any]
     ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any] | None]:
-        """Return the inputs of a run, with what modules and optimizers hold if none of it is given; and ``finish``.
+        """Return the inputs of a run, completed from modules and optimizers if none is given.
 
-        Raises GraphError where they hold other tensors than when they were captured.
+        And ``finish``.
+
+        Raises GraphError if they hold other tensors than at the time of the capture.
         """
         named = inputs.keys() & self.held
         if not args and (named or (not self.held and inputs.keys() == set(self.input_names))):
@@ -146,7 +153,7 @@ class Captured(Graph):
         return found, self.finish
 
     def finish(self, outputs: Mapping[str, Any]) -> Any:
-        """Put new state where it belongs, and return what the function returns."""
+        """Put new state where it belongs, and return the function's result."""
         for name, place in self.made.items():
             self.state.put(place, outputs[name])
         for place in self.gone:
@@ -161,15 +168,15 @@ class Captured(Graph):
 def capture(
     fn: Callable[..., Any], /, *args: Any, granularity: Granularity = "op", **kwargs: Any
 ) -> Captured:
-    """Return as a graph what ``fn(*args, **kwargs)`` does, without doing it.
+    """Return as a graph what ``fn(*args, **kwargs)`` does, without executing it on data.
 
-    ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and ``optimizer.step()``;
-    modules and optimizers are found among its arguments and in its closure. Inputs have the names
-    of parameters and buffers (``fc1.weight``), of arguments as in the signature,
-    ``fc1.weight.grad`` and
-    ``optimizer.fc1.weight.exp_avg``. A task is an operator; by ``granularity="module"`` a call of a module, forward or
-    backward, and by ``"auto"`` chains and what is tiny. Raises CaptureError, with the user's line,
-    for what no graph can say.
+    ``fn`` is a function of tensors, an ``nn.Module``, or a step that calls ``backward()`` and
+    ``optimizer.step()``; modules and optimizers are found among its arguments and in its closure.
+    Inputs have the names of parameters and buffers (``fc1.weight``), of arguments as in the
+    signature, ``fc1.weight.grad`` and ``optimizer.fc1.weight.exp_avg``. By default a task is an
+    operator; with ``granularity="module"`` it is a call of a module, forward or backward, and with
+    ``"auto"`` a chain of operators or several small ones. Raises CaptureError, with the user's
+    line, for what a graph cannot express.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> graph = capture(model, torch.ones(4, 3))
@@ -189,7 +196,7 @@ def capture(
 
 
 def captured(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
-    """Do as ``capture``, with a task for each operator, those of marked functions too."""
+    """Like ``capture``, with a task for each operator, also those of marked functions."""
     check_modes()
     with capturing():
         return _captured(fn, args, kwargs)
@@ -277,7 +284,7 @@ _AGAIN = "; capture it again now that it is so, or use autosched.compile, which 
 
 
 def _number(generator: Any) -> int:
-    """Return torch's number for a generator, of which there can be several Python objects."""
+    """Return torch's number of a generator, which can have several Python objects."""
     return int(generator._cdata)
 
 
@@ -294,14 +301,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 class _Builder:
-    """Runs the function on fake tensors, and makes what was written down into tasks."""
+    """Runs the function on fake tensors, and converts the traced nodes to tasks."""
 
     def __init__(self, graph: Captured):
         self.graph = graph
         self.state = graph.state
         self.left: dict[
             str, tuple[str, ...]
-        ] = {}  # outputs: their places, none for what the function returns
+        ] = {}  # places of outputs; none for the function's result
         self.following: list[str] = []  # outputs that require grad
         self.rewritten: list[str] = []  # inputs that have another history of autograd's afterwards
         self.numbers = self.state.numbers()
@@ -343,7 +350,10 @@ class _Builder:
         warn_of(self.calls, self.graph.name)
 
     def _constant(self, item: Any, node: torch.fx.Node) -> Value:
-        """Add what the step holds itself; a generator has to be there before, for its state goes on from run to run."""
+        """Add a constant that the step holds itself.
+
+        A generator must exist before, because its state continues from run to run.
+        """
         if isinstance(item, torch.Generator) and _number(item) not in self.generators:
             custom = next(iter(node.users)).meta.get("custom") or {}
             file, line = custom.get("where", ("", 0))
@@ -364,7 +374,7 @@ class _Builder:
             ) from error
 
     def _places(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, tuple[str, ...]]:
-        """Return where what nodes stand for was held, or will be."""
+        """Return the places at which the values of nodes were held, or will be."""
         held = {name: place for name, (place, _) in self.state.places().items()}
         given = zip(
             [node for node in nodes if node.op == "placeholder"], self.graph.examples, strict=True
@@ -374,7 +384,7 @@ class _Builder:
         return found | {node: place for node, place in left if place}
 
     def _input(self, name: str) -> Value:
-        """Add an input, which lives where the tensor lives that is there now; one on the CPU, on the host."""
+        """Add an input on the device of the present tensor; one on the CPU, on the host."""
         device = str(self.graph.examples[name].device)
         with self.graph.on(device) if device != "cpu" else contextlib.nullcontext():
             return self.graph.input(name)
@@ -421,7 +431,11 @@ class _Builder:
         return traced
 
     def _tried(self, step: Callable[..., Any], made: Made) -> torch.fx.GraphModule:
-        """Trace a step; again, if it found in a cache what was computed before, or cannot go its eager way."""
+        """Trace a step.
+
+        Trace it again if a cache returned what was computed before, or if the eager path cannot be
+        captured.
+        """
         examples = list(self.graph.examples.values())
         asked = Asked()
         why = ""
@@ -454,7 +468,7 @@ class _Builder:
 
     @contextlib.contextmanager
     def _watching(self, before: Mapping[str, torch.Tensor], given: Any) -> Iterator[None]:
-        """See to it that nothing changes that no graph can change."""
+        """Raise CaptureError for changes that a graph cannot make."""
         self.around = around = Surroundings([self.graph.fn, given], self.state.modules)
         histories = {name: tensor.grad_fn for name, tensor in before.items()}
         looks = looks_of(before)
@@ -485,7 +499,7 @@ class _Builder:
             around.restore()
 
     def _refuse(self, tensor: torch.Tensor) -> None:
-        """Raise CaptureError for a tensor that is real, and has a name."""
+        """Raise CaptureError for a tensor that has data, and has a name."""
         if self.around is None:
             return
         self.met = tensor
@@ -501,7 +515,7 @@ class _Builder:
             )
 
     def _left(self, result: Any, before: Mapping[str, Any], acting: State) -> list[torch.Tensor]:
-        """Return what the function returned and left; note what that is."""
+        """Return the function's result and new state, and store their structure."""
         found: list[Any] = []
 
         def output(leaf: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Changes: what makes a call another kind than an earlier one, in words.
+"""Explain why a call needs a recapture.
 
-Compares what ``guards.kind_of`` says of two calls. Knows no graph and no schedule.
+Compares what ``guards.kind_of`` returned for two calls. Knows no graph and no schedule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 3  # changes that are named
 
 
 def changes(before: Any, after: Any) -> list[tuple[str, str]]:
-    """Return the name of each thing that changed between two kinds, and how it did, the first few; never none.
+    """Return descriptions of the first few differences between two kinds of calls; at least one.
 
     >>> looks = (("x", "x", None),)
     >>> kinds = [(looks, (), ("lr", (float, rate)), "{}", ()) for rate in ("0.1", "0.2")]
@@ -42,7 +42,9 @@ def changes(before: Any, after: Any) -> list[tuple[str, str]]:
 
 
 def remedy(names: Sequence[str], settings: frozenset[str]) -> str:
-    """Return what would keep calls of one kind; ``settings`` are the names of what groups of optimizers hold.
+    """Return how to avoid recaptures.
+
+    ``settings`` are the names of settings of optimizers' groups.
 
     >>> remedy(["lr"], frozenset(["lr"]))
     'a rate that is a tensor, lr=torch.tensor(...), may change without a capture'
@@ -61,7 +63,7 @@ def remedy(names: Sequence[str], settings: frozenset[str]) -> str:
 
 
 def _of_tensors(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what changed in tensors that have names."""
+    """Yield the changes of tensors that have names."""
     olds, news = ({name: (first, looks) for name, first, looks in some} for some in (before, after))
     for name in dict.fromkeys((*olds, *news)):
         if name not in news or name not in olds:
@@ -91,7 +93,7 @@ def _of_looks(old: Any, new: Any) -> list[str]:
 
 
 def _of_numbers(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[tuple[str, str]]:
-    """Yield what changed of the numbers that code can read, which names stand before."""
+    """Yield the changes of numbers that code can read; names precede them in the keys."""
     name = ""
     for old, new in zip_longest(before, after):
         if old != new:
@@ -99,13 +101,13 @@ def _of_numbers(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterat
             both = _is_number(old) and _is_number(new)
             yield known, f"{_value(old)} -> {_value(new)}" if both else "it is another object"
             if not both:
-                return  # from here on nothing stands where it stood
+                return  # all later positions differ
         elif (said := _name(new)) is not None:
             name = said
 
 
 def _name(item: Any) -> str | None:
-    """Return a name, if this is one: ``Reach`` tells names as texts of a class of its own."""
+    """Return a name, if this is one: ``Reach`` marks names by a subclass of ``str``."""
     if isinstance(item, str):
         return item
     named = (

@@ -1,6 +1,7 @@
-"""Compiled: a function that is captured and scheduled when it is called, once for each kind of call.
+"""Functions that are captured and scheduled when they are called.
 
-Two calls are of one kind if capture would write down the same: see ``frontends.guards``.
+A call uses an earlier capture if capturing it again would give the same graph: see
+``frontends.guards``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WARNED = 3  # captures: a step has one before its optimizer has state, and one 
 
 
 class _Kind(NamedTuple):
-    """What calls of one kind are made of, and what knows the next of them."""
+    """The captured graph and schedule for calls that share a capture, and the guard that recognizes them."""
 
     graph: Captured
     schedule: Schedule
@@ -47,7 +48,7 @@ class _Kind(NamedTuple):
 
 
 class CacheInfo(NamedTuple):
-    """How often a call was of a kind that was known, or not; and how many kinds are kept."""
+    """Numbers of cache hits and misses, and of kept captures."""
 
     hits: int
     misses: int
@@ -67,13 +68,13 @@ def compile(
 ) -> Compiled:
     """Return a function that does what ``fn`` does, on a machine, by a schedule.
 
-    ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first call of each kind
-    captures and schedules; ``maxsize`` kinds are kept, those used last. ``costs`` default to an
-    estimate;
-    ``granularity`` is that of ``capture``, but that ``"auto"`` merges only where that is predicted to be no slower;
-    ``options`` are those of ``schedule``. The third capture warns of what changed; the logger ``autosched`` tells of
-    each. Autograd does not follow it: gradients are taken inside, and one that would be lost is a
-    GradientError.
+    ``fn`` is what ``capture`` takes: a function of tensors, a module, or a training step. The first
+    call of each kind captures and schedules; the ``maxsize`` most recently used captures are kept.
+    ``costs`` default to an estimate; ``granularity`` is that of ``capture``, except that ``"auto"``
+    merges only where that is predicted to be no slower; ``options`` are those of ``schedule``. The
+    third capture warns of what changed; the logger ``autosched`` reports each recapture. Autograd
+    does not record the function: gradients are computed inside it, and if a gradient would be lost,
+    GradientError is raised.
 
     >>> model = torch.nn.Linear(3, 2)
     >>> run = compile(model, Machine.emulated(gpus=1), backend="host")
@@ -106,7 +107,7 @@ def _coarsened(
 ) -> list[Captured]:
     """Return the captured graphs to choose from, the first one at a granularity.
 
-    Tasks are in their places there: those in different ones are not merged.
+    Their tasks have places; tasks in different places are not merged.
     """
     plain = [coarse(graph, "op", examples)] if granularity != "module" else []
     if granularity == "op":
@@ -120,7 +121,10 @@ def _coarsened(
 
 
 class Compiled:
-    """A function with a schedule for each kind of call. Made by ``compile``; ``close()`` it, or let go of it."""
+    """A function with a cache of schedules.
+
+    Made by ``compile``; closed by ``close()`` or by garbage collection.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,10 @@ class Compiled:
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Do what the function does. Raises CaptureError for what no graph can say, and what a schedule's call does."""
+        """Run the function by a schedule.
+
+        Raises CaptureError for what a graph cannot express, and the errors of a schedule's call.
+        """
         check_not_capturing("a compiled function")
         with self._guard:
             kind, inputs = self._of(args, kwargs)
@@ -168,7 +175,7 @@ class Compiled:
     def _anew(
         self, shape: Shape, args: Any, kwargs: Mapping[str, Any]
     ) -> tuple[_Kind, dict[str, torch.Tensor]]:
-        """Do as ``_of``, having looked at everything."""
+        """Like ``_of``, but compare everything."""
         given = arguments_of(self.fn, args, kwargs)
         state = State.of(self.fn, [*args, *kwargs.values()])
         reach = Reach([self.fn, *shape.others])
@@ -194,7 +201,7 @@ class Compiled:
         return kind, {**state.tensors(), **given}
 
     def _tell(self, key: Hashable, state: State) -> None:
-        """Say why a call is captured again: to the logger, and at the third time as a warning."""
+        """Report why a call is captured again: to the logger, and the third time as a warning."""
         if not self._kept:
             return
         found = changes(next(reversed(self._kept)), key)
@@ -213,11 +220,11 @@ class Compiled:
             warnings.warn(message, RuntimeWarning, stacklevel=5)
 
     def cache_info(self) -> CacheInfo:
-        """Return how often what was kept was of use."""
+        """Return the numbers of cache hits and misses."""
         return CacheInfo(self._hits, self._misses, self.maxsize, len(self._kept))
 
     def close(self) -> None:
-        """Close all schedules, and forget them."""
+        """Close all schedules, and drop them."""
         with self._guard:
             while self._kept:
                 self._kept.popitem()[1].schedule.close()
@@ -235,7 +242,7 @@ class Compiled:
 
 
 def _ordinal(number: int) -> str:
-    """Return a number as in a row of things.
+    """Return the ordinal of a number, such as 3rd.
 
     >>> _ordinal(2), _ordinal(3), _ordinal(12), _ordinal(21)
     ('2nd', '3rd', '12th', '21st')

@@ -1,6 +1,7 @@
-"""Drawn: whether a step takes from iterators, generators, queues, files, which then give something else.
+"""Detect steps that consume iterators, generators, queues or files.
 
-Or changes what Python does not show by names: NumPy's arrays, context variables. Knows no graph.
+These return something else in the next call. Also detects changes of objects that Python does not
+reach by attribute names: NumPy arrays and context variables. Knows no graph.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _GIVING = (
     array,
 )
 _DEPTH = 6  # of iterators over iterators
-_UNLIKELY = 0x5EED_0F_A_C0DE  # a seed that a step would not set: what sets the one that is there would go unseen
+_UNLIKELY = (
+    0x5EED_0F_A_C0DE  # a seed that no step sets: setting the present one could not be detected
+)
 
 
 class Drawn:
-    """How far the things among ``items`` are that give something else each time.
+    """The positions of those ``items`` that return something else each time.
 
     >>> numbers = iter([1, 2])
     >>> drawn = Drawn([numbers, "else"])
@@ -51,17 +54,17 @@ class Drawn:
         ]
 
     def moved(self) -> Any:
-        """Return the first thing that is not where it was; None if none is."""
+        """Return the first item whose position has changed; None if there is none."""
         return next((item for item, before in self._positions if _position(item) != before), None)
 
     def restore(self) -> None:
-        """Put back the generators of random numbers."""
+        """Restore the random number generators."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             for restore in self._restore:
                 restore()
 
     def _prepared(self, item: Any) -> Any:
-        """Return an item, and remember how to put it back."""
+        """Return an item, and store how to restore it."""
         if isinstance(item, torch.Generator):
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 state = item.get_state()
@@ -79,7 +82,7 @@ class Drawn:
 
 
 def _gives(item: Any) -> bool:
-    """Whether a thing may give something else each time, in a way that only it knows."""
+    """Whether an object may return something else each time, depending on hidden state."""
     if isinstance(item, _GIVING) or _is_numpy(
         item, "Generator", "RandomState", "BitGenerator", "ndarray"
     ):
@@ -91,7 +94,7 @@ def _gives(item: Any) -> bool:
 
 
 def _position(item: Any, depth: int = 0) -> Hashable:
-    """Return how far something is: equal for the same thing if nothing was taken from it."""
+    """Return the position of an object: equal if nothing was taken from it."""
     match item:
         case torch.Generator():
             with (
@@ -134,15 +137,18 @@ def _of_generator(item: GeneratorType[Any, Any, Any], depth: int) -> Hashable:
 
 
 def _reduced(item: Any) -> Any:
-    """Return what an iterator of Python's would be made of anew."""
+    """Return the arguments from which an iterator could be constructed again."""
     try:
         return item.__reduce__()
-    except TypeError:  # Python 3.14 does not say this of what is in itertools
+    except TypeError:  # not supported for itertools in Python 3.14
         return repr(item), *gc.get_referents(item)
 
 
 def _told(part: Any, depth: int) -> Hashable:
-    """Return what tells a part of an iterator from what it is later; what may be made anew each time, by its size."""
+    """Return a value that identifies a part of an iterator.
+
+    For parts that may be recreated each time, their size.
+    """
     match part:
         case tuple():
             return tuple(_told(item, depth + 1) for item in part) if depth < _DEPTH else len(part)
@@ -158,7 +164,7 @@ def _is_told(part: Any) -> bool:
 
 
 def _is_numpy(item: Any, *names: str) -> bool:
-    """Whether an item is of one of these classes of NumPy's, which need not be there."""
+    """Whether an item is of one of these NumPy classes, which need not exist."""
     homes = [
         module
         for name in ("numpy", "numpy.random")

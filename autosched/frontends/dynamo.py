@@ -1,10 +1,13 @@
-"""Dynamo: schedules behind ``torch.compile``, which traces, guards and differentiates; what comes of it is scheduled.
+"""A backend for ``torch.compile`` that schedules the compiled graphs.
 
-``torch.compile(model, backend="autosched", options={"machine": machine})``, or ``backend=TorchBackend(machine)``: an
-object, which can be asked for its schedules. ``default`` can be, for all that used the name.
+torch traces the code, guards it and differentiates it; this module schedules the resulting graphs.
 
-Never fails where torch would not: what cannot be captured or scheduled is run as it was given, with
-one warning.
+``torch.compile(model, backend="autosched", options={"machine": machine})``, or
+``backend=TorchBackend(machine)``: an object that returns its schedules on request. ``default``
+returns those of all models that used the name.
+
+Never fails where torch would not: a graph that cannot be captured or scheduled runs as torch gave
+it, with one warning.
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ _MOST_KEPT = 8  # schedules of one graph, for as many shapes
 
 
 class TorchBackend:
-    """What ``torch.compile`` takes as its backend; the options are those of ``autosched.schedule``.
+    """A backend for ``torch.compile``. The options are those of ``autosched.schedule``.
 
-    ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a function that makes
-    one, since each serves one schedule. Raises ScheduleError or MachineError for options that fit
-    nothing.
+    ``costs`` may name tasks of several graphs; default: an estimate. ``backend`` is a name, or a
+    function that makes one, since each serves one schedule. Raises ScheduleError or MachineError
+    for invalid options.
 
     >>> backend = TorchBackend(Machine.emulated(gpus=2), backend="virtual")
     >>> model = torch.compile(torch.nn.Linear(3, 2), backend=backend)
@@ -78,7 +81,7 @@ class TorchBackend:
         *,
         options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Compile what Dynamo traced; ``options`` are given instead of this backend's own."""
+        """Compile a graph that Dynamo traced. ``options`` override this backend's own."""
         chosen = self if not options else self._with(options)
 
         def compile(
@@ -96,7 +99,7 @@ class TorchBackend:
 
     @functools.cached_property
     def machine(self) -> Machine:
-        """What graphs run on."""
+        """The machine on which graphs run."""
         return Machine.local() if self._machine is None else self._machine
 
     def schedules(self) -> tuple[Schedule, ...]:
@@ -109,12 +112,12 @@ class TorchBackend:
         return tuple(made for _, runner in runners for made in runner.schedules())
 
     def reset(self) -> None:
-        """Close all schedules; ``torch._dynamo.reset()`` calls this. A call of what is still there makes new ones."""
+        """Close all schedules; ``torch._dynamo.reset()`` calls this. Later calls make new ones."""
         for _, runner in sorted(self._runners.items()):
             runner.reset()
 
     def _check(self, machine: Any, policy: Any, costs: Any, backend: Any, check: Any) -> None:
-        """Raise now for what would else be a reason to run without schedules."""
+        """Raise errors now that would later prevent schedules."""
         if not isinstance(backend, str) and backend is not None and not callable(backend):
             raise ScheduleError(
                 f"backend must be a name, or a function that makes one, got {shown(backend)}"
@@ -138,7 +141,7 @@ class TorchBackend:
         return TorchBackend(**options)
 
     def _schedule(self, graph: Traced, examples: Mapping[str, Any]) -> Schedule:
-        """Schedule a graph whose outputs are wanted where torch has them."""
+        """Schedule a graph with its outputs on the devices where torch has them."""
         costs = (
             estimate(graph, examples).costs
             if self._costs is None
@@ -151,7 +154,7 @@ class TorchBackend:
 
 
 class _Runner:
-    """Calls one graph of AOTAutograd's, by a schedule for each shape of its arguments."""
+    """Calls one graph of AOTAutograd, by a schedule for each set of shapes of its arguments."""
 
     def __init__(
         self, module: torch.fx.GraphModule, phase: str, plan: Callable[[Sequence[Any]], Planned]
@@ -164,7 +167,7 @@ class _Runner:
         self._guard = rlock()
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        """Do what the graph does. Raises what its operators raise."""
+        """Run the graph. Raises the errors of its operators."""
         with self._guard:
             found = self._found(arguments)
         if found is None:
@@ -182,7 +185,7 @@ class _Runner:
             raise cause from None
 
     def _found(self, arguments: Sequence[Any]) -> Planned | None:
-        """Return the schedule for such arguments, with its graph; None if there can be none."""
+        """Return the schedule for such arguments, with its graph; None if there cannot be one."""
         key = tuple(map(_look, arguments))
         if key not in self._kept:
             self._kept[key] = self._made(arguments)
@@ -203,7 +206,7 @@ class _Runner:
             return None
 
     def _tell(self, why: str) -> None:
-        """Warn, once, of a graph that runs as it is."""
+        """Warn, once, of a graph that runs without a schedule."""
         if not self._told:
             warnings.warn(
                 f"torch.compile's {self.phase} graph runs as it is, unscheduled: {why}",
@@ -212,12 +215,12 @@ class _Runner:
         self._told = True
 
     def schedules(self) -> list[Schedule]:
-        """Return those that were made."""
+        """Return the existing schedules."""
         with self._guard:
             return [found[1] for found in self._kept.values() if found is not None]
 
     def reset(self) -> None:
-        """Close them."""
+        """Close all schedules."""
         with self._guard:
             for made in self.schedules():
                 made.close()
@@ -225,7 +228,7 @@ class _Runner:
 
 
 def _look(argument: Any) -> Hashable:
-    """Return what a trace depends on."""
+    """Return the properties of an argument that a trace depends on."""
     if isinstance(argument, torch.Tensor):
         return (
             argument.shape,
@@ -238,7 +241,7 @@ def _look(argument: Any) -> Hashable:
 
 
 def _restricted(costs: Costs, graph: Graph) -> Costs:
-    """Return costs without what this graph does not have."""
+    """Return costs without entries that this graph does not have."""
 
     def known(table: Mapping[str, Entry]) -> dict[str, Entry]:
         return {name: entry for name, entry in table.items() if name in graph.names}
@@ -248,4 +251,4 @@ def _restricted(costs: Costs, graph: Graph) -> Costs:
     )
 
 
-default = TorchBackend()  # behind the name "autosched"
+default = TorchBackend()  # for the name "autosched"

@@ -1,7 +1,7 @@
-"""Exclusive: one capture at a time, in one thread.
+"""Allow one capture at a time, in one thread.
 
-Tracing changes what all threads share: torch's functions, hooks of all modules, what modules hold.
-Knows no torch.
+Tracing changes state that all threads share: torch's functions, hooks of all modules, and what
+modules hold. Knows no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["capturing", "check_not_capturing", "is_capturing"]
 
 
 class _Turn:
-    """Whose turn it is."""
+    """The thread that captures, and the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -44,7 +44,7 @@ def check_not_capturing(what: str) -> None:
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """Wait until no other thread captures, and keep others waiting meanwhile."""
+    """Wait until no other thread captures, and exclude others meanwhile."""
     check_not_capturing("asc.capture")
     with _TURN.lock:
         _TURN.thread = threading.get_ident()

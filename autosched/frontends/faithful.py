@@ -1,9 +1,9 @@
-"""Faithful: what torch does otherwise while a step is traced than it does eagerly, done as it is eagerly.
+"""Make functions choose the same operators while traced as eagerly.
 
-Some of torch's functions ask whether anything watches their operators, and then choose others,
-whose results have other last bits. Those that are known stand here: they are called so that they
-choose as they do eagerly, or, where they look at data to choose, are refused.
-``tests/frontends/test_op_db.py`` finds them. Knows no graph.
+Some torch functions check whether a mode observes their operators, and then choose others, whose
+results differ in the last bits. The known ones are handled here: they are called so that they
+choose as they do eagerly, or, where they read elements to choose, an error is raised.
+``tests/frontends/test_op_db.py`` finds such functions. Knows no graph.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from autosched.graph.effects import function_name
 
 __all__ = ["as_eagerly"]
 
-# These need singular values or eigenvalues alone. Vectors, which their backward needs, are computed
-# with them where autograd records, and whenever somebody watches.
+# These return singular values or eigenvalues only. Vectors, which backward needs, are also computed
+# where autograd records, and whenever a mode is active.
 _VALUES_ALONE = frozenset("cond eigvalsh matrix_norm matrix_rank norm nuclear_norm svdvals".split())
 _WITH_VECTORS = (torch.ops.aten._linalg_svd.default, torch.ops.aten._linalg_eigh.default)
 _COMPUTE_VECTORS = 2  # where both operators have that argument
@@ -32,20 +32,23 @@ _MATMUL = frozenset("matmul __matmul__".split())
 _REFLECTED = frozenset(("__rmatmul__",))
 _BATCHED = 3  # dimensions
 
-# Their backward looks at data: which elements are zero, or which a mask selects. By name, the
-# argument whose gradient does so; and from how many elements on.
+# Their backward reads elements: which are zero, or which a mask selects. By name, the index of the
+# argument whose gradient does so.
 _LOOKING_BACKWARD = {"prod": 0, "cumprod": 0, "masked_fill": 2, "masked_fill_": 2}
 
 
 @contextlib.contextmanager
 def as_eagerly() -> Iterator[None]:
-    """Let functions choose as they do eagerly. Raises CaptureError in backward of those that cannot."""
+    """Let functions choose as they do eagerly.
+
+    Raises CaptureError in the backward of those that cannot.
+    """
     with _Functions():
         yield
 
 
 class _Functions(TorchFunctionMode):
-    """Sees calls of torch's functions."""
+    """Intercepts calls of torch functions."""
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -64,7 +67,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks for no vectors where autograd does not record."""
+    """Requests no vectors where autograd does not record."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +84,7 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_folded_if_watched(one: Any, other: Any) -> bool:
-    """Whether these would become a single matrix product, where eagerly there is one for each item of a batch."""
+    """Whether tracing would use a single matrix product, where an eager call uses one for each batch item."""
     if (
         not isinstance(one, torch.Tensor)
         or not isinstance(other, torch.Tensor)
@@ -102,7 +105,7 @@ def _looked_at(name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_backward(name: str, argument: Any, result: Any) -> None:
-    """Let the backward of a call raise, if it is for this argument."""
+    """Make the backward of a call raise, if it computes the gradient of this argument."""
     if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
         return
     for leaf in flatten(result):

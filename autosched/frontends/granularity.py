@@ -1,7 +1,8 @@
-"""Granularity: how much of a captured step becomes one task.
+"""Choose how many operators of a captured step become one task.
 
-``"op"``: an operator. ``"module"``: a call of a module, its forward or its backward, or what an optimizer does to it.
-``"auto"``: a chain of operators, or tiny ones beside others. A call of a marked function is one task in any case.
+``"op"``: one operator. ``"module"``: a call of a module (its forward or its backward), or what an
+optimizer does to it. ``"auto"``: a chain of operators, or small independent ones. A call of a
+marked function is one task in any case.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def coarse(
     costs: Costs | None = None,
     device: Device | None = None,
 ) -> G:
-    """Return a graph of operators at a granularity; costs are estimated from ``examples`` where they are not given."""
+    """Return a graph of operators at a granularity.
+
+    Costs are estimated from ``examples`` where they are not given.
+    """
     marks = by_mark(graph)
     graph = merged(graph, marks) if marks else graph
     if granularity == "auto" and costs is None:

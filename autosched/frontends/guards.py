@@ -1,10 +1,11 @@
-"""Guards: whether a call would be captured as an earlier one was.
+"""Guards: whether a call can use an earlier capture.
 
-A capture bakes in all that is no tensor: numbers among the arguments, in closures and globals,
-attributes of modules and of objects, settings of optimizers. ``Reach`` walks over what a function
-can read of that. What it finds is a key, equal for calls of one kind; and the containers it saw,
-which a ``Guard`` then only looks over: where each holds the very same objects, nothing has changed.
-Knows no graph.
+A capture makes constants of all values that are not tensors: numbers among the arguments, in
+closures and globals, attributes of modules and of objects, settings of optimizers. ``Reach`` walks
+over those that the code of a function, and the code that it calls, mentions by name. The result is
+a key, which is equal for calls that can share a capture, and the containers that were visited. A
+``Guard`` then only compares these: if each container holds the identical objects, nothing has
+changed. That is one loop in C. Knows no graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shape:
-    """The arguments of a call, taken apart: tensors, other objects, and what is left as a key."""
+    """The arguments of a call, divided into tensors, other objects, and a key for the rest."""
 
     def __init__(self, args: Any, kwargs: Mapping[str, Any]):
         self.tensors: list[torch.Tensor] = []
@@ -49,7 +50,7 @@ class Shape:
 
 
 class Guard:
-    """Knows at a glance a call that is of the kind of an earlier one: all is where it was, and looks as it did."""
+    """Recognizes quickly a call that can use an earlier capture: all objects are identical, and look as they did."""
 
     def __init__(self, state: State, reach: Reach, shape: Shape, given: Tensors):
         held = state.tensors()
@@ -67,7 +68,7 @@ class Guard:
         ]
 
     def inputs(self, shape: Shape) -> Tensors | None:
-        """Return the tensors of a call by name; None if it may be of another kind."""
+        """Return the tensors of a call by name; None if the guard fails."""
         if (
             len(self._names) != len(shape.tensors)  # one came twice, and would have to again
             or shape.key != self._key
@@ -88,7 +89,10 @@ class Guard:
 
 
 def kind_of(state: State, reach: Reach, shape: Shape, given: Tensors) -> Hashable:
-    """Return what a capture of a call depends on; ``given`` are the tensors among its arguments, by name."""
+    """Return everything that a capture of a call depends on.
+
+    ``given`` are the tensors among its arguments, by name.
+    """
     first: dict[int, str] = {}
     tensors = {**state.tensors(), **given}
     looks = [
@@ -99,7 +103,7 @@ def kind_of(state: State, reach: Reach, shape: Shape, given: Tensors) -> Hashabl
 
 
 def _settings() -> Hashable:
-    """Return what torch's own state says that a capture depends on."""
+    """Return torch's global settings that a capture depends on."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -121,7 +125,7 @@ def _settings() -> Hashable:
 
 
 def _looks(tensor: torch.Tensor | None) -> Hashable:
-    """Return what a capture sees of a tensor."""
+    """Return the properties of a tensor that a capture depends on."""
     if tensor is None:
         return None
     try:
@@ -139,9 +143,10 @@ def _looks(tensor: torch.Tensor | None) -> Hashable:
 
 
 class Watch:
-    """Watches what functions and modules can read that is no tensor: numbers, flags, hooks, torch's own settings.
+    """The non-tensor values that functions and modules can read: numbers, flags, hooks, torch's own settings.
 
-    ``key`` says what that is, equal for equal things. What a capture would bake in of tensors is for others to look at.
+    ``key`` is equal for equal values. The properties of tensors that a capture depends on are not
+    included.
 
     >>> layer = torch.nn.Dropout(0.5)
     >>> watch = Watch(layer)
@@ -155,7 +160,7 @@ class Watch:
         self.key, self._unchanged = self._look()
 
     def holds(self) -> bool:
-        """Return whether all is as it was. Quick where all holds the very same objects."""
+        """Return whether nothing has changed. Fast if all containers hold the identical objects."""
         if self.key[1] == _settings() and self._unchanged():
             return True
         key, unchanged = self._look()

@@ -1,6 +1,7 @@
-"""Kept: what of a tensor a step leaves as it was, since no operator changes it; and what is the same in each run.
+"""Check properties of tensors that a step must not change.
 
-Knows no graph.
+No operator changes them: the identity of the tensor, its memory, ``requires_grad`` and, except for
+parameters, its gradient. Also tells which objects are constants. Knows no graph.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _Looks(NamedTuple):
 
 
 def looks_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, _Looks]:
-    """Return by name what no operator changes in tensors."""
+    """Return, by name, the properties of tensors that no operator changes."""
     return {name: _looks(tensor) for name, tensor in tensors.items()}
 
 
@@ -40,7 +41,10 @@ def _looks(tensor: torch.Tensor) -> _Looks:
 def check_kept(
     before: Mapping[str, _Looks], after: Mapping[str, _Looks], own: Iterable[torch.Tensor]
 ) -> None:
-    """Raise CaptureError if tensors are not what they were; of parameters, which are ``own``, gradients may change."""
+    """Raise CaptureError if these properties have changed.
+
+    Gradients of parameters, which are ``own``, may change.
+    """
     parameters = set(map(id, own))
     for name, then in before.items():
         now = after[name]
@@ -61,7 +65,7 @@ def check_kept(
 
 
 def is_constant(item: Any) -> bool:
-    """Whether a thing is the same whenever it is looked at."""
+    """Whether an object never changes."""
     return (
         is_plain(item)
         or isinstance(item, _CONSTANTS)

@@ -1,4 +1,4 @@
-"""Older: what tracing needs and torch has only in later versions than the oldest supported.
+"""Provide tracing functions that old torch versions lack.
 
 Knows torch's tracers, and nothing of graphs.
 """
@@ -22,7 +22,7 @@ _BACKWARD = "autograd_backward"  # the key of nodes' meta by which later version
 
 @contextlib.contextmanager
 def backward_noted() -> Iterator[None]:
-    """Let ``make_fx`` note which nodes are backward's, and the number of the forward node that each belongs to.
+    """Let ``make_fx`` mark the nodes of backward, with the number of the forward node of each.
 
     Later versions have ``torch.compiler._patch_engine_backward`` for it.
     """
@@ -52,7 +52,7 @@ def backward_noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Put a function in the place of autograd's entry to its engine, under both its names."""
+    """Replace autograd's entry to its engine, under both its names."""
     places: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
     before = [place._engine_run_backward for place in places]
     for place in places:
@@ -66,7 +66,7 @@ def _replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _copied(field: str) -> Iterator[None]:
-    """Let new nodes take this field from what is noted while tracing."""
+    """Let new nodes take this field from the metadata of the trace."""
     fields = proxy._COPY_META_FIELDS
     new = field not in fields
     if new:
@@ -80,7 +80,7 @@ def _copied(field: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def generators_traced() -> Iterator[None]:
-    """Let ``make_fx`` take generators of random numbers as arguments: attributes of the graph, as later versions do."""
+    """Let ``make_fx`` accept random number generators as arguments, as attributes of the graph, like later versions."""
     handlers = proxy._create_arg_bypass
     if torch.Generator in handlers:
         yield

@@ -1,7 +1,7 @@
-"""Operators: nodes of a traced ATen graph, as tasks.
+"""Convert nodes of a traced ATen graph to tasks.
 
-Operators write what their schemas say or ``effects`` knows; which results share memory, fake
-tensors' storages tell. Knows neither what was traced nor why.
+An operator writes what its schema declares or what ``effects`` knows. The storages of the fake
+tensors show which results share memory. Does not know what was traced, or why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["Operators", "storages", "usual_device"]
 
 
 class Operators:
-    """Adds tasks to a graph, node by node; ``values`` are what nodes stand for, to begin with the placeholders."""
+    """Adds tasks to a graph, node by node.
+
+    ``values`` are the values of nodes, at first those of the placeholders.
+    """
 
     def __init__(
         self,
@@ -41,11 +44,17 @@ class Operators:
         self.impure: list[str] = []  # the last task that has effects beside tensors
 
     def add(self, node: torch.fx.Node, random: bool = False) -> None:
-        """Add the task of a node that calls an operator; ``random``: it may draw, whatever its schema says."""
+        """Add the task of a node that calls an operator.
+
+        ``random``: it may draw, whatever its schema says.
+        """
         self.values[node] = self._call(node, random)
 
     def _call(self, node: torch.fx.Node, random: bool) -> Any:
-        """Add the task of a node, unless it only takes a result from among several; return its values."""
+        """Add the task of a node, unless it only selects one of several results.
+
+        Return its values.
+        """
         first = node.args[0] if node.args else None
         source: Any = self.values[first] if isinstance(first, torch.fx.Node) else None
         if node.target is operator.getitem and isinstance(source, (tuple, list)):
@@ -97,7 +106,10 @@ class Operators:
 
 
 def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
-    """Return the device on which all tensors are, but for those on the CPU that hold one number; None for several."""
+    """Return the device of all tensors except CPU tensors of one number.
+
+    None if there are several.
+    """
     everywhere = [(item.device, item.dim() or item.device.type != "cpu") for item in tensors]
     counted = dict.fromkeys(device for device, counts in everywhere if counts)
     found = [*counted] or [device for device, _ in everywhere[:1]] or [torch.get_default_device()]
@@ -107,14 +119,14 @@ def usual_device(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 _SEEDING = 5e-6  # seconds that the state of a generator takes
 
 
-# Nothing, where autograd does not record across tasks anyway.
+# No operation, because autograd does not record across tasks anyway.
 _SAME = frozenset((torch.ops.aten.detach.default, torch.ops.aten.alias.default))
 
 # Kernels that do less where autograd does not record: the workspace for backward would be missing.
 _ASK_FOR_GRAD_MODE = frozenset(("mkldnn_rnn_layer",))
 
 # Backward of batch norms is given the running statistics, which it reads in evaluation only: (their
-# places, where it stands whether this is training). Else backward would have to come before the
+# positions, position of the flag for training). Otherwise backward would have to come before the
 # next batch's forward, which writes them.
 _STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
     "native_batch_norm_backward": ((3, 4), 7),
@@ -125,7 +137,7 @@ _STATISTICS: Mapping[str, tuple[tuple[int, int], int | None]] = {
 
 
 def _needed(target: Any, args: Any) -> Any:
-    """Return arguments without those that an operator does not look at."""
+    """Return arguments without those that an operator ignores."""
     places, training = _STATISTICS.get(function_name(target), ((), None))
     if not places or (training is not None and args[training] is not True):
         return args
@@ -133,7 +145,7 @@ def _needed(target: Any, args: Any) -> Any:
 
 
 def _as_if_recording(op: Any) -> Callable[..., Any]:
-    """Return an operator that believes that autograd records."""
+    """Return an operator that runs as if autograd recorded."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
@@ -143,7 +155,7 @@ def _as_if_recording(op: Any) -> Callable[..., Any]:
 
 
 def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[..., Any]:
-    """Return an operator that refuses a tensor that does not lie in memory as the one did that was captured."""
+    """Return an operator that raises for a tensor with other strides than the captured one."""
     fake = _fake(node.args[0])  # type: ignore[arg-type]
     absolute = _offset(node) is not None
     was = tuple(fake.stride())
@@ -171,12 +183,15 @@ def _laid_out_alike(op: Callable[..., Any], node: torch.fx.Node) -> Callable[...
 
 
 def _that_matter(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return sizes and strides of the dimensions in which there is a step to take."""
+    """Return sizes and strides of the dimensions with more than one element."""
     return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
 
 
 def _offset(node: torch.fx.Node) -> Any:
-    """Return the offset in memory that a node gives to ``as_strided``; None for that of its argument."""
+    """Return the storage offset that a node passes to ``as_strided``.
+
+    None for that of its argument.
+    """
     given = {
         **dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)),
         **node.kwargs,
@@ -185,12 +200,15 @@ def _offset(node: torch.fx.Node) -> Any:
 
 
 def _same(named: torch.device, usual: torch.device) -> bool:
-    """Whether a device that is named is the usual one; without a number, it is that of its kind."""
+    """Whether a named device is the usual one.
+
+    A device without a number stands for all of its kind.
+    """
     return named.type == usual.type and named.index in (None, usual.index)
 
 
 def _fake(node: torch.fx.Node) -> Any:
-    """Return the fake tensor that a node stands for; a generator of random numbers stands for itself."""
+    """Return the fake tensor of a node; a random number generator is returned as it is."""
     return (
         node.meta["val"]
         if "val" in node.meta
@@ -199,7 +217,10 @@ def _fake(node: torch.fx.Node) -> Any:
 
 
 def _plain(tree: Any) -> Any:
-    """Return a tree of arguments in Python's own lists and dicts; lists of numbers are tuples, which nobody changes."""
+    """Return a tree of arguments in Python's own lists and dicts.
+
+    Lists of numbers become tuples, which are immutable.
+    """
     if isinstance(tree, (tuple, list)):
         items = [_plain(item) for item in tree]
         return (
@@ -211,13 +232,13 @@ def _plain(tree: Any) -> Any:
 
 
 def storages(node: torch.fx.Node) -> set[int]:
-    """Return numbers for the memory of what a node returns: the same for what shares it."""
+    """Return numbers that identify the memory of a node's results."""
     tensors = [leaf for leaf in flatten(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
     return {int(tensor.untyped_storage()._cdata) for tensor in tensors}
 
 
 def _names(val: Any, label: str) -> Any:
-    """Return ``outputs=`` for what a node returns: None for a single thing, no name for nothing."""
+    """Return ``outputs=`` for a node's results: None for a single one, no name for nothing."""
     if val is None:
         return ()
     return _named(val, label) if isinstance(val, (tuple, list)) else None

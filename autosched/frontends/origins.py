@@ -1,7 +1,7 @@
-"""Origins: where the operators of a traced step come from: module, phase, and the user's line.
+"""Find the module, phase and source line of traced operators.
 
-Written down by torch while it traces, as far as hooks let it; read off the nodes afterwards. Knows
-no graph of ours.
+torch records them while it traces, as far as hooks allow; they are then read from the nodes. Knows
+no graph of autosched.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def written_down(
     refuse: Callable[[torch.Tensor], None],
     note: Callable[[Any], None],
 ) -> Iterator[None]:
-    """Let ``make_fx`` write down the origins of what it traces; ``modules`` are roots by name, one may be nameless.
+    """Let ``make_fx`` record the origins of what it traces; ``modules`` are roots by name.
 
-    ``refuse`` is called for each tensor with data that torch is given meanwhile, and may raise; ``note`` is called with
-    what torch returns.
+    One name may be empty. ``refuse`` is called for each tensor with data that torch is given, and
+    may raise; ``note`` is called with the results of torch functions.
     """
     paths = {
         id(part): ".".join(filter(None, (key, path)))
@@ -100,7 +100,7 @@ def written_down(
 def _calling(
     around: Callable[[Any], contextlib.AbstractContextManager[None]] | None,
 ) -> Iterator[None]:
-    """Let calls of marked functions be written down like this for a while."""
+    """Record calls of marked functions with this name for a while."""
     before = CAPTURE.around
     CAPTURE.around = around
     try:
@@ -112,10 +112,11 @@ def _calling(
 def origins(
     nodes: Iterable[torch.fx.Node], default: tuple[str, int], owner: Mapping[torch.fx.Node, str]
 ) -> dict[torch.fx.Node, Origin]:
-    """Return where each node comes from; a backward one, from the module and line of its forward one.
+    """Return the origin of each node; that of a backward node is that of its forward node.
 
-    What updates one parameter alone comes from the module that has it. ``default`` is the line for
-    nodes of which nothing was written down, ``owner`` is the parameter that a node updates.
+    An operator that updates one parameter alone belongs to the module of that parameter.
+    ``default`` is the line for nodes without a record, ``owner`` is the parameter that a node
+    updates.
     """
     found: dict[torch.fx.Node, Origin] = {}
     forward: dict[int, Origin] = {}
@@ -126,7 +127,7 @@ def origins(
         if node.meta.get("autograd_backward"):
             last = forward.get(
                 number, last
-            )  # what accumulates a gradient has no number: it follows what made that
+            )  # accumulation of a gradient has no number: it follows the node of the gradient
             found[node] = last._replace(phase="backward")
         else:
             module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
@@ -136,12 +137,12 @@ def origins(
             found[node] = origin
             forward.setdefault(
                 number, origin
-            )  # those behind it that autograd does not follow have its number too
+            )  # later nodes that autograd does not record have its number too
     return found
 
 
 class _Lines(TorchFunctionMode):
-    """Says of each call of torch on which line of the user's it stands."""
+    """Records the user's line of each call of torch."""
 
     def __init__(self, refuse: Callable[[torch.Tensor], None], note: Callable[[Any], None]):
         super().__init__()

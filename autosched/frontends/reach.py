@@ -1,8 +1,9 @@
-"""Reach: what a function can read that is no tensor, as far as its code and the code that this calls mention it.
+"""Find the non-tensor objects that a function can read.
 
-Does not see what code reaches by names that it puts together or through ``vars``, inside objects of
-libraries, in lists and dicts of more than a thousand items, and when it compares dataclasses. Knows
-neither guards nor graphs.
+Follows the names that the function's code, and the code that it calls, mention. Does not see
+objects that are reached by computed names or through ``vars``, inside objects of libraries, in
+lists and dicts of more than a thousand items, and in comparisons of dataclasses. Knows neither
+guards nor graphs.
 """
 
 from __future__ import annotations
@@ -75,18 +76,21 @@ _GLOBAL_HOOKS = [
 
 
 class _Name(str):
-    """The name under which the next thing was found."""
+    """The name under which the next object was found."""
 
 
 class Reach:
-    """What a call can read that is no tensor: ``key`` says what it is now, and ``unchanged`` whether it stays so."""
+    """The non-tensor values that a call can read.
+
+    ``key`` has their present values, and ``unchanged`` tests whether they remain.
+    """
 
     def __init__(self, roots: Iterable[Any], written: bool = False):
-        self.roots = [*roots, *_GLOBAL_HOOKS]  # whether to look at what code only writes, too
+        self.roots = [*roots, *_GLOBAL_HOOKS]  # whether to visit values that code only writes, too
         self.written = written
         self.mentioned: set[str] = set()
         before = -1
-        while before != len(self.mentioned):  # code found late may mention what was passed by early
+        while before != len(self.mentioned):  # code found later may mention items that were skipped
             before = len(self.mentioned)
             self.key: list[Hashable] = []
             self.containers: list[Any] = []
@@ -95,13 +99,13 @@ class Reach:
             ] = []  # of functions, cells and objects with slots
             self.entries: list[tuple[Mapping[str, Any], str]] = []  # the others there do not count
             self.objects: list[Any] = []  # whose classes count
-            self.values: list[Callable[[], Any]] = []  # of what Python shows by no names
+            self.values: list[Callable[[], Any]] = []  # of objects without attribute names
             self._seen: dict[int, tuple[int, Any]] = {}
             self._read: set[int] = set()  # classes
             self._walk()
 
     def unchanged(self) -> Callable[[], bool]:
-        """Return a function that says whether all that was found is still there, the very same objects."""
+        """Return a function that tests whether the identical objects are still there."""
         empty = [item for item in self.containers if not item]
         views = [view for item in self.containers if item for view in (*_views(item), _END)]
         held = list(chain.from_iterable(views))
@@ -130,13 +134,13 @@ class Reach:
                     and all(map(is_, map(type, self.objects), classes))
                     and [read() for read in readers] == values
                 )
-            except ValueError:  # what a cell held is gone
+            except ValueError:  # the cell is empty
                 return False
 
         return check
 
     def found(self) -> list[Any]:
-        """Return all that was found."""
+        """Return all objects that were found."""
         return [item for _, item in self._seen.values()]
 
     def _walk(self) -> None:
@@ -154,7 +158,7 @@ class Reach:
                 pending += list(self._inside(item))[::-1]
 
     def _operators(self) -> list[Any]:
-        """Return the custom operators whose names code mentions: ``torch.ops.mine.scale``."""
+        """Return the custom operators that code mentions: ``torch.ops.mine.scale``."""
         known = [(name.split("::"), item) for name, item in list(OPDEFS.items())]
         return [item for names, item in known if self.mentioned.issuperset(names)]
 
@@ -234,7 +238,7 @@ class Reach:
             yield from item
 
     def _object(self, item: Any) -> Iterator[Any]:
-        """Yield an object's attributes that code mentions, and what its classes have."""
+        """Yield an object's attributes that code mentions, and those of its classes."""
         self.objects.append(item)
         held = getattr(item, "__dict__", {})
         self.containers.append(held.keys())
@@ -254,7 +258,7 @@ class Reach:
             yield attributes[name]
 
     def _classes(self, kind: type) -> Iterator[Any]:
-        """Yield what a user's class and its bases have that code mentions, or Python calls by itself."""
+        """Yield attributes of a user's class and its bases that code mentions, or that Python calls implicitly."""
         self.key.append(id(kind))
         for base in kind.__mro__:
             if not _is_known(base.__module__) and id(base) not in self._read:
@@ -297,7 +301,7 @@ class Reach:
 
 
 def _of_operator(item: Any) -> list[Any]:
-    """Return the functions of a custom operator, which is given as what defines it or as what calls it."""
+    """Return the functions of a custom operator, given by its definition or its callable."""
     if isinstance(item, torch._ops.OpOverload):
         item = OPDEFS.get(item._schema.name)
     elif isinstance(item, torch._ops.OpOverloadPacket):
@@ -311,24 +315,24 @@ def _nbytes(item: Any) -> int:
 
 
 def _data(item: Any) -> Hashable:
-    """Return what an array of numbers holds."""
+    """Return the contents of an array of numbers."""
     if isinstance(item, numpy.ndarray):
         return item.shape, str(item.dtype), item.tobytes()
     return bytes(item)
 
 
 def is_plain(item: Any) -> bool:
-    """Whether a thing is a number, a text or the like, which is told by its value."""
+    """Whether an object is identified by its value, such as a number or a string."""
     return item is None or (isinstance(item, _PLAIN) and not isinstance(item, enum.Enum))
 
 
 def told(item: Any) -> Hashable:
-    """Return a plain thing as part of a key: 1 is not True there, nor 0.0 the same as -0.0."""
+    """Return a plain object as part of a key, in which 1 differs from True, and 0.0 from -0.0."""
     return type(item), repr(item) if isinstance(item, (float, complex)) else item
 
 
 def _views(container: Any) -> tuple[Iterable[Any], ...]:
-    """Return what shows the items of a container as they are whenever one looks."""
+    """Return views of a container that show its present items."""
     return (
         (container.keys(), container.values()) if isinstance(container, Mapping) else (container,)
     )
@@ -336,7 +340,7 @@ def _views(container: Any) -> tuple[Iterable[Any], ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def _names(code: CodeType, written: bool) -> tuple[list[str], list[str], list[str]]:
-    """Return the globals that code reads, or writes too, the attributes, or what may be their names, and imports."""
+    """Return the globals that code reads or writes, the attributes or strings that may name them, and imports."""
     found = {
         kind: dict[str, None]() for kind in ("GLOBAL", "NAME", "ATTR", "METHOD", "FROM", "IMPORT")
     }
@@ -369,7 +373,10 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _is_called_unnamed(name: str, item: Any) -> bool:
-    """Whether Python or torch calls a class's function without its name. Those that dataclasses make do not count."""
+    """Whether Python or torch calls a class's function implicitly.
+
+    Those that dataclasses make do not count.
+    """
     item = getattr(item, "__func__", item)  # of a static method
     if not isinstance(item, FunctionType) or item.__code__.co_filename == "<string>":
         return False
@@ -379,13 +386,16 @@ def _is_called_unnamed(name: str, item: Any) -> bool:
 
 
 def _is_known(module: Any) -> bool:
-    """Whether a module is of a library whose code reads nothing that changes."""
+    """Whether a module belongs to a library whose code reads nothing that changes."""
     return not isinstance(module, str) or _is_library(module.partition(".")[0])
 
 
 @functools.cache
 def _is_library(name: str) -> bool:
-    """Whether a top-level module is such a library. A user's file may be called like a module of Python's."""
+    """Whether a top-level module is such a library.
+
+    A user's file may have the name of a Python module.
+    """
     if name not in sys.stdlib_module_names:
         return name in _LIBRARIES
     file = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -394,7 +404,7 @@ def _is_library(name: str) -> bool:
 
 @functools.cache
 def is_installed(module: Any) -> bool:
-    """Whether a module is of any library: its globals stay as they are."""
+    """Whether a module belongs to any library; its globals are assumed not to change."""
     if _is_known(module):
         return True
     folders = [
@@ -405,7 +415,7 @@ def is_installed(module: Any) -> bool:
 
 
 def _is_opaque(item: Any) -> bool:
-    """Whether an object stands for itself alone, whatever is in it."""
+    """Whether an object is identified by its identity, whatever it contains."""
     of_torch = type(item).__module__.partition(".")[0] in ("torch", "autosched", "numpy")
     return of_torch or isinstance(item, (type, ModuleType, enum.Enum)) or not _has_attributes(item)
 

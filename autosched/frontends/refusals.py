@@ -1,6 +1,7 @@
-"""Refusals: what no graph can say, in the words of the one who wrote it: the line, the reason, and what to do instead.
+"""Errors for code that cannot be captured.
 
-Knows torch's errors, as far as tracing raises them, and no graph.
+Each says the line of the user's code, the reason, and what to do instead. Knows the errors that
+torch raises in tracing, and no graph.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = [
     "told",
 ]
 
-# By where they are: a user's own files may well lie below a folder of such a name.
+# Compared by full path, because a user's files may be in a folder of the same name.
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LIBRARIES = (_TORCH, f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 
-# By words in what torch says, in the name of its error or among its files on the way there: what to
-# do instead.
+# Advice by words in torch's message, in the name of its error, or in the names of its files in the
+# traceback.
 _ADVICE = (
     (("optim/lbfgs.py",), "LBFGS looks at data to find its way; use another optimizer"),
     (("optim/radam.py",), "RAdam looks at its count of steps; pass capturable=True, or use another optimizer"),
@@ -60,14 +61,14 @@ _ADVICE = (
 
 
 def defined(fn: Any) -> tuple[str, int]:
-    """Return the file and line where a function begins, or those of a module's class."""
+    """Return the file and line where a function, or a module's class, is defined."""
     code = inspect.unwrap(fn.forward if isinstance(fn, torch.nn.Module) else fn)
     code = getattr(getattr(code, "__func__", code), "__code__", None)
     return (code.co_filename, code.co_firstlineno) if code is not None else ("<unknown>", 0)
 
 
 def told(fn: Any, error: Exception) -> str:
-    """Return what a function did that no graph can say, where, and what to do instead."""
+    """Return the reason why a function cannot be captured, the line, and what to do instead."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     where = (
@@ -93,7 +94,7 @@ def _advice(clues: str) -> str:
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise CaptureError for a tensor that is no plain block of numbers."""
+    """Raise CaptureError for a tensor that is not a plain strided one."""
     for name, tensor in tensors.items():
         if torch.nn.parameter.is_lazy(tensor):
             raise CaptureError(f"{name!r} has no shape yet; run the lazy module once before")
@@ -111,7 +112,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_modes() -> None:
-    """Raise CaptureError where a mode of the user's own is active, which tasks would not see, or see once more."""
+    """Raise CaptureError if a user's mode is active, which tasks would not see, or would see twice."""
     function_modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     for mode in (*function_modes, *_get_current_dispatch_mode_stack()):
         if type(mode).__module__.partition(".")[0] not in ("torch", "autosched"):
@@ -122,7 +123,7 @@ def check_modes() -> None:
 
 
 def check_held(state: State) -> None:
-    """Raise CaptureError for modules and parameters that do what tracing does not see."""
+    """Raise CaptureError for modules and parameters that tracing cannot handle."""
     for module in state.modules.values():
         kinds = {kind for part in module.modules() for kind in type(part).__mro__}
         if DistributedDataParallel in kinds:
@@ -142,7 +143,7 @@ def check_held(state: State) -> None:
 
 
 def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
-    """Raise CaptureError for operators that would do something else in a graph than they do eagerly."""
+    """Raise CaptureError for operators whose results in a graph would differ from eager ones."""
     for node in nodes:
         if node.op != "call_function":
             continue
@@ -160,7 +161,10 @@ def check_nodes(nodes: Iterable[torch.fx.Node]) -> None:
 
 @contextlib.contextmanager
 def drawing_nothing() -> Iterator[None]:
-    """Raise CaptureError where Python's and NumPy's random numbers are drawn or seeded meanwhile; put them back."""
+    """Raise CaptureError if random numbers of Python or NumPy are drawn or seeded meanwhile.
+
+    Restore the generators.
+    """
     numbers = sys.modules.get("numpy.random")
     moved = []
     before = random.getstate(), repr(numbers.get_state(legacy=False)) if numbers else ""

@@ -1,8 +1,8 @@
-"""Seeds: what a step does to torch's generator of random numbers, as operators of the graph.
+"""Capture seeding of torch's random number generator as operators.
 
-``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and what is made of these, such as ``fork_rng``, reach the
-generator through one variable of ``torch.random``. For the time of a capture it holds a stand-in,
-which calls operators that ``make_fx`` writes down. Knows the generator of the CPU alone.
+``torch.manual_seed``, ``get_rng_state``, ``set_rng_state`` and functions that use them, such as
+``fork_rng``, access the generator through one variable of ``torch.random``. During a capture it
+holds a substitute that calls operators, which ``make_fx`` traces. Knows the CPU's generator only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _seed(seed: int) -> None:
 
 
 class _StandIn:
-    """Answers for torch's generator: in the thread that captures by operators, in others by the generator."""
+    """Replaces torch's generator: by operators in the thread that captures, by the generator in others."""
 
     def get_state(self) -> torch.Tensor:
         return _GET() if is_capturing() else _DEFAULT.get_state()
@@ -92,7 +92,7 @@ class _StandIn:
 
 @contextlib.contextmanager
 def seeds_written_down() -> Iterator[None]:
-    """Let what is done to torch's generator be traced, not done."""
+    """Trace operations on torch's generator instead of executing them."""
     home: Any = torch.random
     home.default_generator = _StandIn()
     try:
@@ -102,9 +102,9 @@ def seeds_written_down() -> Iterator[None]:
 
 
 def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Leave out what changes nothing, and return the nodes whose order and device matter to seeds: they draw or seed.
+    """Remove operations without effect, and return the nodes that draw or seed, whose order and device matter.
 
-    Raises CaptureError where there are accelerators: their generators are not followed.
+    Raises CaptureError where there are accelerators: their generators are not supported.
     """
     states = [node for node in graph.nodes if node.target in SPELLED]
     draws = [node for node in graph.nodes if node not in states and _draws(node)]
@@ -124,7 +124,7 @@ def settled(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _sets_anew(node: torch.fx.Node) -> bool:
-    """Whether a node gives the generator a state that it did not have before."""
+    """Whether a node sets the generator to another state."""
     before = node.args[0] if node.args else None
     return node.target is _SEED or (
         node.target is _SET and getattr(before, "target", None) is not _GET

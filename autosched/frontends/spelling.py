@@ -1,8 +1,8 @@
-"""Spelling: the function of torch's Python interface that calls an ATen operator, for people to read and for speed.
+"""Find the Python function that calls an ATen operator.
 
-``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, and takes a microsecond longer to say so. Which function it
-is, is not believed but seen: it is called, and must dispatch this one operator with these very
-arguments. Knows no graph.
+``torch.ops.aten.mm.default(x, w)`` is ``torch.mm(x, w)``, which is easier to read and a microsecond
+faster. A candidate is not trusted but tested: it is called on fake tensors, and must dispatch this
+operator alone, with the same arguments. Knows no graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["spelled"]
 
 
 def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return what does the same as an operator does for such arguments, tensors being fake; itself if nothing does.
+    """Return a function that does the same as an operator for such (fake) arguments, or the operator if there is none.
 
     >>> from torch._subclasses.fake_tensor import FakeTensorMode
     >>> with FakeTensorMode():
@@ -47,7 +47,7 @@ def spelled(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
 def _candidates(
     target: torch._ops.OpOverload[Any, Any], args: Sequence[Any]
 ) -> Iterator[Callable[..., Any]]:
-    """Yield public functions of an operator's name."""
+    """Yield public functions with an operator's name."""
     name = target._schema.name.partition("::")[2]
     if name.startswith("_"):
         return
@@ -58,7 +58,10 @@ def _candidates(
 
 
 class _Once(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets one operator be called once, with these arguments; if it writes, it does not run."""
+    """Allows one call of one operator, with these arguments.
+
+    An operator that writes is not executed.
+    """
 
     def __init__(self, target: Any, wanted: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

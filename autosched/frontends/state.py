@@ -1,9 +1,10 @@
-"""State: the tensors that a function reaches in modules and optimizers, each by a name and a place.
+"""Find the tensors of modules and optimizers that a function uses.
 
-A place says where a tensor is held: ``("parameter", name)``, ``("grad", parameter)``, ``("buffer",
-root, name)``,
-``("attribute", root, module, name)``, ``("moment", optimizer, parameter, key)``; ``("setting", optimizer, group, key)``
-for a rate that is a tensor. Knows no graph.
+Each has a name and a place, which says where it is held: ``("parameter", name)``, ``("grad",
+parameter)``, ``("buffer", root, name)``, ``("attribute", root, module, name)``, ``("moment",
+optimizer, parameter, key)``; ``("setting", optimizer, group, key)`` for a learning rate that is a
+tensor. Tensors in attributes of modules are state, as buffers are: they are inputs of the graph,
+and outputs where a step leaves new ones. Knows no graph.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Place = tuple[str, ...]
 
 
 class State:
-    """Modules, optimizers, and the parameters of both."""
+    """Modules and optimizers, and their parameters."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class State:
 
     @classmethod
     def of(cls, fn: Any, arguments: Iterable[Any]) -> State:
-        """Find what a function reaches: itself, in its closure, and among its arguments."""
+        """Find the modules and optimizers that a function can use: itself, in its closure, and among its arguments."""
         found = shared_state(fn, arguments)
         parts = [item for item in found if isinstance(item, torch.nn.Module)]
         inner = {id(part) for module in parts for part in module.modules() if part is not module}
@@ -57,10 +58,10 @@ class State:
                     parameters[_joined(key, f"param{i}")] = parameter
         return cls(modules, optimizers, parameters)
 
-    # ---- what is there now
+    # ---- present tensors
 
     def places(self) -> dict[str, tuple[Place, torch.Tensor]]:
-        """Return by name the place of each tensor, and the tensor."""
+        """Return, by name, the place of each tensor, and the tensor."""
         found: dict[str, tuple[Place, torch.Tensor]] = {}
         for name, parameter in self.parameters.items():
             found[name] = (("parameter", name), parameter)
@@ -106,7 +107,7 @@ class State:
         return {name: tensor for name, (_, tensor) in self.places().items()}
 
     def numbers(self) -> dict[str, Any]:
-        """Return by name what optimizers keep of parameters that is no tensor."""
+        """Return, by name, the non-tensor state of optimizers."""
         return {
             f"{key}.{self.names[id(parameter)]}.{what}": item
             for key, optimizer in self.optimizers.items()
@@ -134,11 +135,11 @@ class State:
             case ("setting", key, number, what):
                 self.optimizers[key].param_groups[int(number)][what] = tensor
 
-    # ---- what is there instead
+    # ---- replaced tensors
 
     @contextlib.contextmanager
     def put_aside(self) -> Iterator[None]:
-        """Empty the gradients for a while: they are inputs of their own."""
+        """Remove the gradients for a while, because they are separate inputs."""
         grads = {name: parameter.grad for name, parameter in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -150,7 +151,10 @@ class State:
 
     @contextlib.contextmanager
     def acting_on(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[State]:
-        """Let modules and optimizers hold other tensors, of the same names, for a while; yield their state then."""
+        """Replace the tensors of modules and optimizers by others of the same names for a while.
+
+        Yield their state then.
+        """
         with contextlib.ExitStack() as stack:
             for module in self.modules.values():
                 stack.enter_context(_with_its_attributes(module))
@@ -208,7 +212,10 @@ class State:
 
 @contextlib.contextmanager
 def _with_its_attributes(root: torch.nn.Module) -> Iterator[None]:
-    """Give modules back what they had: a recurrent one keeps a list of its weights, which it makes anew for others."""
+    """Restore the attributes of modules.
+
+    A recurrent module has a list of its weights, which it creates again for others.
+    """
     before = [(module.__dict__, module.__dict__.copy()) for module in root.modules()]
     try:
         yield
@@ -223,7 +230,7 @@ def _setting(key: str, group: int, what: str) -> str:
 
 
 def hooks_of(tensor: torch.Tensor) -> tuple[tuple[Any, ...], ...]:
-    """Return what is called with a gradient of this tensor, and what when it is there."""
+    """Return the hooks that are called with a gradient of this tensor, and those called after it is accumulated."""
     before = tensor._backward_hooks
     after = getattr(tensor, "_post_accumulate_grad_hooks", None)
     return (
@@ -242,7 +249,7 @@ def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _called(items: Sequence[Any], word: str, alone: str) -> dict[str, Any]:
-    """Name things: a single one in one way, several by number."""
+    """Name objects: a single one by a word, several by a word and a number."""
     return (
         {alone: items[0]}
         if len(items) == 1

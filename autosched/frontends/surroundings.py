@@ -1,6 +1,10 @@
-"""Surroundings: what a function can reach beside its arguments, by the names that its source has for it.
+"""Detect and undo changes to objects outside a function's arguments.
 
-For the time of a capture: what it changes there is found, told and put back. Knows no graph.
+Such objects are named as in the function's source. What a capture changes there is found, reported
+and put back, so a capture that fails leaves everything as it was. A step that leaves anything but
+tensors changed cannot be captured, because a counter, for example, would make each call need a
+recapture. An exception are switches: an attribute that holds a word, True, False or None is left as
+the step leaves it. Knows no graph.
 """
 
 from __future__ import annotations
@@ -21,11 +25,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, tuple)
 _COUNTING = (
     LRScheduler,
     torch.amp.GradScaler,
-)  # change with each step, and what code mentions of them does not
+)  # change with each step, except for the attributes that code mentions
 
 
 class Surroundings:
-    """What is reached from ``roots`` now; ``modules`` are known by paths.
+    """The objects reached from ``roots``; ``modules`` have paths as names.
 
     >>> model = torch.nn.Identity()
     >>> around = Surroundings([model], {"": model})
@@ -72,7 +76,7 @@ class Surroundings:
         ]
 
     def name_of(self, wanted: Any) -> str | None:
-        """Return what a thing is called that is held somewhere here; None if it is not."""
+        """Return the name of an object that is held here; None if it is not."""
         variable = next(
             (self._variable(cell) for cell, item in self._cells if item is wanted), None
         )
@@ -96,7 +100,7 @@ class Surroundings:
         return f"{self.name_of(container) or f'a {type(container).__name__}'}[{key!r}]"
 
     def change(self) -> str | None:
-        """Return what is not as it was, in words; None if nothing."""
+        """Return a description of the first change; None if there is none."""
         return next(self._changes(), None)
 
     def switched(self) -> list[tuple[dict[str, Any], str, Any]]:
@@ -137,7 +141,7 @@ class Surroundings:
                     yield f"{self._called(table, key)} is {_shown(table.get(key))}"
 
     def _is_private(self, table: Any, key: Any) -> bool:
-        """Whether torch keeps something for itself there."""
+        """Whether this is internal state of torch."""
         owner = self._owners.get(id(table))
         if isinstance(owner, torch.nn.RNNBase) and str(key).startswith("_flat_weight"):
             return True
@@ -147,7 +151,7 @@ class Surroundings:
         return known and str(key).startswith("_")
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Undo all changes."""
         for cell, item in self._cells:
             cell.cell_contents = item
         for namespace, name, item in self._entries:
@@ -161,7 +165,7 @@ class Surroundings:
 
 
 def _legal(found: Iterable[Any]) -> Iterator[Any]:
-    """Yield the containers in which a step may change what it likes, since it is looked after elsewhere."""
+    """Yield the containers that a step may change, because they are checked elsewhere."""
     for item in found:
         if isinstance(item, torch.optim.Optimizer):
             yield item.state

@@ -1,6 +1,10 @@
-"""Updates: which parameters the operators of an optimizer's step are for, and what of it belongs on the host.
+"""Find the parameters that an optimizer's operators update, and choose devices.
 
-Read off the nodes of a traced step. Knows no graph of ours.
+A parameter, its moments and its gradient are kept on one device, so an update runs where the
+gradient is computed. Parameters that one fused operator updates together are not kept together,
+because that would move the whole backward pass to one device. The step counters of an optimizer are
+on the host, where torch has them, and so are the Python numbers computed from them. Reads the nodes
+of a traced step; knows no graph of autosched.
 """
 
 from __future__ import annotations
@@ -22,15 +26,18 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Updates:
-    """What the operators of optimizers do to what is held; ``places`` has the nodes that stand for that.
+    """The operators of optimizers, and the state that they change.
 
-    ``owner`` is the parameter whose state an operator uses, through others too, or if it uses none, that of its users;
-    only of those that are for one parameter, which no operator updates along with others.
-    ``on_host`` are the operators on numbers: Python's own, and what counts steps on the CPU.
+    ``places`` has the nodes of that state.
+
+    ``owner`` is the parameter whose state an operator uses, directly or through others, or if it
+    uses none, that of its users; only for operators of one parameter, which no operator updates
+    along with others. ``on_host`` are the operators on numbers: Python's own, and counters of steps
+    on the CPU.
     """
 
     def __init__(self, nodes: Sequence[Node], places: Mapping[Node, Place]):
-        self._root: dict[Node, Node] = {}  # what an operator in place returns is what it wrote
+        self._root: dict[Node, Node] = {}  # an in-place operator returns its argument
         self._written = {node: self._writes(node) for node in nodes}
         self._with_others = {
             root for written in self._written.values() if len(written) > 1 for root in written
@@ -68,7 +75,7 @@ class Updates:
         return written
 
     def _of(self, node: Node) -> Node:
-        """Return the node that made the tensor."""
+        """Return the node that computed the tensor."""
         return self._root.get(node, node)
 
     def _touched(self, node: Node) -> list[Node]:
@@ -86,10 +93,10 @@ class Updates:
             found[node] = found[node] or _union(found.get(user, ()) for user in node.users)
         return {node: found[node] for node in self._steps}
 
-    # ---- what counts steps
+    # ---- counters of steps
 
     def _counting(self) -> set[Node]:
-        """Return the counters of steps that are on the CPU, but for those that are used along with other tensors."""
+        """Return the counters of steps that are on the CPU, except those used together with other tensors."""
         found = {
             root for root, place in self._places.items() if place[-1] == "step" and _is_number(root)
         }
@@ -100,12 +107,12 @@ class Updates:
         touched = self._touched(node)
         return any(item in self._counters for item in touched) and all(map(_is_number, touched))
 
-    # ---- what belongs together
+    # ---- tensors on one device
 
     def bonds(self) -> list[list[Node]]:
-        """Return for each parameter what belongs on one device: itself, its moments, and its gradient.
+        """Return, for each parameter, the tensors that belong on one device: itself, its moments, and its gradient.
 
-        The gradient only where the parameter has an update of its own, and nothing writes it along
+        The gradient only if the parameter has an update of its own, and no operator writes it along
         with others.
         """
         found: dict[str, dict[Node, None]] = {}
@@ -125,7 +132,7 @@ class Updates:
         return [list(own) for own in found.values() if len(own) > 1]
 
     def _is_gradient(self, root: Node) -> bool:
-        """Whether a tensor that an update uses was there before, and is written by itself if at all."""
+        """Whether a tensor that an update uses existed before, and is written separately if at all."""
         made = root.op == "call_function" and root not in self._updates
         return (
             made or self._places.get(root, ("",))[0] == "grad"
@@ -149,13 +156,13 @@ def _shape(node: Node) -> object:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a node stands for numbers: Python's, or tensors without dimensions on the CPU."""
+    """Whether a node represents numbers: Python's, or CPU tensors without dimensions."""
     return not any(
         isinstance(v, torch.Tensor) and (v.dim() or v.device.type != "cpu") for v in _values(node)
     )
 
 
 def _is_python(node: Node) -> bool:
-    """Whether an operator returns numbers of Python's."""
+    """Whether an operator returns Python numbers."""
     values = _values(node) if node.op == "call_function" else []
     return bool(values) and all(isinstance(v, _NUMBERS) for v in values)

@@ -1,19 +1,19 @@
-"""Measuring: what tasks cost on the devices that are here, how fast links are, what several streams of a device give.
+"""Measured costs of tasks, rates of links, and numbers of streams.
 
-    stopwatch   how long a call keeps a device, and the thread that launches it
-    shapes      which calls do the same work, so that one of them is measured
-    walking     a serial run on one device, in which another decides how tasks are called
-    bench       such runs on one of some equal devices, in which calls are timed; what is believed of it
-    tasks       costs of a graph, of what was timed on each bench
-    links       rate and latency of links, of copies of many sizes
-    probes      whether streams of a device run side by side
-    machines    a machine with links and streams as measured
-    sanity      which readings cannot be
-    kept        what was measured before, in a file
+    stopwatch   seconds that a call takes on a device, and in the thread that launches it
+    shapes      which calls do the same work, so that only one of them is measured
+    walking     a serial run on one device that lets its caller decide how tasks are called
+    bench       timed calls in serial runs on one device of several equal ones
+    tasks       costs of a graph from the measurements of each bench
+    links       rate and latency of links, from copies of many sizes
+    probes      whether streams of a device run concurrently
+    machines    a machine with measured links and streams
+    sanity      readings that are impossible
+    kept        a file of earlier measurements
     emulating   how much slower an emulated machine must be for this CPU
-    accuracy    a prediction beside what happened
+    accuracy    predicted and measured time of a schedule
 
-Nothing is modelled here, and no policy is known: what was not measured is left as it was.
+Nothing is modelled here, and no policy is used: what was not measured remains unchanged.
 """
 
 from __future__ import annotations

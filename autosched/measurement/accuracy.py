@@ -1,4 +1,7 @@
-"""Accuracy: a schedule's predicted makespan beside what its runs take by the host's clock, when nothing is noted."""
+"""Compare a schedule's predicted makespan with its measured run time.
+
+Runs are timed by the host's clock and without profiling.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ __all__ = ["Accuracy", "accuracy"]
 
 
 class Accuracy(NamedTuple):
-    """Seconds that were predicted, and the median of those that were measured."""
+    """The predicted seconds, and the median of the measured ones."""
 
     predicted: float
     measured: float
 
     @property
     def ratio(self) -> float:
-        """What was predicted, by what was measured: 1 is exact, less is too bright."""
+        """The predicted seconds divided by the measured ones: 1 is exact, less is too optimistic."""
         return self.predicted / self.measured
 
 
 def accuracy(
     schedule: Schedule, inputs: Mapping[str, Any], *, repeat: int = 9, warmup: int = 3
 ) -> Accuracy:
-    """Run a schedule, and hold it to its prediction: from the call until all devices have come to rest.
+    """Run a schedule, and compare the time with its prediction: from the call until all devices are idle.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()

@@ -1,8 +1,18 @@
-"""A bench: one device of some equal ones, on which a graph runs serially while its calls are timed; what is believed.
+"""Time the calls of a graph in serial runs on one device.
 
-Runs are whole, and the first warms up. So each task finds caches as the task before it left them:
-what that made is there, weights of long ago may not be. One that is too short for a device's clock
-is timed many times in a row: its arguments are then as warm as can be.
+The device stands for all equal devices of a machine. A device is measured while it is kept busy: a
+kernel that sleeps holds it until all of a task is launched, so that two events measure the kernels,
+and the host's clock measures the launches. A task costs the larger of the two, or only the first if
+the schedule will be replayed.
+
+Runs are whole, and the first one is a warm-up. So each task finds the caches as the previous task
+left them, as it will in real runs: that task's results are cached, weights used long before may not
+be. A task that is too short for the device's clock is timed many times in a row, with its arguments
+in the cache.
+
+An estimate may be a thousand times too low (an SVD, a task that sleeps), so a reading that is much
+longer than its estimate is accepted if it is repeated. A reading beyond the peak performance of any
+device is rejected, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ __all__ = ["Bench"]
 
 _SHORT = 2e-5  # seconds that a reading of an accelerator's clock should span, which ticks every half microsecond
 _MOST = 64  # calls in a row
-_LONG = 0.02  # seconds that a CPU may be estimated to take for what an accelerator does in a tenth of that
+_LONG = 0.02  # longest CPU estimate for a task that is ten times faster on an accelerator
 _MISSES = (
     2  # readings in which the device waited for the host, after which it is not kept busy any more
 )
@@ -38,14 +48,14 @@ _MISSES = (
 
 @dataclass
 class Readings:
-    """What is known of calls of one shape."""
+    """The measurements of calls of one shape."""
 
     task: Task  # the first of them
     issue: float = math.inf  # the least seconds that one took to launch
     calls: int = 1  # in a row, for one reading
     missed: int = 0
     readings: list[Reading] = field(default_factory=list)
-    kept: bool = False  # from a file: what was slow was measured twice then
+    kept: bool = False  # from a file: slow readings were already repeated
 
     def is_done(self, repeat: int) -> bool:
         return (
@@ -58,7 +68,7 @@ class Readings:
         return 2 * self.issue * self.calls if self.missed < _MISSES else 0.0
 
     def note(self, reading: Reading, short: bool) -> None:
-        """Keep a reading, or find that it takes more calls in a row."""
+        """Add a reading, or increase the number of calls that are timed in a row."""
         self.issue = min(self.issue, reading.issued)
         self.missed += not reading.clean
         if short and self.calls == 1 and reading.clean and reading.seconds < _SHORT:
@@ -78,7 +88,7 @@ class Readings:
 
 
 class Bench:
-    """The first of some equal devices, and what was measured on it."""
+    """The first of some equal devices, and the measurements on it."""
 
     def __init__(
         self,
@@ -106,11 +116,14 @@ class Bench:
         self.complaints: list[str] = []
 
     def is_done(self, run: int) -> bool:
-        """Whether nothing is left for a run after the first one."""
+        """Whether nothing remains to be measured in a run after the first one."""
         return run > 0 and all(work.is_done(self.repeat) for work in self.works.values())
 
     def walk(self, warm: bool = False) -> None:
-        """Run it serially once, and time what is not yet measured; to warm up, only what launching takes counts."""
+        """Run the graph serially once, and time what is not yet measured.
+
+        To warm up, measure only the launches.
+        """
         self.nbytes = walk(
             self.graph, self.inputs, self.device, self._place, partial(self._do, warm)
         )
@@ -162,10 +175,13 @@ class Bench:
             work.note(reading, short=repeatable and self.device.type != "cpu")
         return returned
 
-    # ---- what is believed
+    # ---- accepted readings
 
     def believed(self, replay: bool) -> dict[str, float]:
-        """Return the seconds of each task that was measured; what cannot be is measured again, once, and then left."""
+        """Return the seconds of each measured task.
+
+        An impossible reading is repeated once, and then omitted.
+        """
         first = {shape: work.median() for shape, work in self.works.items()}
         odd = {shape: why for shape, work in self.works.items() if (why := self._doubt(work))}
         for shape in odd:
@@ -183,7 +199,7 @@ class Bench:
         return {name: found[shape] for name, shape in self.shape.items() if shape in found}
 
     def _doubt(self, work: Readings) -> str | None:
-        """Return why what was read cannot be, or should be read twice."""
+        """Return why a reading is impossible, or should be repeated."""
         reading = work.median()
         if reading is None:
             return None
@@ -198,7 +214,7 @@ class Bench:
         return doubt(reading.seconds, known, device)
 
     def _refused(self, work: Readings, before: Reading | None) -> bool:
-        """Complain of a reading that is odd again; what is slow, and as slow as before, is believed all the same."""
+        """Report a reading that is odd again; a slow one that is as slow as before is accepted."""
         why = self._doubt(work)
         reading = work.median()
         if why is None or reading is None or before is None:

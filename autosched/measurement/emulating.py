@@ -1,8 +1,8 @@
-"""Emulating: how much slower a machine must be for this CPU to emulate it in real time.
+"""Find the slowdown at which this CPU can emulate a machine.
 
-Compares what all devices and links do at once with what this CPU does, as measured: products of
-matrices, sums of long vectors, and what it takes to issue a task. Knows no graph but one of its
-own.
+Compares what all devices and links do concurrently with the measured performance of this CPU:
+products of matrices, sums of long vectors, and the time to issue a task. Knows no graph but one of
+its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REPEAT = 5
 
 
 def keeping_up(machine: Machine) -> int:
-    """Return the factor for ``Machine.slower`` at which this CPU does in time what the machine can do at once."""
+    """Return the factor for ``Machine.slower`` at which this CPU keeps up with the whole machine."""
     a = torch.ones(_SIZE, _SIZE)
     b = torch.ones(_SIZE, _SIZE)
     flops = 2 * _SIZE**3 / _seconds(lambda: torch.mm(a, b))
@@ -58,7 +58,7 @@ def keeping_up(machine: Machine) -> int:
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """Return the median of a call's times, the first of which does not count."""
+    """Return the median of a call's times, without the first."""
     times = []
     with torch.no_grad():
         for _ in range(_REPEAT + 1):
@@ -69,7 +69,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def _issuing() -> float:
-    """Return the seconds that an emulated task takes of which nothing is computed, one after another."""
+    """Return the seconds to issue an emulated task without computation, one after another."""
     graph = Graph("issuing")
     x = graph.input("x")
     for number in range(_TASKS):

@@ -1,6 +1,7 @@
-"""Kept: what was measured before, in a file for this machine, driver and torch; only where a caller asks for one.
+"""Read and write a file of earlier measurements.
 
-A file that is malformed, or of another machine, is said to be so, and replaced. Knows no task:
+The file belongs to one machine, driver and version of torch, and is used only if a caller asks for
+it. A file that is malformed, or of another machine, is reported and replaced. Knows no task:
 readings have names.
 """
 
@@ -28,7 +29,9 @@ Pair = tuple[float, float]
 
 
 class Kept:
-    """Pairs of numbers by name, read from a file and written to it by ``save``. With no folder nothing is kept.
+    """Pairs of numbers by name, read from a file and written to it by ``save``.
+
+    Without a folder nothing is stored.
 
     ``cache`` is a folder, or True for the user's own.
     """
@@ -55,11 +58,14 @@ class Kept:
                 )
 
     def get(self, *name: str | None) -> Pair | None:
-        """Return the pair of a name, which may have parts; None if there is none, or a part has no name."""
+        """Return the pair of a name, which may have parts.
+
+        The result is None if there is no such pair, or a part has no name.
+        """
         return None if None in name else self.pairs.get(" ".join(map(str, name)))
 
     def put(self, pair: Pair, *name: str | None) -> None:
-        """Keep a pair under a name; what is no pair of times is not kept."""
+        """Store a pair under a name, unless it is not a pair of times."""
         if (
             self.path is not None
             and None not in name
@@ -70,7 +76,7 @@ class Kept:
             self.pairs[key] = pair
 
     def save(self) -> None:
-        """Write the file, whole or not at all; one that cannot be written is said to be so."""
+        """Write the file atomically; warn if it cannot be written."""
         if self.path is None or not self._changed:
             return
         try:
@@ -86,19 +92,19 @@ class Kept:
 
 
 def user_folder() -> Path:
-    """Return where programs of this user keep what they can make again."""
+    """Return the folder for this user's caches."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "autosched"
 
 
 def real(device: Device) -> torch.device:
-    """Return the torch device behind a device, with its index."""
+    """Return the torch device of a device, with its index."""
     made = torch.device(device.physical or device.name)
     return torch.device("cpu") if made.type == "cpu" else torch.device(made.type, made.index or 0)
 
 
 def model(device: torch.device) -> str:
-    """Return what is written on a device, as far as torch or the system tell."""
+    """Return the model name of a device, if torch or the system reports it."""
     if device.type != "cpu":
         name = getattr(torch.get_device_module(device.type), "get_device_name", None)
         return str(name(device)) if name is not None else device.type
@@ -110,7 +116,7 @@ def model(device: torch.device) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Return what readings depend on: devices, how many threads a CPU works with, driver and torch."""
+    """Return what readings depend on: devices, number of CPU threads, driver and torch."""
     devices = [torch.device("cpu")]
     if torch.accelerator.is_available():
         kind = str(torch.accelerator.current_accelerator())
@@ -129,7 +135,10 @@ def _first_line(path: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Pair]:
-    """Return the pairs of a file. Raises OSError, UnicodeDecodeError, and ScheduleError for what it should not hold."""
+    """Return the pairs of a file.
+
+    Raises OSError, UnicodeDecodeError, and ScheduleError for malformed contents.
+    """
     found = json_reader.parse(path.read_text(encoding="utf-8"), _FILE)
     if found["machine"] != hardware():
         raise ScheduleError("it is of another machine, driver or torch")

@@ -1,7 +1,11 @@
-"""Links: how long copies of many sizes take, each way, from and to page-locked and other host memory; a line.
+"""Measure the latency and rate of links.
 
-Copies are timed by the accelerator's events, but those of pageable memory, which hold up the thread
-that asks for them, by the host's clock.
+Copies of many sizes are timed in each direction, from and to page-locked and pageable host memory,
+and a line is fitted to them. A link gets one rate for both directions, the lower one: the two
+differ by less than a tenth, and separate rates would double the number of paths.
+
+Copies are timed by the accelerator's events, except those of pageable memory, which block the
+thread that issues them and are timed by the host's clock.
 """
 
 from __future__ import annotations
@@ -27,13 +31,15 @@ Track = Callable[[Sequence[Any]], Iterable[Any]]
 SIZES = tuple(
     1 << n for n in (10, 13, 16, 18, 20, 22, 24, 26)
 )  # bytes of the copies that are timed
-_RATES = 1e6, 1e14  # bytes per second that a link may have; what is read beyond is no rate of one
+_RATES = 1e6, 1e14  # bytes per second; readings beyond are rejected
 _LATENCY = 0.1
 
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of a link, and the median seconds of copies by their bytes; ``pinned`` as host memory was.
+    """One direction of a link, and the median seconds of copies by their bytes.
+
+    ``pinned`` says whether host memory was.
 
     >>> [round(number, 3) for number in Way("cpu", "cuda:0", True, {1: 1.5, 3: 2.5}).line]
     [2.0, 1.0]
@@ -46,14 +52,14 @@ class Way:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Bytes per second and latency of the line through it; None if there is none."""
+        """Bytes per second and latency of the fitted line; None if there is none."""
         return fitted(self.seconds)
 
 
 def measured_ways(
     machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter
 ) -> list[Way]:
-    """Return what copies take on each way of each link: to and fro, and between them those of pageable host memory."""
+    """Return the times of copies in each direction of each link, and for host memory also those of pageable memory."""
     kept = kept or Kept(None)
     device = {d.name: real(d) for d in machine.devices}
     asked = []
@@ -77,9 +83,9 @@ def measured_ways(
 def measured_links(
     machine: Machine, *, repeat: int = 9, kept: Kept | None = None, track: Track = iter
 ) -> Machine:
-    """Return the machine with links as copies show them: a link is as fast as the slower of its two ways.
+    """Return the machine with measured links: each is as fast as the slower of its two directions.
 
-    One that shows no rate, or one that no link has, stays as it is, with a warning.
+    A link without a measurable rate, or with an impossible one, is not changed, with a warning.
     """
     by_ends: dict[frozenset[str], list[Way]] = {}
     for way in measured_ways(machine, repeat=repeat, kept=kept, track=track):
@@ -105,7 +111,10 @@ def _link(link: Link, ways: Sequence[Way]) -> Link:
 
 
 def _believed(link: Link, ways: Sequence[Way]) -> tuple[float, float] | None:
-    """Return the line through the slower copies of each size; None, and a warning, if no link can be so."""
+    """Return the line through the slower copies of each size.
+
+    None, and a warning, if it is impossible for a link.
+    """
     if not ways:
         return None
     slower = {size: max(way.seconds[size] for way in ways) for size in ways[0].seconds}
@@ -121,9 +130,12 @@ def _believed(link: Link, ways: Sequence[Way]) -> tuple[float, float] | None:
 
 
 def fitted(seconds: Mapping[int, float]) -> tuple[float, float] | None:
-    """Return bytes per second and latency of the line with the least squares of relative residuals; None if none rises.
+    """Return bytes per second and latency of the line with the least squares of relative residuals.
 
-    Noise only adds: so a copy counts as no longer than any larger one took. No latency is below 0.
+    None if none rises.
+
+    Noise only adds: so a copy counts as no longer than any larger one took. The latency is at least
+    0.
 
     >>> [round(number, 3) for number in fitted({1: 1.5, 3: 2.5})], fitted({1: 9.0, 3: 9.0})
     ([2.0, 1.0], None)
@@ -175,7 +187,7 @@ def _memory(nbytes: int, device: torch.device, pinned: bool) -> torch.Tensor:
 def _by_events(
     copy: Callable[[], Any], source: torch.device, destination: torch.device, repeat: int
 ) -> float:
-    """Time copies on the stream that they run on: between accelerators that of the source."""
+    """Time copies on their stream: between accelerators that of the source."""
     settle(source, destination)
     watch: Stopwatch = stopwatch(source if source.type != "cpu" else destination)
     issued = watch.time([copy])[0].issued

@@ -1,4 +1,4 @@
-"""Machines: the one that is here, with what copies and probes show of it."""
+"""Describe the local machine with measured links and streams."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def measure_machine(
 
 
 def _streamed(device: Device, sharers: int, kept: Kept) -> Device:
-    """Return a device with its part of as many streams as pay; a CPU's are a matter of its threads, and stay."""
+    """Return a device with its share of the streams that are worthwhile.
+
+    The streams of a CPU are not changed.
+    """
     where = real(device)
     if where.type == "cpu":
         return device

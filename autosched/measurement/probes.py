@@ -1,8 +1,10 @@
-"""Probes: whether streams of one accelerator run side by side, as probes show it.
+"""Measure whether streams of an accelerator run concurrently.
 
-Small kernels leave most of a device to others, large ones nothing. How much several streams disturb
-each other so hangs on the kernels, and no one figure of a device would tell: a program is simulated
-with streams that do not, and a device gets as many as pay for kernels that are small.
+Small kernels leave most of a device free for other streams, large ones leave nothing. So the
+interference of streams depends on the kernels. One factor per device would be wrong for large
+kernels or for small ones; with one factor for each pair of tasks, planning would take more than one
+pass, and no lower bound would hold. So a program is simulated with streams that do not slow each
+other down, and a device gets as many streams as are worthwhile for small kernels.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ _CALLS = {_SMALL: 32, _LARGE: 4}  # on each stream
 
 
 class Sharing(NamedTuple):
-    """How many times longer some streams take, all with the same work, than one alone: 1 is side by side.
+    """How many times longer several streams take, all with the same work, than one alone: 1 is fully concurrent.
 
-    As many times as there are streams is no gain. ``small``: with kernels that leave room;
-    ``large``: that leave none.
+    A ratio equal to the number of streams is no gain. ``small``: with kernels that leave part of
+    the device free; ``large``: with kernels that use all of it.
     """
 
     small: float
@@ -43,7 +45,7 @@ class Sharing(NamedTuple):
 def sharing(
     device: torch.device, streams: int = 2, *, repeat: int = 5, kept: Kept | None = None
 ) -> Sharing:
-    """Probe an accelerator with so many streams of a schedule's."""
+    """Probe an accelerator with this many streams."""
     kept = kept or Kept(None)
     name = "sharing", model(device), str(streams)
     earlier = kept.get(*name)
@@ -55,7 +57,7 @@ def sharing(
 
 
 def paying(found: Sequence[tuple[int, Sharing]]) -> int:
-    """Return how many streams pay, of readings by their number: each step must gain, and no reading may be absurd.
+    """Return how many streams are worthwhile, from readings by their number: each step must gain, and be possible.
 
     >>> paying([(2, Sharing(1.0, 2.0)), (4, Sharing(1.5, 4.0)), (8, Sharing(3.0, 8.0))])
     4
@@ -71,7 +73,7 @@ def paying(found: Sequence[tuple[int, Sharing]]) -> int:
 
 
 def _longer(device: torch.device, streams: int, size: int, repeat: int) -> float:
-    """Return how many times longer the streams take than one of them."""
+    """Return the time of the streams divided by the time of one of them."""
     alone, together = (
         statistics.median(_seconds(device, count, size) for _ in range(repeat + 1))
         for count in (1, streams)

@@ -1,4 +1,7 @@
-"""Sanity: which readings cannot be. A reading that cannot be is taken again, and then left out. Measures nothing."""
+"""Reject impossible readings.
+
+Such a reading is repeated, and then left out. Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ __all__ = ["SLOW", "doubt", "work_of"]
 FAST = 10  # times a device's peak: beyond is no measurement of work that was done
 SLOW = 1000  # times the roofline: so slow, a second reading must say the same
 
-# What the fastest of their kind reach, in FLOP and bytes per second: rates of a machine may be
+# Rates of the fastest existing devices, in FLOP and bytes per second. Rates of a machine may be
 # rough defaults.
 _PEAKS = {"cpu": (1e13, 1e12)}
 _ACCELERATOR = 1e15, 1e13
 
 
 def doubt(seconds: float, work: Work | None, device: Device) -> str | None:
-    """Return why a reading cannot be, or None: what of a task with this work took these seconds on a device.
+    """Return why a reading is impossible, or None: a task with this work took these seconds on a device.
 
     >>> doubt(1e-9, Work(flops=2e12, nbytes=0), Device("cuda:0"))
     'would be 2,000,000 times the peak of such a device'
@@ -42,7 +45,7 @@ def doubt(seconds: float, work: Work | None, device: Device) -> str | None:
 
 
 def work_of(task: Task, costs: Costs) -> Work | None:
-    """Return the work of a task, or of all that it was merged of; None where some of it is unknown."""
+    """Return the work of a task, or of all its parts; None if some of it is unknown."""
     if not task.parts:
         return Work(0, 0, 0) if task.view else costs.work.get(task.name)
     parts = [work_of(part, costs) for part in task.parts]

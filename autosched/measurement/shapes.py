@@ -1,4 +1,7 @@
-"""Shapes: which calls do the same work, as far as their function and arguments tell. Measures nothing."""
+"""Find calls that do the same work.
+
+Compares the functions and arguments of calls. Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ Shape = tuple[Hashable, ...]
 
 
 def shape_of(fn: Callable[..., Any], args: Any, kwargs: Any) -> Shape:
-    """Return what a call's work depends on: function, shapes, dtypes and strides of tensors, and all else as it is.
+    """Return everything that a call's work depends on.
+
+    These are the function, shapes, dtypes and strides of tensors, and the other arguments.
 
     >>> shape_of(torch.add, (torch.ones(2, 3), 1), {"alpha": 2})[1:]
     (('alpha',), (torch.float32, (2, 3), (3, 1)), (<class 'int'>, 1), (<class 'int'>, 2))

@@ -1,9 +1,9 @@
-"""Stopwatches: how many seconds a call keeps a device, and how many the thread that launches it.
+"""Measure the device time and the launch time of a call.
 
-A CPU has done what it was told when the call returns. An accelerator is asked by two events on its
-current stream. It is kept busy until all that lies between them is launched, where torch has a
-kernel that sleeps: then they tell what the device takes, and not how slowly it is fed. What two
-events tell that have nothing between them is taken off. Knows no task and no graph.
+A CPU has finished the work when the call returns. An accelerator is timed by two events on its
+current stream. Where torch has a kernel that sleeps, the device is kept busy until everything
+between the events is launched: then they measure the device, and not the launching thread. The time
+between two events with nothing between them is subtracted. Knows no task and no graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _NOISE = 5e-6  # seconds that two events may be off
 
 
 class Reading(NamedTuple):
-    """What a call took: the device, and the host to launch it. ``clean``: the device did not wait for the host."""
+    """The time of a call on the device, and on the host to launch it.
+
+    ``clean``: the device did not wait for the host.
+    """
 
     seconds: float
     issued: float
@@ -38,9 +41,10 @@ class Stopwatch(Protocol):
     """Times calls on one device."""
 
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
-        """Return what each of the calls took on average, and what the last of them returned.
+        """Return the average time of the calls, and the result of the last.
 
-        ``ahead``: seconds for which the device is kept busy meanwhile, at least; it should be what launching takes.
+        ``ahead``: seconds for which the device is kept busy meanwhile, at least; it should be the
+        time to launch them.
         """
 
 
@@ -50,10 +54,10 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 class HostWatch:
-    """Reads the host's clock."""
+    """Measures by the host's clock."""
 
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
-        """See ``Stopwatch``; a CPU is as busy as its thread is."""
+        """See ``Stopwatch``; the launching thread is the device."""
         start = time.perf_counter()
         returned = _called(calls)
         taken = (time.perf_counter() - start) / len(calls)
@@ -61,7 +65,7 @@ class HostWatch:
 
 
 class EventWatch:
-    """Records events on a device's current stream, which must be the same when it times."""
+    """Records events on a device's current stream, which must remain the same while it measures."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.accelerator.current_stream(device)
@@ -76,7 +80,10 @@ class EventWatch:
         )
 
     def time(self, calls: Sequence[Call], ahead: float = 0.0) -> tuple[Reading, Any]:
-        """See ``Stopwatch``. A reading is clean where the device still slept when the last call was launched."""
+        """See ``Stopwatch``.
+
+        A reading is clean if the device still slept when the last call was launched.
+        """
         first, last = (torch.Event(self.device, enable_timing=True) for _ in range(2))
         sleeps = ahead > 0 and self.cycle > 0
         if sleeps:
@@ -98,7 +105,7 @@ class EventWatch:
 
 
 def settle(*devices: torch.device) -> None:
-    """Wait until devices have nothing to do."""
+    """Wait until devices are idle."""
     for device in devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)

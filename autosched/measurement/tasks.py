@@ -1,4 +1,9 @@
-"""Tasks: costs of a graph, of serial runs on each model of device that the machine has, on the first of its kind."""
+"""Measure the costs of a graph's tasks.
+
+The graph runs serially on one device of each model that the machine has. Tasks that were measured
+on CPUs only get the same costs for all devices: this is what they take on an emulated machine at
+least.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +84,7 @@ def measure_costs(
 
 
 def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
-    """Draw afterwards the random numbers that would have been drawn without measuring."""
+    """Restore the state of the random number generators afterwards."""
     if not machine.accelerators:
         return torch.random.fork_rng([])
     found = dict.fromkeys(device for device in map(real, machine.devices) if device.type != "cpu")
@@ -88,7 +93,7 @@ def _same_numbers(machine: Machine) -> contextlib.AbstractContextManager[None]:
 
 
 def _groups(machine: Machine) -> list[tuple[Device, ...]]:
-    """Return the devices that are measured as one: all if they are CPUs, else those of one model."""
+    """Return the devices that are measured as one: all if they are CPUs, otherwise those of one model."""
     if not machine.accelerators:
         return [machine.devices]
     groups: dict[str, list[Device]] = {}
@@ -103,9 +108,10 @@ def _tables(
     known: Costs,
     seconds: Mapping[tuple[Device, ...], Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return the seconds of each measured task: one number if only CPUs are there, else by device.
+    """Return the seconds of each measured task: one number if there are only CPUs, otherwise by device.
 
-    Where it was not measured it takes what was known; where it cannot run it still cannot.
+    Devices without a measurement keep the known seconds, and a task that cannot run on a device
+    still cannot.
     """
     found: dict[str, Any] = {}
     for task in graph.tasks:

@@ -1,8 +1,9 @@
-"""Walking: a serial run of a graph with all tasks on one device, in which another decides how tasks are called.
+"""Run a graph serially with its tasks on one device.
 
-What must run elsewhere does, on copies; what it writes is copied back. Inputs and constants are
-copied when they are first needed, so the caller's stay as they are, and values go with their last
-use, so little memory is held. Knows no clock.
+The caller decides how tasks are called. A task that must run on another device does so, on copies,
+and what it writes is copied back. Inputs and constants are copied when they are first needed, so
+the caller's remain unchanged. Values are dropped after their last use, so little memory is held.
+Knows no clock.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ __all__ = ["walk"]
 Place = Callable[[Task], torch.device]
 Do = Callable[
     [Task, Any, Any, torch.device], Any
-]  # (task, its args, its kwargs, where) -> what it returned
+]  # (task, its args, its kwargs, device) -> its result
 
 
 def walk(
     graph: Graph, inputs: Mapping[str, Any], device: torch.device, place: Place, do: Do
 ) -> dict[str, float]:
-    """Run the tasks one by one, with values on ``device`` and tasks where ``place`` says; return the bytes of values.
+    """Run the tasks one by one, and return the bytes of values.
 
-    Raises GraphError for missing or unknown inputs, ScheduleError for a task without a function,
-    and what a task raises, with a note that names it.
+    Values are on ``device``, and tasks run where ``place`` says. Raises GraphError for missing or
+    unknown inputs, ScheduleError for a task without a function, and what a task raises, with a note
+    that names it.
     """
     data = graph.bind(inputs)
     given = set(data)
@@ -76,7 +78,7 @@ def _run(task: Task, data: Mapping[int, Any], where: torch.device, do: Do) -> di
         here.copy_(there)
     own = {
         id(there): here for here, there in moved
-    }  # what returns its argument returns the one that stays
+    }  # a task that returns its argument returns the original
     return {
         index: transform(lambda leaf: own.get(id(leaf), leaf), result)
         for index, result in results.items()
@@ -90,12 +92,12 @@ def _fresh(leaf: Any, device: torch.device) -> Any:
 
 
 def _seen(graph: Graph, task: Task) -> list[int]:
-    """Return the values whose data a task is called with."""
+    """Return the values with whose data a task is called."""
     return [leaf.index for leaf in flatten((task.args, task.kwargs)) if isinstance(leaf, Value)]
 
 
 def _last_uses(graph: Graph) -> dict[int, list[int]]:
-    """Return for each task the values that none behind it is called with."""
+    """Return for each task the values that no later task is called with."""
     last = {
         value: task.index for task in graph.tasks for value in (*_made(task), *_seen(graph, task))
     }

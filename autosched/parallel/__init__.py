@@ -1,21 +1,31 @@
-"""Training on several devices: data parallel, model parallel, and pipelines, each step one graph.
+"""Training on several devices: data parallelism, model parallelism, and pipelines.
 
-Built on what autosched makes public and on nothing else, as users could build it. One micro-batch
-is captured once; its operators become a few pieces, included as often as there are micro-batches
-and replicas; then gradients are summed, and each device updates its own copy of what it holds.
+Each step is one graph. These are graph transformations built on the public API of autosched, as
+users could build them. One micro-batch is captured once, as a whole; its operators become a few
+pieces, which are included once for each micro-batch and replica; then gradients are summed, and
+each device updates its own copy of its parameters. Stages, accumulation, checkpoints and zero
+bubbles are made from that graph by including and merging, never by tracing modules separately. So
+any model that can be captured can be cut, and the values that cross a cut are those that operators
+read.
 
     template   one micro-batch as operators, and the update     -> Template
-    rewrite    the same in other words: for zero bubbles, to compute again what is not kept
+    rewrite    equivalent templates: for zero bubbles and for checkpointing
     stages     where a model is cut                             -> Cuts
-    pieces     operators become tasks, with what they cost      -> Pieces
+    pieces     operators become tasks, with their costs         -> Pieces
     branches   parts of stages that need not wait for others
-    updates    what the optimizer does with which gradients     -> Update
+    updates    the optimizer's operators, cut by gradients      -> Update
     grid       replicas times stages times micro-batches        -> Graph
     step       what a user calls
-
-``clip`` scales gradients before an update. ``orders`` says who does which piece when; ``buckets``, ``reduce`` and
-``compress`` how gradients are summed; ``norms``, ``levels`` and ``lockstep`` what replicas exchange in the middle of a
-pass, for batch norms over all of them.
+    data, model, pipelined   the public functions
+    planning   captures micro-batches and updates; schedules the step
+    study      chooses cuts, order and number of micro-batches of a pipeline
+    curve      predicted time of a step by number of micro-batches
+    scaling    costs for any number of rows
+    traffic    costs of tasks that only move memory
+    clip       clipping of gradients
+    orders     the order of pieces on each device
+    buckets, reduce, compress    summing of gradients
+    norms, levels, lockstep      batch norms over all replicas
 """
 
 from autosched.parallel.compress import Half, Int8, TopK

@@ -1,8 +1,9 @@
-"""Branches: which tasks of a stage need not wait for another stage, or need not be waited for.
+"""Find tasks of a stage that are independent of other stages.
 
-Stages follow each other in a row, but what they do is a graph: of two towers, the second one's
-forward needs nothing of the first one's stage, and only what joins them does. Such a stage is cut
-into parts, where each is worth a task. Knows stages and seconds, no device.
+Stages follow each other, but their tasks form a graph: of two towers, the forward of the second
+needs nothing from the stage of the first, and only the task that joins them does. Such a stage is
+cut into parts, where each part is long enough for a task of its own. Knows stages and seconds, no
+device.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from autosched import Graph
 
 __all__ = ["branches"]
 
-_WORTH = 0.1  # of what a stage takes forward, or backward: the least that two parts take for a cut
+_WORTH = 0.1  # least share of a stage's forward or backward for each of two parts
 
 
 def branches(
     graph: Graph, stage: Mapping[str, int], backward: Set[int], seconds: Mapping[str, float]
 ) -> dict[str, int]:
-    """Return the part of its stage, forward or backward, of each task that is no view; by name, from 0.
+    """Return the part of its stage, forward or backward, of each task that is not a view.
 
-    Forward, tasks are of one part if they wait for the same other stages; backward, if the same
-    ones wait for them. So parts depend on each other in their order, and never in a cycle.
+    By name, from 0.
+
+    Forward tasks are in one part if they wait for the same other stages; backward tasks, if the
+    same stages wait for them. So parts depend on each other in their order, and never in a cycle.
     """
     waits = _reached(graph, stage, backward)
     groups: dict[tuple[int, bool], dict[frozenset[int], list[int]]] = {}
@@ -42,7 +45,10 @@ def branches(
 
 
 def _reached(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> list[frozenset[int]]:
-    """Return which other stages each task waits for; of a task of backward, which ones wait for it, backward."""
+    """Return the other stages that each task waits for.
+
+    For a backward task, those that wait for it.
+    """
     found: list[set[int]] = [set() for _ in graph.tasks]
     own: list[set[int]] = [
         {stage[task.name]} if task.name in stage else set() for task in graph.tasks

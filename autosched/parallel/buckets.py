@@ -1,7 +1,7 @@
-"""Buckets: which gradients are summed over devices in one go.
+"""Group gradients into buckets that are summed together.
 
-Few large messages cost less than many small ones; but the first should be on its way soon, while
-backward goes on. Knows names and sizes, no tensor.
+A few large messages cost less than many small ones, but the first should be sent early, while
+backward continues. Knows names and sizes, no tensor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SIZES = (2**20, 25 * 2**20)  # bytes: DistributedDataParallel's
 def buckets(
     tensors: Sequence[tuple[str, int, Hashable]], sizes: Sequence[float] = SIZES
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the names of what is to share each bucket, of ``(name, nbytes, dtype)`` in the order they become ready.
+    """Return the names of the tensors in each bucket, for ``(name, nbytes, dtype)`` in the order they become ready.
 
-    A bucket has one dtype and is closed as soon as it has its size, so its last tensor alone may
-    exceed that. The first size is for the first bucket of each dtype, the next for the next, the
-    last for all others; 0 leaves each tensor alone. Buckets stand in the order of their first
-    tensors. This is the rule of DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB
-    2020). Raises ScheduleError for sizes that are no numbers, or none.
+    A bucket has one dtype and is closed as soon as it has its size, so only its last tensor may
+    exceed the size. The first size is for the first bucket of each dtype, the next for the next,
+    the last for all others; 0 puts each tensor in a bucket of its own. Buckets are in the order of
+    their first tensors. This is the rule of DistributedDataParallel (Li et al., "PyTorch
+    Distributed", VLDB 2020). Raises ScheduleError for invalid or missing sizes.
 
     >>> tensors = [("fc.bias", 40, "float32"), ("fc.weight", 4000, "float32"), ("conv.weight", 600, "float32")]
     >>> buckets(tensors, sizes=(1000, 5000))

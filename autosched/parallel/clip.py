@@ -1,8 +1,8 @@
-"""Clip: gradients are scaled where the norm of all of them exceeds a limit.
+"""Clip gradients by the norm of all of them.
 
-As ``torch.nn.utils.clip_grad_norm_`` does it to the gradients that plain PyTorch would have, bit
-for bit: norms of parameters are made where their gradients are, the norm of these on one device,
-and each device scales what it has.
+Equal to ``torch.nn.utils.clip_grad_norm_`` on the gradients of plain PyTorch, bit for bit. Norms of
+gradients are computed where the gradients are, the norm of these on one device, and each device
+scales its own gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
 
 def check_clip(limit: Any) -> float | None:
-    """Return a limit of a norm. Raises ScheduleError unless it is a number, 0 or more, or None."""
+    """Return the limit of a norm.
+
+    Raises ScheduleError unless it is a number, 0 or more, or None.
+    """
     if limit is None:
         return None
     is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
@@ -43,10 +46,10 @@ def check_clip(limit: Any) -> float | None:
 
 
 def order_of_norms(parameters: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of parameters in the order in which torch takes the norm of their norms.
+    """Return the names of parameters in the order in which torch combines their norms.
 
-    That is their own, but for those of several dtypes, of which torch makes groups in an order of
-    its own.
+    That is their own order, except for parameters of several dtypes, which torch groups in an order
+    of its own.
     """
     names = list(parameters)
     if len({tensor.dtype for tensor in parameters.values()}) == 1:
@@ -64,7 +67,10 @@ def norms(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def norms_of_flat(flat: Tensor, layouts: Sequence[Layout]) -> Tensor:
-    """Return the norms of gradients that lie one after another; sums run over each in the order of its strides."""
+    """Return the norms of concatenated gradients.
+
+    The sum of each runs in the order of its strides.
+    """
     parts = torch.split(flat, [math.prod(shape) for shape, _ in layouts])
     return norms(
         [
@@ -86,7 +92,10 @@ def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 def coefficient(
     parts: Sequence[Tensor], places: Sequence[tuple[int, int]], limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Return by what gradients are to be multiplied, and their norm; ``places`` is where each norm is: part, index."""
+    """Return the factor for gradients, and their norm.
+
+    ``places`` is where each norm is: part, index.
+    """
     total = torch.linalg.vector_norm(
         torch.stack([parts[part][index] for part, index in places]), 2.0
     )

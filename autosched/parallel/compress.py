@@ -1,15 +1,15 @@
-"""Compress: add to a graph what sums one flat tensor per device of which fewer bytes are sent, with error feedback.
+"""Sum gradients over devices with compressed messages and error feedback.
 
-What a device does not send in this step it keeps, and adds to what it has to send in the next
-(Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error
-feedback fixes SignSGD", ICML 2019). So over all steps, what was applied and what is still kept is
-the sum of the gradients, up to rounding. Each device receives what each other one sends, decodes
-all of it and adds it in the order of the devices: all have the same bits. That is n - 1 payloads
-into each device, where a ring takes 2 (n - 1) / n of the whole: half precision saves nothing with 4
-devices or more.
+Adds to a graph the sum of one flat tensor per device. What a device does not send in this step it
+keeps, and adds to what it sends in the next step (Seide et al., "1-bit stochastic gradient
+descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). So over
+all steps, what was applied plus what is still kept is the sum of the gradients, up to rounding.
+Each device receives the messages of all others, decodes all of them, and adds them in the order of
+the devices, so all devices get the same bits. That is n - 1 messages into each device, where a ring
+transfers 2 (n - 1) / n of the whole: half precision saves nothing with 4 devices or more.
 
-A NaN or an infinity is never hidden: it is seen in the total. What a device would keep of one it
-forgets. An element beyond the range of a half-precision format becomes infinite.
+A NaN or an infinity is never hidden: it appears in the total. A device does not keep it for the
+next step. An element beyond the range of a half-precision format becomes infinite.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "exchange"]
 
 
 class Passes(NamedTuple):
-    """How often a function reads or writes as much as the whole tensor, and how many operators it launches."""
+    """How often a function reads or writes the whole tensor, and how many operators it launches."""
 
     accesses: float
     launches: int
 
 
 class Compression(Protocol):
-    """How a flat tensor becomes a payload, one tensor, and how a payload becomes a flat tensor again."""
+    """How a flat tensor is encoded as a payload, one tensor, and how a payload is decoded."""
 
     def encode(self, flat: Tensor) -> Tensor:
-        """Return the payload of a 1-D tensor, in memory of its own."""
+        """Return the payload of a 1-D tensor, in newly allocated memory."""
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a 1-D tensor near the one that was encoded, in memory of its own."""
+        """Return a 1-D tensor near the encoded one, in newly allocated memory."""
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return the size of a payload."""
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return what encoding and decoding cost, for estimates."""
+        """Return the cost of encoding and decoding, for estimates."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,11 @@ class Int8:
         return numel + _scale_of(dtype).itemsize
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return those of: absolute value, largest, quotient, rounding, narrowing, joining; of widening, product."""
+        """Return the passes of all operators for encoding and decoding.
+
+        Encoding: absolute value, largest, quotient, rounding, narrowing, joining. Decoding:
+        widening, product.
+        """
         return Passes(9, 8), Passes(3.25, 2)
 
 
@@ -139,7 +143,7 @@ class TopK:
             )
 
     def count(self, numel: int) -> int:
-        """Return how many of so many elements are sent."""
+        """Return how many of this many elements are sent."""
         return min(numel, math.ceil(self.share * numel))
 
     def encode(self, flat: Tensor) -> Tensor:
@@ -163,7 +167,11 @@ class TopK:
         return self.count(numel) * (dtype.itemsize + torch.int32.itemsize)
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return those of: absolute value, selection by radix, gathering, joining; of zeros, scattering."""
+        """Return the passes of all operators for encoding and decoding.
+
+        Encoding: absolute value, selection by radix, gathering, joining. Decoding: zeros,
+        scattering.
+        """
         return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
 
 
@@ -178,12 +186,15 @@ def exchange(
     dtype: torch.dtype,
     name: str,
 ) -> tuple[list[Value], tuple[str, ...]]:
-    """Sum flat values, one on each of the devices, by payloads; return the total of each device, and names of inputs.
+    """Sum flat values, one on each device, by payloads.
 
-    ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold what that device has kept:
-    give ``torch.zeros(numel, dtype=dtype)`` there at the start, and the same tensors ever after;
-    steps write them. One device, or an empty tensor, sends nothing and needs no input. Names begin
-    with ``name``. Raises ScheduleError for more elements than an int32 can count.
+    Return the total of each device, and names of inputs.
+
+    ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold the
+    residual of that device: pass ``torch.zeros(numel, dtype=dtype)`` at the start, and the same
+    tensors in later runs; steps write them. One device, or an empty tensor, sends nothing and needs
+    no input. Names begin with ``name``. Raises ScheduleError for more elements than an int32 can
+    count.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -227,7 +238,10 @@ def exchange(
 
 
 def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
-    """Return the payload of a tensor and of what was kept; keep, in place, what the payload leaves out."""
+    """Return the payload of a tensor plus the residual.
+
+    Store in place, as the new residual, what the payload omits.
+    """
     residual.add_(flat)
     payload = compression.encode(residual)
     residual.sub_(compression.decode(payload, len(flat), flat.dtype)).nan_to_num_(0.0, 0.0, 0.0)
@@ -237,7 +251,7 @@ def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
 def decoded_sum(
     payloads: Sequence[Tensor], compression: Compression, numel: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the sum of what payloads stand for, in their order."""
+    """Return the sum of the decoded payloads, in their order."""
     total = compression.decode(payloads[0], numel, dtype)
     for payload in payloads[1:]:
         total.add_(compression.decode(payload, numel, dtype))

@@ -1,7 +1,7 @@
-"""Curve: how long a step is predicted to take, by the number of micro-batches and by order; and so, which is best.
+"""Predict the time of a step by number of micro-batches and order.
 
-Many micro-batches leave small bubbles, and cost more launches, and work that is too small for a
-device.
+Many micro-batches have small bubbles, but they cost more launches, and their work is too small to
+use a device well. The best number is that of the shortest predicted step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Curve:
-    r"""What was tried for so many rows. Print it, or draw it.
+    r"""The simulated alternatives for a number of rows. Print it, or draw it.
 
     >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
     ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
@@ -50,7 +50,7 @@ class Curve:
 
     @property
     def best(self) -> Tried:
-        """The fastest that fits; of equal ones the first."""
+        """The fastest that fits in memory; of equal ones the first."""
         return min((one for one in self.tried if one.fits), key=lambda one: one.seconds)
 
     def seconds(self, order: str) -> dict[int, float]:
@@ -59,7 +59,7 @@ class Curve:
 
     @property
     def why(self) -> str:
-        """What is best, and what speaks against fewer and more micro-batches."""
+        """The best, and the disadvantages of fewer and of more micro-batches."""
         best = self.best
         same = sorted(
             (one for one in self.tried if one.order == best.order), key=lambda one: one.chunks
@@ -112,7 +112,9 @@ class Curve:
 
 
 def candidates(rows: int) -> Sequence[int]:
-    """Return numbers of micro-batches to try for so many rows: 1, 2, 3, 4, 6, 8, 12, ... and one for each row.
+    """Return numbers of micro-batches to try for a number of rows: 1, 2, 3, 4, 6, 8, 12, ...
+
+    And one for each row.
 
     >>> candidates(10)
     [1, 2, 3, 4, 6, 8, 10]

@@ -1,6 +1,7 @@
-"""Data parallelism: each device trains a replica of the model on its share of the batch, and gradients are summed.
+"""Data parallelism: replicas of a model on shares of the batch.
 
-One graph: the sum of one bucket of gradients goes on while backward makes the next.
+Each device trains a replica, and gradients are summed over the replicas. The step is one graph, so
+one bucket of gradients is summed while backward computes the next.
 """
 
 from __future__ import annotations
@@ -50,39 +51,38 @@ def data_parallel(
     averages: bool = True,
     **options: Any,
 ) -> Step:
-    """Return a training step that shares each batch out among devices.
+    """Return a training step that divides each batch among devices.
 
     Each device trains its own copy of the model on its share of the rows, gradients are summed, and
     each device updates its copy. The model and the optimizer are the user's own, on the first
-    device, and so is ``state_dict``; copies follow whatever is changed between steps. What a step
-    leaves is what the shares, ``batch[start:end]``, leave one after another, gradients added in the
-    order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another, and so does
-    ``"exchange"`` on several nodes.
+    device, and so is ``state_dict``; copies are updated after changes between steps. The result of
+    a step is that of the shares, ``batch[start:end]``, one after another, with gradients added in
+    the order of devices; ``"ring"`` and ``"tree"`` add those of three or more in another order, and
+    so does ``"exchange"`` on several nodes.
 
-    * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some without
-      any.
+    * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some devices
+      without rows.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the
-      host; ``"ring"``;
-      ``"tree"``; ``"exchange"``, a piece on each device, inside of nodes first; ``"auto"``: what is predicted to be
-      fastest.
-    * ``buckets``: bytes of what is summed in one go: of the first, and of the others; ``"auto"``
-      tries several.
-    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send less, and make up for it in
-      later steps.
+      host; ``"ring"``; ``"tree"``; ``"exchange"``, a piece on each device, inside of nodes first;
+      ``"auto"``: the one that is predicted to be fastest.
+    * ``buckets``: bytes of gradients that are summed together: of the first bucket, and of the
+      others; ``"auto"`` tries several.
+    * ``compression``: ``Half()``, ``Int8()`` or ``TopK(share)``: send fewer bytes, and add what was
+      not sent in later steps.
     * ``accumulate``: how many micro-batches each device computes, one after another, for one sum.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
-      ``step.grad_norm`` is what it was.
-    * ``before_step``: a function of the model that changes gradients otherwise, before the
+      ``step.grad_norm`` is the norm before.
+    * ``before_step``: a function of the model that changes gradients in another way, before the
       optimizer's step.
-    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums.
+    * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums.
     * ``options``: ``backend``, ``check``, ``costs``, ``nvtx``, ``outputs``, ``progress``,
       ``replay`` of ``schedule``.
 
     Batch norms normalise a replica's rows by their own statistics, and the first replica's running
-    statistics are the model's, as with ``nn.DataParallel``; or, ``batch_norm="synchronised"``, by
-    those of all replicas' rows, as one device would that has the whole batch. Other buffers that a
-    step writes and reads, such as a running centre, are at the beginning of a step what the first
-    replica left. Raises ScheduleError and MachineError for what is none of this.
+    statistics are the model's, as with ``nn.DataParallel``; with ``batch_norm="synchronised"``, by
+    those of all replicas' rows, as one device with the whole batch would. Other buffers that a step
+    writes and reads, such as a running centre, have at the beginning of a step the value that the
+    first replica left. Raises ScheduleError and MachineError for invalid arguments.
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -122,7 +122,7 @@ class _DataParallel:
     synchronised: bool
 
     def plan(self, batch: Sequence[Any], rows: int) -> Planned:
-        """Capture what a batch needs, and choose what is predicted to be fastest."""
+        """Capture the parts of a step for a batch, and choose the schedule that is predicted to be fastest."""
         cuts = tuple(shares(share, self.accumulate) for share in shares(rows, len(self.devices)))
         cuts += ((),) * (len(self.devices) - len(cuts))
         rounds = list(zip_longest(*cuts, fillvalue=0))

@@ -1,9 +1,12 @@
-"""Grid: one training step as one graph, for replicas of a model times stages of it times micro-batches.
+"""Build the graph of a training step.
 
-Data parallelism is several replicas of one stage, model parallelism one replica of several stages,
-a pipeline several micro-batches of that. Templates are included for each, gradients are added up
-and summed over replicas, and each device updates what it holds. Knows templates and devices;
-captures nothing and runs nothing.
+It has replicas of a model, times its stages, times micro-batches. Data parallelism is several
+replicas of one stage, model parallelism is one replica of several stages, and a pipeline is several
+micro-batches of that. Templates are included for each, gradients are accumulated and summed over
+replicas, and each device updates its own parameters. Micro-batches are added one after another, as
+in the serial run; the policy decides in which order a device computes them. So one graph serves all
+pipeline orders, and dropout draws the same numbers as in the serial run. Knows templates and
+devices; captures nothing and runs nothing.
 """
 
 from __future__ import annotations
@@ -39,17 +42,15 @@ __all__ = ["Built", "Grid", "build"]
 
 @dataclass(frozen=True)
 class Grid:
-    """What a step is made of.
+    """The parts of a step.
 
-    * ``devices``: of each replica, the device of each stage.
-    * ``rows``: of each replica, the rows of each micro-batch; the batch is cut in this order.
-    * ``first``, ``more``: by number of rows, what the first micro-batch does, and what further ones
-      do.
-    * ``buckets``, ``updates``: which gradients are summed in one go, and what is done with the
+    * ``devices``: for each replica, the device of each stage.
+    * ``rows``: for each replica, the rows of each micro-batch; the batch is cut in this order.
+    * ``first``, ``more``: by number of rows, the first micro-batch, and further ones.
+    * ``buckets``, ``updates``: which gradients are summed together, and the updates that use the
       sums.
-    * ``order``: of each device of a replica, its pieces; by default one micro-batch after another.
-    * ``reduction``: how replicas sum; with ``compression`` they exchange what that makes of their
-      gradients.
+    * ``order``: for each device of a replica, its pieces; by default one micro-batch after another.
+    * ``reduction``: how replicas sum; with ``compression`` they exchange encoded gradients.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Grid:
     order: Order | None = None
     homes: Mapping[str, str] = field(
         default_factory=dict
-    )  # of what of the batch does not live on the host
+    )  # of the parts of the batch that are not on the host
     reduction: str = "sum"
     compression: Compression | None = None
     clip: float | None = None  # the largest norm of all gradients
@@ -71,12 +72,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Built:
-    """A step's graph; the tasks of each device that have an order; what its inputs and outputs are.
+    """A step's graph, the tasks of each device that have an order, and the meaning of inputs and outputs.
 
-    ``state`` has for inputs (replica, name of what it holds); ``places`` where outputs are to be kept; ``residuals``
-    are inputs that compression keeps, with their sizes. ``made`` has the bytes of what the
-    optimizer begins to keep, on each device: a replica of the first has them only from the next
-    step on.
+    ``state`` has for inputs (replica, name of the tensor that it holds); ``places`` where outputs
+    are to be stored; ``residuals`` are inputs for compression, with their sizes. ``made`` has the
+    bytes of the state that the optimizer creates, on each device; replicas other than the first
+    have it only from the next step on.
     """
 
     graph: Graph
@@ -95,7 +96,7 @@ def build(grid: Grid) -> Built:
 class _Builder:
     def __init__(self, grid: Grid):
         self.grid, self.graph = grid, Graph(grid.name, generators=generators_of(grid.machine))
-        self.inputs: dict[tuple[int, str], Value] = {}  # what replicas hold
+        self.inputs: dict[tuple[int, str], Value] = {}  # tensors that replicas hold
         self.names: dict[str, tuple[int, str]] = {}
         self.gradients: list[dict[str, Value]] = [{} for _ in grid.devices]
         self.left: list[dict[str, Value]] = [
@@ -144,7 +145,7 @@ class _Builder:
         )
 
     def _prefix(self, replica: int, chunk: int | None = None) -> str:
-        """Return what names of a replica, and of a micro-batch, begin with."""
+        """Return the prefix of names of a replica, and of a micro-batch."""
         several = f"r{replica}." if len(self.grid.devices) > 1 else ""
         return several + (
             f"m{chunk}." if chunk is not None and len(self.grid.rows[replica]) > 1 else ""
@@ -155,7 +156,7 @@ class _Builder:
             return self.graph.input(name, nbytes=nbytes)
 
     def _whole(self, name: str) -> int:
-        """Return the bytes of an input that is a part of the batch: those of all micro-batches."""
+        """Return the bytes of an input that is a part of the batch, for all micro-batches together."""
         pieces = [
             self._pieces(chunk, rows)
             for sizes in self.grid.rows
@@ -165,7 +166,7 @@ class _Builder:
         return max(sizes) if name in pieces[0].whole else sum(sizes)
 
     def _held(self, replica: int, name: str, device: str | None, nbytes: int) -> Value:
-        """Return the input that is what a replica holds."""
+        """Return the input for a tensor that a replica holds."""
         if (replica, name) not in self.inputs:
             label = self._prefix(replica) + name
             self.inputs[replica, name] = self._input(label, device, nbytes)
@@ -173,7 +174,10 @@ class _Builder:
         return self.inputs[replica, name]
 
     def _passes(self) -> list[tuple[int, dict[int, slice]]]:
-        """Return micro-batches and their rows by replica, of all replicas together if they exchange anything."""
+        """Return micro-batches and their rows by replica.
+
+        Of all replicas together if they exchange anything.
+        """
         start = 0
         found = dict[tuple[int, int], dict[int, slice]]()
         for replica, sizes in enumerate(self.grid.rows):
@@ -189,7 +193,7 @@ class _Builder:
         return (self.grid.more if chunk else self.grid.first)[rows]
 
     def _begin(self, replica: int, chunk: int, cut: slice) -> Pass:
-        """Find what forward and backward of a micro-batch read."""
+        """Find the values that forward and backward of a micro-batch read."""
         rows = cut.stop - cut.start
         prefix = self._prefix(replica, chunk)
         devices = self.grid.devices[replica]
@@ -212,7 +216,7 @@ class _Builder:
         return Pass(rows, pieces, devices, prefix, values)
 
     def _finish(self, replica: int, chunk: int, one: Pass) -> None:
-        """Note what a micro-batch has made."""
+        """Store the results of a micro-batch."""
         for name, piece in sorted(one.pieces.piece.items(), key=lambda item: item[1].part):
             self.tasks.setdefault((replica, chunk, piece.stage, piece.kind), []).append(
                 one.prefix + name
@@ -234,7 +238,7 @@ class _Builder:
             self.graph.output(**{name: value})
 
     def _outputs(self) -> None:
-        """Put out the loss of the whole batch: losses are weighted already."""
+        """Make the loss of the whole batch an output: losses are weighted already."""
         loss = self.losses[0]
         if len(self.losses) > 1:
             device = self.grid.devices[0][-1]
@@ -251,11 +255,14 @@ class _Builder:
                     **{f"{self._prefix(replica)}{name}.grad": g for name, g in gradients.items()}
                 )
 
-    # ---- sums over replicas, updates, and what the next step begins with
+    # ---- sums over replicas, updates, and the state for the next step
 
     def _update(self, update: Update, totals: Sequence[Sequence[Value]]) -> None:
-        """Add what the optimizer does on each replica; what it leaves on the first is the model's."""
-        counted: dict[str, Value] = {}  # what has been done on the host, for all
+        """Add the optimizer's tasks on each replica.
+
+        The state that they leave on the first is the model's.
+        """
+        counted: dict[str, Value] = {}  # results of tasks on the host, for all replicas
         for replica, stages in enumerate(self.grid.devices):
             device = stages[update.stage]
             values = {
@@ -285,7 +292,7 @@ class _Builder:
                     self._keep(name, found[update.output(name)], place)
 
     def _hand_on(self) -> None:
-        """Let all replicas have what the first one has left in buffers that they go on with."""
+        """Give all replicas the buffers that the first one has left and that they continue with."""
         pieces = next(iter(self.grid.first.values()))
         for name in pieces.template.carried:
             for replica, stages in enumerate(self.grid.devices):
@@ -332,9 +339,9 @@ class _Builder:
     # ---- clipping
 
     def _clip(self, totals: list[list[Value]], limit: float) -> None:
-        """Scale sums of gradients, in ``totals`` where there are several replicas, to no more than a norm.
+        """Scale sums of gradients, in ``totals`` where there are several replicas, to a norm within the limit.
 
-        The first replica says by how much, so that all do the same.
+        The first replica computes the factor, so that all use the same.
         """
         parts = [self._norms(number, totals) for number in range(len(self.grid.buckets))]
         device = self.grid.devices[0][0]
@@ -416,7 +423,10 @@ class _Builder:
 
 
 def generators_of(machine: Machine) -> dict[str, str]:
-    """Return the generator of random numbers of each real accelerator; logical devices on one share it."""
+    """Return the generator of random numbers of each real accelerator.
+
+    Logical devices on one share it.
+    """
     if machine.imagined:
         return {}
     return {name: machine.device(name).physical or name for name in machine.accelerators}

@@ -1,6 +1,7 @@
-"""Levels: how far replicas can go through a pass before they must exchange something, and what.
+"""Divide a pass into levels between which replicas exchange values.
 
-Knows graphs, and which operators stand for an exchange.
+Knows graphs, and which operators stand for an exchange. A backward pass delays tasks whose results
+are needed only at a later level; otherwise their results would be held in memory for all levels.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ Operator = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Level:
-    """The tasks of a level; of the exchanges behind them, by operator, what is given for what is returned, by name."""
+    """The tasks of a level, and the exchanges after them: for each operator, the argument of each result, by name."""
 
     tasks: tuple[str, ...]
     exchanges: Mapping[Operator, Mapping[str, str]]
 
 
 def level_of(graph: Graph, late: Set[int] = frozenset()) -> list[int]:
-    """Return by task how many exchanges lie before it, one behind the other.
+    """Return, for each task, the number of successive exchanges before it.
 
-    Of tasks that are ``late`` (their indices) what others only need later is put off until then,
-    for it takes memory.
+    Those ``late`` tasks (by index) whose results are needed only at a later level are delayed until
+    then, because the results take memory.
     """
     found: list[int] = []
     for task in graph.tasks:

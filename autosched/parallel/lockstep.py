@@ -1,7 +1,8 @@
-"""Lockstep: what replicas exchange in the middle of a pass, so that they go through it level by level.
+"""Exchange values between replicas in the middle of a pass.
 
-What replicas exchange at one level goes in one piece. Knows pieces, and of exchanges what shares
-become together.
+Replicas go through a pass together, level by level (``levels``). All exchanges of one level by the
+same operator are combined into one. One device combines the shares, so all replicas get the same
+bits. Knows pieces, and how an operator combines shares.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Pass", "include"]
 
 @dataclass(frozen=True)
 class Pass:
-    """A micro-batch: how many rows, its pieces, the device of each stage, and by name its values in a step's graph."""
+    """A micro-batch: its rows, its pieces, the device of each stage, and by name its values in a step's graph."""
 
     rows: int
     pieces: Pieces
@@ -38,9 +39,9 @@ class Pass:
 
 
 def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -> None:
-    """Add the tasks of micro-batches, one of each replica, that exchange something with each other if anything.
+    """Add the tasks of micro-batches, one of each replica, with the exchanges between them.
 
-    Raises ScheduleError for those that do not exchange the same.
+    Raises ScheduleError for micro-batches with different exchanges.
     """
     levels = [one.pieces.levels for one in passes]
     for one, found in zip(passes, levels, strict=True):
@@ -69,7 +70,7 @@ def _exchange(
     machine: Machine,
     name: str,
 ) -> None:
-    """Let micro-batches go on with what all of them have at the end of a level."""
+    """Replace the values of micro-batches at the end of a level by those of all replicas together."""
     pairs = passes[0].pieces.levels[level].exchanges[operator]
     read = exchange(
         graph, [[one.values[given] for given in pairs.values()] for one in passes],
@@ -90,10 +91,12 @@ def exchange(
     nbytes: Sequence[int],
     name: str,
 ) -> list[list[Value]]:
-    """Put together what replicas have, on the first one's device; return what each reads then.
+    """Combine the shares of replicas on the first one's device.
 
-    ``shares`` are values by replica, several of so many bytes each, and ``devices`` where they are. All read the same
-    bits.
+    Return the value that each reads then.
+
+    ``shares`` are values by replica, several of so many bytes each, and ``devices`` where they are.
+    All read the same bits.
     """
     if len(shares) == 1:
         return [list(own) for own in shares]
@@ -124,11 +127,11 @@ def exchange(
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors side by side in one."""
+    """Return the concatenation of tensors as one flat tensor."""
     return torch.cat(list(tensors), 1)
 
 
 def unpack(tensor: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return what stands side by side, in the sizes and formats of others."""
+    """Return the parts of a packed tensor, in the shapes and dtypes of other tensors."""
     parts = torch.split(tensor, [item.shape[1] for item in like], 1)
     return tuple(part.to(item.dtype, copy=True) for part, item in zip(parts, like, strict=True))

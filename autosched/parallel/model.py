@@ -1,7 +1,8 @@
-"""Model parallelism: a model whose parts live on several devices, for what does not fit on one.
+"""Model parallelism: a model whose parts are on several devices.
 
-One batch goes through one stage after another; what needs nothing of other stages, such as a second
-tower, does not wait for them. Else one device works at a time; ``pipeline`` lets them work at once.
+For models that do not fit on one device. One batch goes through one stage after another. What needs
+nothing from other stages, such as a second tower, does not wait for them; otherwise one device
+works at a time. ``pipeline`` lets the stages work concurrently.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ def model_parallel(
 ) -> Forward | Pipeline:
     """Return the model as stages on several devices: its forward, or with loss and optimizer a training step.
 
-    ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or the devices of modules
-    by patterns of their names, ``{"layer1": "cuda:0", "layer2.*": "cuda:1"}``, which mean what is
-    inside too: the first that fits counts, and what none fits goes with what runs before it.
-    ``options`` are as of ``data_parallel``, and for a training step ``averages``,
-    ``clip_grad_norm`` and ``before_step`` of ``pipeline``. Raises ScheduleError for a split that
-    cannot be.
+    ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or
+    the devices of modules by patterns of their names, ``{"layer1": "cuda:0", "layer2.*":
+    "cuda:1"}``, which also match the modules inside: the first match counts, and a module that no
+    pattern matches joins the one that runs before it. ``options`` are those of ``data_parallel``,
+    and for a training step ``averages``, ``clip_grad_norm`` and ``before_step`` of ``pipeline``.
+    Raises ScheduleError for an impossible split.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> run = model_parallel(model, Machine.emulated(gpus=2), split={"0": "cuda:0", "2": "cuda:1"}, backend="host")
@@ -113,7 +114,10 @@ def model_parallel(
 
 
 class Forward:
-    """The forward of a model on several devices, without gradients. ``close()`` it, or let go of it."""
+    """The forward of a model on several devices, without gradients.
+
+    Closed by ``close()`` or by garbage collection.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,11 @@
-"""Norms: batch normalisation by the statistics of all replicas, in operators that a capture writes down.
+"""Batch normalisation with statistics of all replicas.
 
-What a replica knows of its share of the batch goes through an operator that stands for an exchange:
-``moments`` returns the moments of all shares, ``total`` the sum over them. Alone, each returns what
-it was given; ``EXCHANGES`` says what several return. Knows no graph and no device.
+The statistics of a replica's share of the batch go through an operator that stands for an exchange:
+``moments`` returns the moments of all shares, ``total`` the sum over them. In a capture, each
+returns its argument, so a pass is captured once; ``EXCHANGES`` says what they return for several
+replicas. There is one exchange in the forward pass, of count, mean and squared differences, which
+loses no precision where the mean is large, and one in the backward pass. Knows no graph and no
+device.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ __all__ = ["EXCHANGES", "Synchronised", "check_norms"]
 
 
 def _operator(name: str) -> Callable[[Tensor], Tensor]:
-    """Make an operator that returns its argument, in memory of its own."""
+    """Define an operator that returns a copy of its argument."""
     made = torch.library.custom_op(
         f"autosched::{name}", torch.clone, mutates_args=(), schema="(Tensor own) -> Tensor"
     )
@@ -37,11 +40,11 @@ total = _operator("total")
 
 
 def moments_together(shares: Sequence[Tensor]) -> Tensor:
-    """Return count, mean and sum of squared differences of several shares, from those of each, as rows of a tensor.
+    """Combine count, mean and sum of squared differences of several shares, as rows of a tensor.
 
-    As differences are those from the mean of all, they are as exact where that is large (Chan,
-    Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-    1979).
+    The differences are those from the mean of all shares, so they are exact also where the mean is
+    large (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979).
     """
     counts, means, squares = torch.stack(list(shares), 1)
     count = counts.sum(0)
@@ -57,7 +60,7 @@ def total_together(shares: Sequence[Tensor]) -> Tensor:
 
 
 class Exchange(NamedTuple):
-    """What an operator returns for the shares of several replicas, and how many kernels that launches."""
+    """The function that combines the shares of several replicas, and the number of kernels that it launches."""
 
     together: Callable[[Sequence[Tensor]], Tensor]
     launches: int
@@ -70,7 +73,7 @@ EXCHANGES: Mapping[Callable[..., Any] | None, Exchange] = {
 
 
 def check_norms(model: nn.Module) -> None:
-    """Raise CaptureError for a batch norm that looks at its count of batches, which a graph does not know."""
+    """Raise CaptureError for a batch norm whose result depends on its count of batches, which a graph does not know."""
     for name, module in model.named_modules():
         counts = (
             isinstance(module, _BatchNorm)
@@ -85,7 +88,7 @@ def check_norms(model: nn.Module) -> None:
 
 
 class Synchronised(TorchFunctionMode):
-    """Lets batch norms in training, of modules or called as functions, normalise by the statistics of all replicas."""
+    """Makes batch norms in training, of modules or called as functions, use the statistics of all replicas."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, unless it is a batch norm in training."""
@@ -103,7 +106,7 @@ _SIGNATURE = inspect.signature(functional.batch_norm)
 
 
 class _Normalised(torch.autograd.Function):
-    """Batch normalisation in training: one exchange forward, and one backward if the input is to have a gradient."""
+    """Batch normalisation in training: one exchange forward, and one backward if the input requires a gradient."""
 
     @staticmethod
     def forward(
@@ -126,7 +129,10 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of input, weight and bias; those of the last two are this replica's share."""
+        """Return the gradients of input, weight and bias.
+
+        Those of the last two are this replica's share.
+        """
         x, weight, count, mean, var = ctx.saved_tensors
         wide = x.to(_wide(x))
         given = gradient.to(_wide(x))
@@ -152,5 +158,5 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _along(x: Tensor, vector: Tensor) -> Tensor:
-    """Return a number per channel in the shape of a tensor."""
+    """Return a tensor of one number per channel, in a shape that broadcasts to a tensor."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))

@@ -1,13 +1,15 @@
-"""Pipeline orders: which piece of which micro-batch each device computes, one after another.
+"""Orders of micro-batches on the devices of a pipeline.
 
 A model is cut into stages; each device has one or several. A piece is the forward of a stage for
-one micro-batch, or its backward, whole or in two: the gradient by the input, which the stage before
-waits for, and that by the weights, for which nobody waits. An order is a pure function of numbers.
-In what follows p is the number of devices, m that of micro-batches, v that of stages on a device
-("rounds"), and a bubble is the share of time in which devices idle, where copies take no time,
-stages are equally long, and a backward takes twice as long as a forward.
+one micro-batch, or its backward, whole or in two parts: the gradient by the input, which the
+previous stage waits for, and the gradient by the weights, which no stage waits for. An order is a
+pure function of numbers. Below, p is the number of devices, m the number of micro-batches, v the
+number of stages on a device ("rounds"), and a bubble is the share of time in which devices are idle
+if copies take no time, stages are equally long, and a backward takes twice as long as a forward.
 
-Knows no model, no graph and no machine; durations only where they are given.
+A pipeline is a policy, not a graph: the order says which pieces a device runs first, and the graph
+is the same for all orders. Knows no model, no graph and no machine; durations only where they are
+given.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def gpipe(devices: int, chunks: int) -> Order:
 
 
 def one_f_one_b(devices: int, chunks: int) -> Order:
-    """Return 1F1B: backwards as early as can be (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
+    """Return 1F1B: each backward as early as possible (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
 
     Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe,
     (p-1) / (m+p-1).
@@ -122,13 +124,14 @@ def zero_bubble(
 ) -> Order:
     """Return an order that fills bubbles with gradients by weights (Qi et al., "Zero bubble", arXiv 2401.10241).
 
-    With one round forwards and backwards go as in 1F1B (ZB-H1), with two as in a V, stages s and
-    2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and go first where the limit
-    is reached: a device holds at most vp activations of stages, from F to W. Bubble: (p-1) /
-    (3vm+p-1) where F, I and W are equally long and m >= p.
+    With one round, forwards and backwards are those of 1F1B (ZB-H1); with two, stages form a V,
+    with stages s and 2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and come
+    first where the memory limit is reached: a device holds at most vp activations of stages, from F
+    to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are equally long and m >= p.
 
-    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is what a copy between devices takes.
-    How large a gap must be to get a W is tried, and the best kept.
+    ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is the time of a
+    copy between devices. Several thresholds for the size of a gap that gets a W are tried, and the
+    best is kept.
 
     >>> print(*zero_bubble(2, 2, rounds=1)[1])
     1F0 1I0 1F1 1I1 1W0 1W1
@@ -182,7 +185,7 @@ def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
 def _in_turn(
     forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
 ) -> tuple[Action, ...]:
-    """Return ``ahead`` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    """Return ``ahead`` forwards, then forwards and backwards alternately, then the remaining backwards."""
     turns = zip(forwards[ahead:], backwards, strict=False)
     return (
         *forwards[:ahead],
@@ -192,15 +195,13 @@ def _in_turn(
 
 
 def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device as 1F1B has them."""
+    """Return F and I of a device in the order of 1F1B."""
     return _in_turn(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
 
 
 def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device where stages lie in a V: its first stage is ``rank``, its other one comes back."""
-    enough = max(
-        chunks, 2 * devices - 1
-    )  # to fill the pipeline; what is too much is left out in the end
+    """Return F and I of a device if stages form a V: its first stage is ``rank``, its second is on the way back."""
+    enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; surplus is dropped at the end
     there = rank
     back = 2 * devices - 1 - rank
     f = iter(_row(there, "F", enough))
@@ -221,7 +222,7 @@ def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
 
 
 class _Filling:
-    """Rows of F and I that are run on paper, with W in the gaps."""
+    """A simulation of sequences of F and I, with W in the gaps."""
 
     def __init__(
         self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float
@@ -239,7 +240,7 @@ class _Filling:
         self.held = [0 for _ in rows]
 
     def run(self) -> tuple[float, Order]:
-        """Return when all has ended, and in which order."""
+        """Return the end of the last action, and the order of all."""
         steps = [self._step(rank) for rank in range(len(self.rows))]
         for _ in range(3 * sum(map(len, self.rows)) // 2):
             start, rank, action = min(step for step in steps if step is not None)
@@ -249,7 +250,7 @@ class _Filling:
         return max(self.free), tuple(map(tuple, self.done))
 
     def _step(self, rank: int) -> tuple[float, int, Action] | None:
-        """Return what a device does next: its start, the device, the action."""
+        """Return the next action of a device: its start, the device, the action."""
         free = self.free[rank]
         owed = self.owed[rank]
         action = (
@@ -263,14 +264,14 @@ class _Filling:
         return None if action is None or start is None else (start, rank, action)
 
     def _start(self, rank: int, action: Action) -> float | None:
-        """Return when an F or I can start, if that is known and the device may hold what it leaves."""
+        """Return when an F or I can start, if that is known and the device may hold the activations."""
         stage, kind, chunk = action
         before = stage - 1 if kind == "F" else stage + 1
         if kind == "F" and self.held[rank] == len(self.where):
             return None
         if (
             not 0 <= before < len(self.where)
-        ):  # an I of the last stage is behind its F, in the same row
+        ):  # an I of the last stage follows its F, in the same sequence
             return self.free[rank]
         end = self.ends.get(Action(before, kind, chunk))
         return (

@@ -1,8 +1,10 @@
-"""Pieces: which operators of a micro-batch become one task: a stage's forward, its backward, or parts of that.
+"""Group the operators of a micro-batch into tasks.
 
-A piece is called as in ``torch.distributed.pipelining``: F, forward; B, backward; or, apart, I,
-what earlier stages wait for, and W, gradients of weights. R draws the random numbers of a stage,
-for which nothing must be waited for. Pieces of several stages have the stage's number: ``F0``.
+A piece is a stage's forward, its backward, or a part of that. Pieces are named as in
+``torch.distributed.pipelining``: F, forward; B, backward; or, separately, I, the part of backward
+that earlier stages wait for, and W, gradients of weights, which is the rest of a stage's backward.
+R draws the random numbers of a stage and waits for nothing. Pieces of several stages have the
+stage's number: ``F0``.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ PieceKind = Literal["F", "B", "I", "W", "R"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A stage's forward (F), backward (B), or its two halves (I, W); or the random numbers that forward needs (R).
+    """A stage's forward (F), backward (B), or its two halves (I, W).
 
-    ``part`` numbers what buckets cut it into, ``level`` what exchanges between replicas do.
+    Or the random numbers that forward needs (R).
+
+    ``part`` numbers the parts into which buckets cut it, ``level`` those into which exchanges
+    between replicas do.
     """
 
     stage: int
@@ -41,7 +46,8 @@ class Piece:
 class Pieces:
     """A template whose tasks are pieces.
 
-    ``piece`` says of each task, by name, which it belongs to; ``seconds`` and ``nbytes`` what tasks and values cost.
+    ``piece`` has the piece of each task, by name; ``seconds`` and ``nbytes`` the costs of tasks and
+    values.
     """
 
     template: Template
@@ -67,12 +73,12 @@ class Pieces:
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """The tasks, by how many exchanges lie before them."""
+        """The tasks, by the number of exchanges before them."""
         return levels_of(self.graph)
 
     @cached_property
     def whole(self) -> frozenset[str]:
-        """Those of them that are not cut, but given to all micro-batches: numbers."""
+        """Inputs of the batch that are not cut, but passed to all micro-batches: numbers."""
         return frozenset(name for name in self.batch if not self.template.examples[name].dim())
 
 
@@ -88,9 +94,9 @@ def pieces_of(
 ) -> Pieces:
     """Merge a template's tasks into pieces; ``stage`` is the stage of each task, by name.
 
-    With ``apart`` backward is cut into I and W; with ``buckets`` of parameters, where the gradients
-    of each are there; if ``branching``, stages are cut where some of their tasks need not wait for
-    another one.
+    With ``apart``, backward is cut into I and W; with ``buckets`` of parameters, it is cut where
+    the gradients of each are ready; with ``branching``, stages are cut where some of their tasks
+    need not wait for another one.
     """
     graph = template.graph
     label = _labels(template, stage, apart, buckets)
@@ -117,7 +123,7 @@ def _name(piece: Piece, several: bool, buckets: bool) -> str:
 def _labels(
     template: Template, stage: Mapping[str, int], apart: bool, buckets: Sequence[Iterable[str]]
 ) -> dict[str, Piece]:
-    """Return the piece of each task that is no view, and no exchange."""
+    """Return the piece of each task that is neither a view nor an exchange."""
     graph = template.graph
     backward = {task.index for task in graph.tasks if _is_backward(task)}
     stage = {task.name: stage_of(graph, task, stage) for task in graph.tasks if not task.view}
@@ -170,12 +176,15 @@ def _drawn(graph: Graph) -> set[int]:
 
 
 def _is_backward(task: Task) -> bool:
-    """Whether a task is one of backward, or does forward again for it, or adds up gradients."""
+    """Whether a task belongs to backward, recomputes forward for it, or accumulates gradients."""
     return task.origin.phase == "backward" or task.name.startswith(("again.", "sum."))
 
 
 def stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
-    """Return the stage of a task; of one that adds up gradients, that of what makes the last of them."""
+    """Return the stage of a task.
+
+    For one that accumulates gradients, that of the task that computes the last of them.
+    """
     if task.name in stage:
         return stage[task.name]
     root = graph.values[graph.values[task.reads[-1].value].root]
@@ -184,7 +193,7 @@ def stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
 
 
 def _ready(template: Template, name: str) -> int:
-    """Return the task behind which a gradient is there: what makes it, or adds it to a sum."""
+    """Return the task after which a gradient is ready: the one that computes it, or adds it to a sum."""
     graph = template.graph
     output = template.gradients[name]
     return (
@@ -193,7 +202,10 @@ def _ready(template: Template, name: str) -> int:
 
 
 def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
-    """Return the tasks of backward that those of an earlier stage need; of the first stage, those of its beginning."""
+    """Return the backward tasks that those of an earlier stage need.
+
+    For the first stage, those at its beginning.
+    """
     first = [graph.tasks[i] for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0]
     start = next(
         (
@@ -217,12 +229,12 @@ def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> s
 
 
 def _key(task: Task) -> object:
-    """Return what a task of backward has in common with that of forward."""
+    """Return a key that a backward task shares with its forward task."""
     return task.origin._replace(phase="")
 
 
 def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]) -> list[int]:
-    """Return these tasks and all that they depend on, of some, but for those that are known."""
+    """Return these tasks and all their predecessors among some tasks, except the known ones."""
     found: dict[int, None] = {}
     pending = [i for i in tasks if i in among]
     while pending:
@@ -236,7 +248,10 @@ def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]
 def costs_of(
     graph: Graph, costs: Costs, machine: Machine
 ) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return the seconds of each task on each device, and the bytes of each value; equal devices are asked once."""
+    """Return the seconds of each task on each device, and the bytes of each value.
+
+    Equal devices are asked once.
+    """
     found: dict[str, dict[str, float]] = {}
     for task in graph.tasks:
         if task.view:

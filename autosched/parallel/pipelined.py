@@ -1,6 +1,6 @@
-"""Pipelines: a model cut into stages, a batch cut into micro-batches, and stages that work on different ones at once.
+"""Pipelines: stages of a model that work on different micro-batches concurrently.
 
-What is not given is found by simulation: ``study``.
+Arguments that are not given are found by simulation: see ``study``.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ def pipeline(
     averages: bool = True,
     **options: Any,
 ) -> Pipeline:
-    """Return a training step that cuts a model into stages, and batches into micro-batches that follow each other.
+    """Return a training step that cuts a model into stages, and batches into micro-batches.
 
-    A batch of any size does what the model does with its micro-batches one after another, their
-    gradients added up: what the whole batch does at once, but for rounding, and for batch norms,
-    which see a micro-batch each. Each device keeps its part of the model, which remains the user's
-    own: its ``state_dict`` is that of the plain model.
+    The result for a batch of any size is that of the model on its micro-batches one after another,
+    with accumulated gradients. It equals that of the whole batch in one pass, except for rounding,
+    and for batch norms, which see one micro-batch each. Each device keeps its part of the model,
+    which remains the user's own: its ``state_dict`` is that of the plain model.
 
     * ``devices``: those of the stages, in order; default: all accelerators.
-    * ``split``: as of ``model_parallel``; ``"auto"`` cuts where stages take equally long, and fit.
+    * ``split``: as of ``model_parallel``; ``"auto"`` cuts so that stages take equally long, and
+      fit.
     * ``chunks``: how many micro-batches; ``"auto"`` tries many by simulation: see ``curve``.
     * ``schedule``: ``"gpipe"``; ``"1f1b"``; ``"interleaved"``, with two stages per device;
-      ``"zero-bubble"``, which makes gradients of weights when there is nothing else to do;
+      ``"zero-bubble"``, which computes gradients of weights when there is nothing else to do;
       ``"auto"`` tries all.
-    * ``checkpoint``: compute forward again in backward instead of keeping what it made: less
-      memory, a third more time.
+    * ``checkpoint``: compute forward again in backward instead of keeping its results: less memory,
+      a third more time.
     * ``replicas``: how many pipelines share the batch, each on as many devices; their gradients are
-      summed as in
-      ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
+      summed as in ``data_parallel``, whose ``reduction`` and ``buckets`` these are.
     * ``clip_grad_norm``: clip gradients, all together, by that norm as torch does;
-      ``step.grad_norm`` is what it was.
-    * ``before_step``: a function of the model that changes gradients otherwise, before the
+      ``step.grad_norm`` is the norm before.
+    * ``before_step``: a function of the model that changes gradients in another way, before the
       optimizer's step.
-    * ``averages``: whether ``loss_fn`` averages over a batch; else it sums. ``options`` are those
-      of ``data_parallel``.
+    * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums. ``options`` are
+      those of ``data_parallel``.
 
-    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for words that
-    are none of these.
+    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for invalid
+    arguments.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,6 +119,6 @@ class Pipeline(Step):
         return found
 
     def curve(self, *batch: Any, chunks: Sequence[int] | None = None) -> Curve:
-        """Return the predicted seconds of a step by order and by the number of micro-batches, those given or many."""
+        """Return the predicted seconds of a step by order and number of micro-batches: the given numbers, or many."""
         with self._guard:
             return self._planner.study(batch).curve(chunks)

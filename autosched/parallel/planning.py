@@ -1,7 +1,8 @@
-"""Planning: from a model, a batch and devices to the grid of a step, and its schedule.
+"""Capture micro-batches and updates, and schedule the step.
 
-Captures what micro-batches and updates are, for each number of rows that occurs. Knows no system:
-which devices there are, and what is tried, others say.
+Leads from a model, a batch and devices to the graph of a step (``grid``), and to its schedule.
+Captures micro-batches and updates for each number of rows that occurs. Does not decide which
+devices are used or which alternatives are tried: its callers do.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Sums:
         return tuple(STRATEGIES) if replicas <= _MANY else _FOR_MANY
 
 
-_MANY = 16  # replicas, behind which what grows with their number is not worth a try: a ring's n * n tasks, n - 1 ...
+_MANY = 16  # replicas; above, strategies whose tasks grow with their number are not tried: a ring's n * n, ...
 _FOR_MANY = ("tree", "exchange")  # ... whole tensors that come to one device
 
 
@@ -84,7 +85,7 @@ def check_trained(
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ScheduleError for what is no option of ``schedule`` that a system of this name leaves to the user."""
+    """Raise ScheduleError for options of ``schedule`` that a system of this name does not accept."""
     for option in options:
         if option in _DECIDED:
             why = f"{name} decides itself where tasks run and in which order"
@@ -119,7 +120,7 @@ def check_count(what: str, count: Any) -> None:
 
 
 def check_strategy(name: str) -> str:
-    """Return a strategy to sum, or "auto". Raises ScheduleError for another word."""
+    """Return a strategy for sums, or "auto". Raises ScheduleError for another word."""
     if name != "auto" and name not in STRATEGIES:
         raise ScheduleError(
             f"reduction must be 'auto' or one of {', '.join(map(repr, STRATEGIES))}, got {name!r}"
@@ -129,7 +130,7 @@ def check_strategy(name: str) -> str:
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained, where, and how schedules are made: options of ``schedule`` are ``options``."""
+    """The model, loss and optimizer, the machine, and the options of ``schedule``, ``options``."""
 
     model: torch.nn.Module
     loss_fn: Loss
@@ -141,14 +142,17 @@ class Trained:
         None  # the torch device where the model is captured, if that is a real accelerator
     )
     clip: float | None = None  # the largest norm of all gradients
-    before_step: BeforeStep | None = None  # what else is done to gradients
+    before_step: BeforeStep | None = None  # other changes of gradients
 
     @classmethod
     def of(
         cls, name: str, trio: tuple[Any, Any, Any], machine: Machine, first: str, averages: bool,
         options: Mapping[str, Any], clip_grad_norm: float | None, before_step: BeforeStep | None,
     ) -> Trained:  # fmt: skip
-        """Return what is trained by a system of this name: model, loss and optimizer. Raises ScheduleError."""
+        """Return what is trained by a system of this name: model, loss and optimizer.
+
+        Raises ScheduleError.
+        """
         check_trained(name, *trio, options)
         place = torch_device(machine, first)
         return cls(
@@ -158,7 +162,7 @@ class Trained:
     def passes(
         self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
     ) -> dict[int, Template]:
-        """Capture what micro-batches of each size do, as parts of a batch of so many rows.
+        """Capture micro-batches of each size, as parts of a batch of this many rows.
 
         ``synchronised``: batch norms exchange their statistics.
         """
@@ -172,7 +176,10 @@ class Trained:
         }  # fmt: skip
 
     def updates(self, one: Template, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
-        """Capture what the optimizer does to the parameters in buckets; stage by stage if it mixes those of several."""
+        """Capture the optimizer's updates of the parameters in buckets.
+
+        Stage by stage if it mixes those of several.
+        """
         found = self._updates(range(len(buckets)), buckets, flat)
         if all(len({buckets[number].stage for number in update.buckets}) == 1 for update in found):
             return tuple(found)
@@ -203,7 +210,10 @@ class Trained:
         return updates_of(template, buckets, numbers, self.machine, flat)
 
     def reduced(self, grid: Grid, sums: Sums) -> dict[str, tuple[Schedule, Built]]:
-        """Return a step's schedule for each strategy by which replicas may sum. Raises ScheduleError if none fits."""
+        """Return a step's schedule for each strategy by which replicas may sum.
+
+        Raises ScheduleError if none fits.
+        """
         names = sums.strategies(len(grid.devices)) if grid.compression is None else ("compressed",)
         found = {}
         refused = list[ScheduleError]()
@@ -225,7 +235,10 @@ class Trained:
         ), built
 
     def _check_memory(self, built: Built) -> None:
-        """Raise ScheduleError if devices cannot hold what this step leaves there: the next step would say so."""
+        """Raise ScheduleError if devices cannot hold the state after this step.
+
+        The next step would fail.
+        """
         held = {**dict.fromkeys(self.machine.names, 0.0), **built.made}
         for value in built.graph.sources:
             if value.home in held:
@@ -241,7 +254,7 @@ class Trained:
 
 
 def torch_device(machine: Machine, device: str) -> str | None:
-    """Return the torch device behind a machine's; None where the CPU plays it, or is it."""
+    """Return the torch device of a machine's device; None if it is the CPU, or emulated on it."""
     found = machine.device(device)
     return None if machine.imagined or found.kind == "cpu" else found.physical or device
 
@@ -249,7 +262,10 @@ def torch_device(machine: Machine, device: str) -> str | None:
 def gather(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: str | None
 ) -> None:
-    """Bring a model and what its optimizer holds to one torch device, to be captured there; None: leave all."""
+    """Move a model and its optimizer's state to one torch device, to be captured there.
+
+    None: leave all.
+    """
     if device is None:
         return
     model.to(device)
@@ -260,7 +276,7 @@ def gather(
 
 
 def settle(machine: Machine, state: Any, homes: Mapping[str, str]) -> None:
-    """Move the tensors of a state, by name, to the devices where they live, if these are real."""
+    """Move the tensors of a state, by name, to their devices, if these are physical."""
     for name, (place, tensor) in state.places().items():
         device = torch_device(machine, homes[name]) if name in homes else None
         if device is not None and str(tensor.device) != device:
@@ -272,7 +288,7 @@ def settle(machine: Machine, state: Any, homes: Mapping[str, str]) -> None:
 
 
 def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
-    """Return the devices of what of a batch is not on the CPU, by input."""
+    """Return the devices of those tensors of a batch that are not on the CPU, by input."""
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     named = zip(template.batch, tensors, strict=True)
     return {name: str(tensor.device) for name, tensor in named if tensor.device.type != "cpu"}
@@ -288,7 +304,10 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def devices_of(machine: Machine, devices: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the devices to use: those given, or all accelerators, or all there are. Raises MachineError."""
+    """Return the devices to use: those given, or all accelerators, or all there are.
+
+    Raises MachineError.
+    """
     if devices is None:
         return machine.accelerators or machine.names
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
@@ -311,7 +330,9 @@ def cut(batch: Any, rows: int, device: str | None = None) -> Any:
 
 
 def shares(rows: int, count: int) -> tuple[int, ...]:
-    """Cut so many rows into shares as even as can be, the larger ones first; fewer where there are not so many rows.
+    """Cut this many rows into shares of nearly equal size, the larger ones first.
+
+    Fewer if there are fewer rows.
 
     >>> shares(7, 2), shares(2, 3)
     ((4, 3), (1, 1))

@@ -1,8 +1,9 @@
-"""Reduce: add to a graph what sums one flat tensor per device, so that each device can read the total.
+"""Sum one flat tensor per device, on all devices.
 
-A strategy says which device adds what, in which order. Copies are no part of it: lowering inserts
-one wherever a value is read on another device, from where that value was made. So what a device
-passes on is a value made there. Knows no gradient and no optimizer.
+Adds the tasks of the sum to a graph. A strategy says which device adds what, in which order. Copies
+are not part of a strategy: lowering inserts one wherever a value is read on another device, from
+the device on which the value was computed. So a value that a device passes on must be computed
+there. Knows no gradient and no optimizer.
 
 To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in
 ``STRATEGIES``.
@@ -36,12 +37,14 @@ def reduce(
     itemsize: int,
     name: str,
 ) -> list[Value]:
-    """Sum flat values, one on each of the devices, by a strategy, and return for each device the value to read there.
+    """Sum flat values, one on each of the devices, by a strategy.
 
-    ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are added. All devices
-    read the same bits. What is returned must only be read, and by no view: views live where the
-    total was made. Names of tasks begin with ``name``. Raises ScheduleError for an unknown
-    strategy.
+    Return the value that each device reads.
+
+    ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are
+    added. All devices read the same bits. The results must only be read, and not through views,
+    because views are on the device where the total was computed. Names of tasks begin with
+    ``name``. Raises ScheduleError for an unknown strategy.
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
@@ -58,7 +61,10 @@ def reduce(
 
 @dataclass(frozen=True)
 class _Sum:
-    """One sum over devices: the tasks that it can be made of. ``numel`` of a task is that of what it returns."""
+    """One sum over devices, and the tasks that it can be made of.
+
+    ``numel`` of a task is that of its result.
+    """
 
     graph: Graph
     devices: tuple[str, ...]
@@ -85,13 +91,16 @@ class _Sum:
         )
 
     def put_together(self, pieces: Sequence[Value], device: str) -> Value:
-        """Put pieces together again."""
+        """Concatenate pieces."""
         return self._task(
             "cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2
         )
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
-        """Return what has come to a device as a value made there, in the same memory: it is copied from there."""
+        """Return a value that a device has received as a value made there.
+
+        It has the same memory, and is copied from there.
+        """
         made: Value = self.graph.add(
             same, value, name=self._fresh("relay", device), on=device, aliases=value,
             seconds={device: 0.0}, nbytes=numel * self.itemsize,
@@ -99,7 +108,10 @@ class _Sum:
         return made
 
     def split(self, flat: Value, numel: int) -> tuple[Value, ...]:
-        """Return views of pieces of so many elements each; the last may have fewer, and is charged for as many."""
+        """Return views of pieces of this many elements each.
+
+        The last may have fewer, and costs the same.
+        """
         count = -(-self.numel // numel)
         label = self.graph.fresh(f"{self.name}.split")
         pieces: tuple[Value, ...] = self.graph.add(
@@ -134,7 +146,9 @@ def same(tensor: T) -> T:
 
 
 def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on the first device, in the order of the devices, from where all others read it: the book's ``allreduce``.
+    """Sum on the first device, in the order of the devices.
+
+    All others read it there (the textbook ``allreduce``).
 
     r0 + r1 + r2 ...; (n - 1) N bytes into the first device and as many out of it.
     """
@@ -142,7 +156,7 @@ def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on the host, in the order of the devices, from where all read it.
+    """Sum on the host, in the order of the devices; all read it there.
 
     r0 + r1 + r2 ...; N bytes from each device to the host, and back.
     """
@@ -150,12 +164,12 @@ def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum n pieces at a time, each on its way around the ring, then send each around again.
+    """Sum n pieces concurrently, each on its way around the ring, then send each around again.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     2009. 2 (n - 1) / n N bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on
-    device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum depends on where the element stands,
-    and for more than two devices its rounding does.
+    device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum, and with more than two devices its
+    rounding, depends on the position of the element.
     """
     n = len(flats)
     size = -(-of.numel // len(flats))
@@ -198,12 +212,14 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum a piece on each device of a node, then that of all nodes on one each; send totals back the same way.
+    """Sum a piece on each device of a node, then those of all nodes.
 
-    (r0 + r1 + ...) + (...) + ..., a node in brackets: what is told by the rates of links. For g
-    devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and 2
-    (m - 1) / m N / g to other nodes. Where nodes differ in size, all are taken for one. As many
-    copies as a ring has, which do not wait for each other.
+    Send the totals back in the same way.
+
+    (r0 + r1 + ...) + (...) + ..., a node in brackets; nodes are found from the rates of links. For
+    g devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and
+    2 (m - 1) / m N / g to other nodes. If nodes differ in size, all devices are treated as one
+    node. As many copies as in a ring, which do not wait for each other.
     """
     nodes = _nodes(of)
     if len(nodes) == 1:
@@ -244,7 +260,7 @@ def _on_one(of: _Sum, flats: Sequence[Value], device: str) -> list[Value]:
 
 
 def _scattered(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Return the sum of each piece, on a device each."""
+    """Return the sum of each piece, each on one device."""
     size = -(-of.numel // len(flats))
     pieces = [of.split(flat, size) for flat in flats]
     return [of.total(row, of.devices[k], size) for k, row in enumerate(zip(*pieces, strict=True))]
@@ -256,7 +272,7 @@ def _exchanged(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def _nodes(of: _Sum) -> list[list[int]]:
-    """Return the devices (their numbers) of each node: those that the fastest links join."""
+    """Return the devices (their numbers) of each node: those connected by the fastest links."""
 
     def rate(a: str, b: str) -> float:
         link = of.machine.link(a, b)

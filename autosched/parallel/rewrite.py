@@ -1,6 +1,8 @@
-"""Rewrite: templates that say the same in another way: gradients of convolutions in two, forward done twice.
+"""Rewrite templates: split gradients of convolutions, recompute the forward pass.
 
-From template to template; the stage of each task goes along. Knows no device and no order.
+A convolution's gradients are one operator; for zero bubbles it becomes two. For checkpointing, the
+forward pass is computed a second time. Each function takes and returns a template and the stage of
+each task. Knows no device and no order.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ Stages = Mapping[str, int]  # of tasks, by name
 
 
 def drawn_ahead(one: Template) -> Template:
-    """Let random numbers be drawn before anything else, where they depend on nothing but a shape.
+    """Draw random numbers before anything else, where they depend only on a shape.
 
-    Masks of dropout are drawn into memory "like" an activation; it becomes memory of that shape,
-    for which nobody waits. Else all that draws, on all devices, would stand in one row with what
-    comes before it.
+    Masks of dropout are drawn into memory "like" an activation. It is replaced by memory of the
+    same shape, which depends on no task. Otherwise all tasks that draw, on all devices, would be
+    ordered one after another together with their predecessors.
     """
     graph = one.graph
     drawing = {use.value for task in graph.tasks if task.random for use in task.writes}
@@ -53,7 +55,7 @@ def drawn_ahead(one: Template) -> Template:
 
 
 def _looks(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
-    """Return tensors without data that look like some values (by index), by running all tasks on such."""
+    """Return fake tensors for some values (by index), by running all tasks on fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         data: dict[int, Any] = {
             v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor)
@@ -86,7 +88,7 @@ def _name(task: Task) -> str:
 
 
 def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
-    """Make the gradients of convolutions two tasks each: by the input, for which others wait, and by the weights."""
+    """Split the gradients of convolutions: by the input, which others wait for, and by the weights."""
     copy = _Copy(one)
     found = dict(stage)
     for task in one.graph.tasks:
@@ -106,15 +108,15 @@ def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
 
 
 def _convolution(task: Task) -> tuple[bool, ...]:
-    """Return which gradients the backward of a convolution is to return; nothing for other tasks."""
+    """Return which gradients the backward of a convolution computes; nothing for other tasks."""
     return tuple(task.args[-1]) if _name(task).startswith("convolution_backward") else ()
 
 
 def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
-    """Let backward do again what forward did in its stage, so that a stage keeps between them only what it was given.
+    """Recompute the forward of each stage in its backward, so that only the stage's inputs are kept between them.
 
-    What draws random numbers, or writes what was there before, is not done again, and its results
-    are kept; of batch norms, all but writing the running statistics is done again.
+    Tasks that draw random numbers, or write values that existed before, are not repeated, and their
+    results are kept. Of batch norms, all but writing the running statistics is repeated.
     """
     graph = one.graph
     copy = _Copy(one)
@@ -140,7 +142,7 @@ def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
 
 
 class _Copy:
-    """A new graph with tasks of a template's; ``values`` are what stands for the old values, by name."""
+    """A new graph with tasks of a template's; ``values`` maps old values to new ones, by name."""
 
     def __init__(self, one: Template):
         self.old, self.graph = one.graph, Graph(one.graph.name)
@@ -149,11 +151,11 @@ class _Copy:
         self.pending: list[str] = []
 
     def take(self, task: Task) -> None:
-        """Add a task as it is, later, with those that follow it."""
+        """Add a task unchanged, later, together with the next ones."""
         self.pending.append(task.name)
 
     def flush(self) -> None:
-        """Add what was taken."""
+        """Add the tasks that were taken."""
         if self.pending:
             self.values.update(
                 self.graph.include(self.old, {**self.values, **self.instead}, only=self.pending)
@@ -161,7 +163,7 @@ class _Copy:
             self.pending = []
 
     def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
-        """Add a task with other arguments, of which the values are old ones; return its results."""
+        """Add a task with other arguments, which contain old values; return its results."""
         self.flush()
         known = {**self.values, **self.instead}
         args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
@@ -176,13 +178,16 @@ class _Copy:
         )
 
     def note(self, wanted: Iterable[int], task: Task, made: Any) -> None:
-        """Let some results of a call stand for those of the old task."""
+        """Let some results of a call replace those of the old task."""
         for use, value in zip(task.outputs, made, strict=True):
             if use.value in wanted:
                 self.values[self.old.values[use.value].name] = value
 
     def repeat(self, tasks: Iterable[Task]) -> list[str]:
-        """Add tasks again, as ``again.NAME``; what follows reads what they make. Return the names of those."""
+        """Add tasks again, as ``again.NAME``.
+
+        Later tasks read their results. Return their names.
+        """
         self.flush()
         names: list[str] = []
         for task in tasks:
@@ -200,7 +205,7 @@ class _Copy:
         return names
 
     def forget(self) -> None:
-        """Let what follows read what was made at first."""
+        """Let later tasks read the first results again."""
         self.flush()
         self.instead = {}
 
@@ -213,7 +218,10 @@ class _Copy:
 
 
 def _norm(task: Task) -> int | None:
-    """Return where the running statistics stand among the arguments of a batch norm in training; None for others."""
+    """Return the positions of the running statistics among the arguments.
+
+    None for others than batch norms in training.
+    """
     if _name(task).startswith(("native_batch_norm", "cudnn_batch_norm")) and task.args[5] is True:
         return 3
     return None
@@ -224,7 +232,7 @@ def _without_statistics(task: Task) -> tuple[Any, ...]:
 
 
 def _again(graph: Graph, backward: Iterable[int], forward: set[int]) -> list[Task]:
-    """Return the tasks of a stage's forward to do again for its backward, in order."""
+    """Return the tasks of a stage's forward to repeat for its backward, in order."""
     fixed = _fixed(graph, forward)
     found: set[int] = set()
     pending = [use.value for i in backward for use in graph.tasks[i].reads]
@@ -243,7 +251,7 @@ def _again(graph: Graph, backward: Iterable[int], forward: set[int]) -> list[Tas
 
 
 def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
-    """Return the tasks that make a value, or write its memory."""
+    """Return the tasks that compute a value, or write its memory."""
     root = graph.values[value].root
     touching = {graph.values[value].producer, graph.values[root].producer}
     return [
@@ -253,9 +261,9 @@ def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
 
 
 def _fixed(graph: Graph, forward: set[int]) -> set[int]:
-    """Return the memory (its root) that cannot be made again: made of random numbers, or of what forward changes.
+    """Return the memory (its root) that cannot be recomputed: it depends on random numbers, or on changed values.
 
-    And what such tasks have touched.
+    Also the memory that such tasks have accessed.
     """
     fixed: set[int] = set()
     sources = {value.index for value in graph.sources}

@@ -1,7 +1,7 @@
-"""Scaling: what operators cost for any number of rows, from what they cost for two.
+"""Costs of operators for any number of rows, from two captures.
 
-Work and bytes of almost all operators are a constant, such as reading weights, plus a share of each
-row. Knows no device.
+Work and bytes of almost all operators are a constant, such as reading weights, plus a share for
+each row. Knows no device.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Scaling:
 
 
 def _pairs(first: Mapping[str, T], second: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """Yield what two tables have in common; what only one has is the same for any number of rows."""
+    """Yield the entries of two tables.
+
+    One that only one table has is the same for any number of rows.
+    """
     for name in dict.fromkeys((*first, *second)):
         yield name, first.get(name, second.get(name)), second.get(name, first.get(name))  # type: ignore[misc]

@@ -1,8 +1,9 @@
-"""Stages: a captured model cut into parts that follow each other, balanced by cost, or as the user says.
+"""Cut a captured model into stages.
 
-A model is a row of blocks, each a call of a module or a line of code, in the order in which they
-run; cuts are between blocks. Backward goes the other way and belongs to the blocks of its forward.
-Knows costs and memory, no order in time.
+Stages are balanced by cost, or given by the user. A model is a sequence of blocks, each a call of a
+module or a line of code, in the order in which they run; cuts are between blocks. Backward goes in
+the opposite direction and belongs to the blocks of its forward. Knows costs and memory, no order in
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Block", "Cuts", "balanced", "blocks_of", "by_map"]
 
 @dataclass(frozen=True)
 class Block:
-    """Tasks (indices) that are not cut apart: those of forward, and those of backward."""
+    """Tasks (indices) that stay together: those of forward, and those of backward."""
 
     name: str
     forward: tuple[int, ...]
@@ -30,12 +31,12 @@ class Block:
 class Cuts:
     """A model cut into stages: the blocks of each, and its device.
 
-    ``seconds`` is what each takes for a micro-batch, forward and backward; ``nbytes`` what crosses behind
-    each, forward.
+    ``seconds`` are those of each stage for a micro-batch, forward and backward; ``nbytes`` the
+    bytes sent forward after each stage.
     """
 
     blocks: tuple[Block, ...]
-    ends: tuple[int, ...]  # of each stage, the block behind its last
+    ends: tuple[int, ...]  # of each stage, the block after its last
     devices: tuple[str, ...]
     seconds: tuple[float, ...]
     nbytes: tuple[float, ...]
@@ -87,9 +88,10 @@ class Cuts:
 
 
 def blocks_of(graph: Graph) -> list[Block]:
-    """Return the blocks of a captured step: forward tasks between which nothing of another block runs.
+    """Return the blocks of a captured step: consecutive forward tasks that belong together.
 
-    Tasks of one line in one call of a module stay together, and so does all that runs between them.
+    Tasks of one line in one call of a module stay together, and so does everything that runs
+    between them.
     """
     key = {task.index: task.origin._replace(phase="") for task in graph.tasks}
     forward = [task for task in graph.tasks if task.origin.phase != "backward"]
@@ -120,7 +122,7 @@ def blocks_of(graph: Graph) -> list[Block]:
 
 
 def _name(tasks: Sequence[Task]) -> str:
-    """Return the module of tasks, or the line where they stand."""
+    """Return the module of tasks, or their source line."""
     for task in tasks:
         if task.origin.module:
             return task.origin.module
@@ -138,13 +140,14 @@ def balanced(
     held: Mapping[str, float] | None = None,
     least: Costs | None = None,
 ) -> Cuts:
-    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as can be.
+    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as possible.
 
-    Dynamic programming over cut points, for the least of the longest stage, computing or sending,
-    and of what is sent in all; ``O(stages * blocks ** 2)``. A device that is named twice gets two
-    stages. ``held`` is how many bytes stay with each parameter, by name, beside the activations of
-    one micro-batch, by ``least`` if that is given; devices hold no more than they have. Raises
-    ScheduleError where there are fewer blocks than stages, or no cut that fits.
+    Dynamic programming over cut points minimizes the time of the longest stage, computing or
+    sending, and then the bytes sent in total; ``O(stages * blocks ** 2)``. A device that is named
+    twice gets two stages. ``held`` is the number of bytes that remain with each parameter, by name,
+    in addition to the activations of one micro-batch, by ``least`` if that is given; devices hold
+    no more than their memory. Raises ScheduleError if there are fewer blocks than stages, or no cut
+    that fits.
     """
     blocks = blocks_of(graph)
     if len(blocks) < len(devices):
@@ -180,10 +183,12 @@ def balanced(
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
-    """Cut where the user's map of modules to devices says: a block that no pattern fits goes with the one before.
+    """Cut by the user's map of modules to devices.
 
-    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and mean what is inside too; the
-    first that fits counts. Raises ScheduleError for one that fits nothing.
+    A block that no pattern matches joins the one before.
+
+    Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and also match the modules inside;
+    the first match counts. Raises ScheduleError for one that matches nothing.
     """
     blocks = blocks_of(graph)
     for pattern, device in split.items():
@@ -212,7 +217,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 class _Table:
-    """What blocks cost, as sums from the first, so that stages are differences."""
+    """Costs of blocks as cumulative sums, so that the cost of a stage is a difference."""
 
     def __init__(
         self,
@@ -237,7 +242,7 @@ class _Table:
         self._memory = [0.0, *accumulate(self._held(block, held) for block in blocks)]
 
     def seconds(self, start: int, end: int, device: str) -> float:
-        """Return what blocks take on a device, forward and backward."""
+        """Return the seconds of blocks on a device, forward and backward."""
         found = self.machine.device(device)
         rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
         if rates not in self._seconds:
@@ -253,7 +258,7 @@ class _Table:
         return sums[end] - sums[start]
 
     def sending(self, end: int, device: str, other: str) -> float:
-        """Return how long what crosses behind a block takes to the next device."""
+        """Return the seconds to send the values that are read after a block to the next device."""
         return (
             self.machine.copy_seconds(device, other, self.crossing[end - 1])
             if device != other
@@ -261,13 +266,13 @@ class _Table:
         )
 
     def fits(self, start: int, end: int, device: str, shares: int) -> bool:
-        """Whether a device can hold what blocks need, ``shares`` times such."""
+        """Whether a device can hold blocks, ``shares`` times."""
         return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(
             device
         ).nbytes
 
     def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
-        """Return cuts with their figures."""
+        """Return cuts with their costs."""
         starts = (0, *ends)
         return Cuts(
             tuple(self.blocks),
@@ -278,7 +283,7 @@ class _Table:
         )
 
     def _crossing(self) -> list[float]:
-        """Return how many bytes cross behind each block, forward: values made up to there, and read behind it."""
+        """Return the bytes sent forward after each block: values made before, and read after it."""
         block = {task: number for number, found in enumerate(self.blocks) for task in found.forward}
         change = [0.0] * (len(self.blocks) + 1)
         for value in self.graph.values:
@@ -292,7 +297,7 @@ class _Table:
         return list(accumulate(change))[:-1]
 
     def _held(self, block: Block, held: Mapping[str, float]) -> float:
-        """Return the bytes that a block keeps: its parameters, and what its backward needs of its forward."""
+        """Return the bytes that a block keeps: its parameters, and forward results that its backward needs."""
         forward = set(block.forward)
         backward = set(block.backward)
         read = {

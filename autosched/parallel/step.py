@@ -1,8 +1,9 @@
-"""Step: what data_parallel, pipeline and model_parallel return: called with a batch, it trains the model by one step.
+"""Training steps that data_parallel, pipeline and model_parallel return.
 
-Plans once for each kind of batch and of state, keeps the copies of the model that replicas have,
-and lets them follow the model wherever it was changed between steps. Knows no device's work: a
-planner says what is to run.
+Called with a batch, a step trains the model by one step of the optimizer. It plans once for each
+kind of batch and of state. The model is the user's own, and the first replica. A tensor of another
+replica is copied again when the version counter of the model's tensor shows that other code changed
+it, so users need not report changes. Knows no device's work: a planner decides what runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KEPT = 8  # kinds of calls, those used last, as ``compile`` keeps them
 
 @dataclass(frozen=True)
 class Planned:
-    """How a kind of batch is trained on: a schedule, what its inputs and outputs are, and what holds the state."""
+    """The plan for a kind of batch: a schedule, the meaning of its inputs and outputs, and the holders of state."""
 
     schedule: Schedule
     built: Built
@@ -40,7 +41,10 @@ class Planned:
 
 @dataclass
 class _Copy:
-    """A replica's copy of a tensor, and which one it is of, as it was then: the memory that it had stays alive."""
+    """A replica's copy of a tensor, and the source with its version.
+
+    The source's memory is kept alive.
+    """
 
     tensor: torch.Tensor
     source: torch.Tensor
@@ -48,17 +52,19 @@ class _Copy:
     version: int
 
     def follows(self, source: torch.Tensor) -> bool:
-        """Whether the source is what it was."""
+        """Whether the source is unchanged."""
         same = self.source is source and self.memory.data_ptr() == source.data_ptr()
         return same and self.version == source._version
 
 
 class Step:
-    """One training step of a model on several devices. ``close()`` it, or let go of it.
+    """One training step of a model on several devices.
+
+    Closed by ``close()`` or by garbage collection.
 
     Between steps the model and the optimizer may be changed, but not through
-    ``tensor.data.mul_(...)`` and its kin, of which torch does not tell: say ``with torch.no_grad():
-    tensor.mul_(...)``.
+    ``tensor.data.mul_(...)`` and similar calls, which torch does not report: use ``with
+    torch.no_grad(): tensor.mul_(...)``.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class Step:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
-                self._copies.clear()  # who has updated what is not known
+                self._copies.clear()  # which tensors were updated is unknown
                 raise
             self._leave(planned, outputs, held)
             self.grad_norm = outputs.get("grad_norm")
@@ -114,17 +120,17 @@ class Step:
             return self._of(batch).schedule
 
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
-        """Return what the schedule of such a call is to be given, to run or profile it by itself."""
+        """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
             return self._inputs(self._of(batch), batch)[0]
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
-        """Return what was decided for calls like this one, and why."""
+        """Return the decisions for calls like this one, and their reasons."""
         with self._guard:
             return self._of(batch).notes
 
     def close(self) -> None:
-        """Close all schedules, and forget them and what replicas hold."""
+        """Close all schedules, and drop them and the replicas' tensors."""
         with self._guard:
             for planned in self._known.values():
                 planned.schedule.close()
@@ -146,7 +152,7 @@ class Step:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the model, of the optimizer, and what compression has kept."""
+        """Return the state of the model, of the optimizer, and the residuals of compression."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
         return {
             "model": self.model.state_dict(),
@@ -155,7 +161,7 @@ class Step:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` returned; that of the model is a plain model's."""
+        """Restore what ``state_dict`` returned; the model's state is that of the plain model."""
         with self._guard:
             self.model.load_state_dict(state["model"])
             if self.optimizer is not None and state.get("optimizer"):
@@ -181,13 +187,13 @@ class Step:
         return planned
 
     def _kind(self, batch: Sequence[Any]) -> Hashable:
-        """Return what calls have in common that one schedule serves."""
+        """Return a key that is equal for calls that one schedule serves."""
         if self._watch is None or not self._watch.holds():
             hooks = () if self._before_step is None else (self._before_step,)
             self._watch = Watch(self.model, self.loss_fn, *hooks)
         parameters = tuple(
             (id(p), p.requires_grad) for p in self.model.parameters()
-        )  # what is planned keeps them
+        )  # the plan keeps them alive
         return (
             tuple(look(leaf) for leaf in leaves(batch)),
             self._watch.key,
@@ -207,7 +213,7 @@ class Step:
     def _inputs(
         self, planned: Planned, batch: Sequence[Any]
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the inputs of a run, and what the model and the optimizer hold now, by name."""
+        """Return the inputs of a run, and the present tensors of model and optimizer, by name."""
         if planned is not self._last:
             self._begin(planned)
             self._last = planned
@@ -231,7 +237,7 @@ class Step:
     def _copy(
         self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor
     ) -> torch.Tensor:
-        """Return a replica's tensor, a fresh copy if the model's was changed since."""
+        """Return a replica's tensor; a new copy if the model's was changed since."""
         found = self._copies.get((replica, name))
         if found is None or not found.follows(source):
             home = planned.schedule.graph.value(label).home
@@ -251,7 +257,7 @@ class Step:
         outputs: Mapping[str, torch.Tensor],
         held: Mapping[str, torch.Tensor],
     ) -> None:
-        """Keep what a run has made, and note that replicas did what the model did."""
+        """Store the results of a run, and note that replicas are as new as the model."""
         for name, place in planned.built.places.items():
             planned.state.put(place, outputs[name])
         for attributes, name, item in planned.template.switches:
@@ -260,7 +266,10 @@ class Step:
             copy.version = copy.source._version
 
     def _begin(self, planned: Planned) -> None:
-        """Put the model where this plan has it; let replicas take buffers anew, for those of the first one count."""
+        """Move the model to the devices of this plan.
+
+        Replicas copy the buffers of the first again.
+        """
         homes = {
             name: planned.schedule.graph.value(label).home
             for label, (r, name) in planned.built.state.items()
@@ -277,7 +286,7 @@ class Step:
 
 
 def _copied(source: torch.Tensor) -> torch.Tensor:
-    """Return a copy that begins at the same address modulo a line of the cache: kernels of CPUs depend on that."""
+    """Return a copy with the same address modulo a cache line, because kernels of CPUs depend on it."""
     copy = source.clone()
     if (
         source.device.type != "cpu"
@@ -296,7 +305,10 @@ _LINE = 64  # bytes
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Keep the garbage collector away: graphs are many objects and no circles, and planning took a third longer."""
+    """Pause garbage collection.
+
+    Graphs are many objects without cycles, and planning took a third longer.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -307,7 +319,10 @@ def _without_collecting() -> Iterator[None]:
 
 
 def rows_of(batch: Sequence[Any]) -> int:
-    """Return the size of the first dimension of all tensors in a batch. Raises ScheduleError if there is none."""
+    """Return the size of the first dimension of all tensors in a batch.
+
+    Raises ScheduleError if there is none.
+    """
     sizes = [
         leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
     ]
@@ -320,7 +335,7 @@ def rows_of(batch: Sequence[Any]) -> int:
 
 
 def look(item: Any) -> Hashable:
-    """Return what of an item a schedule depends on."""
+    """Return the properties of an item that a schedule depends on."""
     if isinstance(item, torch.Tensor):
         return tuple(item.shape), item.stride(), item.dtype, item.device
     return type(item), item if isinstance(item, Hashable) else repr(item)

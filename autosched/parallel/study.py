@@ -1,7 +1,7 @@
-"""Study: how a pipeline's step is planned: cuts, orders and numbers of micro-batches are simulated, the best captured.
+"""Choose cuts, order and number of micro-batches of a pipeline by simulation.
 
-Two captured sizes tell what each operator does for any number of rows, so that what is only tried
-is not captured.
+Two captured sizes give a line for the work of each operator, and so the costs for any number of
+rows. So alternatives are simulated without capturing them; only the best is captured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ Split = Literal["auto"] | Mapping[str, str]
 
 
 class Planner:
-    """How the steps of a pipeline are planned. ``groups`` are the devices of each replica, in the order of stages."""
+    """Plans the steps of a pipeline.
+
+    ``groups`` are the devices of each replica, in the order of stages.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Planner:
             )
 
     def study(self, batch: Sequence[Any], rows: int | None = None) -> _Study:
-        """Begin with a batch."""
+        """Return the study of a batch."""
         return _Study(self, batch, rows_of(batch) if rows is None else rows)
 
     @property
@@ -79,7 +82,7 @@ class Planner:
 
 
 class _Variant(NamedTuple):
-    """A model cut for an order: its stages, and what first and further micro-batches are, for any number of rows."""
+    """A model cut for an order: its stages, and the first and further micro-batches, for any number of rows."""
 
     cuts: Cuts
     first: Pieces
@@ -95,7 +98,7 @@ def _costs(staged: _Staged) -> Costs:
 
 
 class _Study:
-    """One kind of batch: what is captured of it, and what is tried."""
+    """The captures and simulations for one kind of batch."""
 
     def __init__(self, planner: Planner, batch: Sequence[Any], rows: int):
         self.planner = planner
@@ -106,10 +109,12 @@ class _Study:
         self.machine = planner.trained.machine
         self.passes: dict[int, Template] = {}
         self.variants: dict[tuple[tuple[str, ...], bool], _Variant] = {}
-        self.begun: dict[str, float] | None = None  # by parameter, what the optimizer will hold
+        self.begun: dict[str, float] | None = (
+            None  # by parameter, bytes of the optimizer's future state
+        )
 
     def curve(self, chunks: Sequence[int] | None) -> Curve:
-        """Simulate each order with each number of micro-batches, but for those that cannot be."""
+        """Simulate each order with each possible number of micro-batches."""
         most = self.own[0]
         numbers = candidates(most) if chunks is None else [min(number, most) for number in chunks]
         sizes = [size for number in numbers for size in shares(most, number)]
@@ -143,7 +148,7 @@ class _Study:
         return Curve(most, tuple(tried))
 
     def planned(self, curve: Curve) -> Planned:
-        """Capture what the best of a curve needs."""
+        """Capture the best of a curve."""
         best = curve.best
         sizes = tuple(shares(rows, best.chunks) for rows in self.own)
         every = list(dict.fromkeys(size for own in sizes for size in own))
@@ -164,7 +169,7 @@ class _Study:
         return Planned(schedule, built, one, grid.updates[0].state, notes)
 
     def _reduction(self, grid: Grid) -> str:
-        """Return how replicas sum: of several ways the one that is fastest behind the last micro-batch of each."""
+        """Return the strategy of summing that is fastest after the last micro-batch of each replica."""
         names = self.planner.sums.strategies(len(grid.devices))
         if len(names) == 1:
             return names[0]
@@ -189,7 +194,7 @@ class _Study:
     # ---- one way to do it
 
     def _orders(self, pair: tuple[int, int]) -> list[str]:
-        """Return the orders to try: those that fit the stages, where the user has made these."""
+        """Return the orders to try: those that are possible for the stages, if the user has chosen these."""
         wanted = self.planner.order
         if isinstance(self.planner.split, str):
             return [wanted] if wanted != "auto" else list(ORDERS)
@@ -248,7 +253,7 @@ class _Study:
         return self.variants[layout, apart]
 
     def _held(self, one: Template) -> dict[str, float]:
-        """Return the bytes that go with each tensor of the model: itself, its gradient, what optimizers hold."""
+        """Return the bytes that belong to each tensor of the model: itself, its gradient, the optimizer's state."""
         moments = self._moments(one)
         held = {
             name: float(one.examples[name].nbytes)
@@ -260,7 +265,10 @@ class _Study:
         }
 
     def _moments(self, one: Template) -> dict[str, float]:
-        """Return the bytes that the optimizer holds for each parameter; where memory is limited, after a step."""
+        """Return the bytes that the optimizer holds for each parameter.
+
+        Where memory is limited, after a step.
+        """
         names = {id(tensor): name for name, tensor in one.state.parameters.items()}
         now = {
             names[id(parameter)]: float(
@@ -276,7 +284,7 @@ class _Study:
         return now
 
     def _begun(self, one: Template) -> dict[str, float]:
-        """Return the bytes that the optimizer begins to hold for each parameter in its next step."""
+        """Return the bytes of state that the optimizer creates for each parameter in its next step."""
         found: dict[str, float] = {}
         everything = Bucket(0, {name: one.examples[name] for name in one.gradients})
         for update in self.trained.updates(one, [everything], flat=False):
@@ -291,14 +299,14 @@ class _Study:
         return any(not math.isinf(device.nbytes) for device in self.machine.devices)
 
     def _least(self, costs: Costs, pair: tuple[int, int]) -> Costs:
-        """Return what the smallest micro-batch costs, if memory is limited; else anything will do."""
+        """Return the costs of the smallest micro-batch, if memory is limited; otherwise of any."""
         if pair[0] == pair[1] or not self._is_limited:
             return costs
         small = self._pass(pair[0])
         return Costs.estimate(small.graph, small.examples)
 
     def _rewritten(self, one: Template, cuts: Cuts, order: str) -> tuple[_Staged, _Staged]:
-        """Return what a first and what a further micro-batch does, with the stages of tasks."""
+        """Return the templates of first and further micro-batches, with the stages of tasks."""
         stage: Mapping[str, int] = cuts.stages(one.graph)
         if order == "zero-bubble":
             one, stage = halved(one, stage)
@@ -329,7 +337,7 @@ class _Study:
         return self._merged(first, more, _costs(more), order == "zero-bubble")
 
     def _tried(self, order: str, chunks: int, pair: tuple[int, int]) -> Tried:
-        """Simulate, as if there were memory enough."""
+        """Simulate without a limit of memory."""
         variant = self._variant(order, pair)
         sizes = shares(self.own[0], chunks)
         made = {
@@ -352,7 +360,7 @@ class _Study:
         return Tried(order, chunks, timeline.makespan, idle, max(peak.values()), fits)
 
     def _scaled(self, pieces: Pieces, variant: _Variant, size: int) -> Pieces:
-        """Return what pieces would be for another size."""
+        """Return the pieces for another size."""
         seconds, nbytes = costs_of(pieces.graph, variant.scaling.costs(size), self.machine)
         return replace(pieces, seconds=seconds, nbytes=nbytes)
 

@@ -1,7 +1,7 @@
-"""Template: what one micro-batch needs, as a graph of operators: forward, loss and backward; and what an update does.
+"""Capture one micro-batch, and an update, as a graph of operators.
 
-Captured once for each size of a micro-batch, and included as often as there are micro-batches.
-Knows no device.
+A template has forward, loss and backward. It is captured once for each size of a micro-batch, and
+included as often as there are micro-batches. Knows no device.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ Place = tuple[str, ...]
 class Template:
     """A captured graph of operators.
 
-    ``gradients`` has for parameters, by input, the output that is the gradient, those first that are made first;
-    ``places`` say where what else it puts out is to be kept, ``switches`` which attributes are what afterwards;
-    ``state`` is what holds it, and ``finish`` returns what the function returns, from outputs.
+    ``gradients`` has, for parameters by input, the output that is the gradient, in the order in
+    which they are computed; ``places`` has the places where other outputs are stored, ``switches``
+    the attributes that change; ``state`` holds them, and ``finish`` returns the function's result,
+    from outputs.
     """
 
     graph: Graph
@@ -59,7 +60,10 @@ class Template:
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
-        """What else of its inputs it writes and reads, as a running mean that it subtracts; not what it only counts."""
+        """Other inputs that it reads and writes, such as a running mean that it subtracts.
+
+        But not counters.
+        """
         values = self.graph.values
         written = dict[int, None]()
         read = dict[int, None]()
@@ -82,10 +86,13 @@ def pass_of(
     weight: float,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Template:
-    """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward; the target is the last of ``batch``.
+    """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward.
 
-    It puts out ``result``, the loss; forward runs within ``around()``. Raises CaptureError for what
-    cannot be captured, and GraphError for a loss that gives no gradient to what the optimizer has.
+    The target is the last of ``batch``.
+
+    The loss is the output ``result``; forward runs within ``around()``. Raises CaptureError for
+    what cannot be captured, and GraphError for a loss without gradients for the optimizer's
+    parameters.
     """
     compute = _quiet(loss_fn)
 
@@ -139,7 +146,7 @@ def update_of(
     parameters: Mapping[str, torch.Tensor],
     before_step: BeforeStep | None = None,
 ) -> Template:
-    """Capture what ``before_step`` and a step of the optimizer do to some parameters, as its state is now.
+    """Capture ``before_step`` and a step of the optimizer for some parameters, with its present state.
 
     Their gradients are inputs ``gradients.NAME``.
     """
@@ -166,7 +173,10 @@ def update_of(
 def hook_of(
     model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], before_step: BeforeStep
 ) -> Template:
-    """Capture what ``before_step`` does to the gradients of some parameters, which are inputs ``gradients.NAME``."""
+    """Capture the effect of ``before_step`` on the gradients of some parameters.
+
+    These are inputs ``gradients.NAME``.
+    """
     names = dict(_names(model, parameters))
 
     def change(gradients: dict[str, torch.Tensor]) -> None:
@@ -183,7 +193,7 @@ def hook_of(
 
 
 def accumulating(one: Template) -> Template:
-    """Return the same with gradients added to inputs ``sum.NAME``, which it writes, instead of put out."""
+    """Return a template that adds gradients to inputs ``sum.NAME``, which it writes, instead of returning them."""
     graph = Graph(one.graph.name)
     values = inputs_like(graph, one.graph)
     outputs = graph.include(one.graph, values)
@@ -210,14 +220,14 @@ def inputs_like(graph: Graph, other: Graph) -> dict[str, Value]:
 
 
 def maker_of(graph: Graph, output: str) -> int:
-    """Return the task (its index) that makes an output; -1 for one that is an input."""
+    """Return the task (its index) that computes an output; -1 for one that is an input."""
     producer = graph.values[graph.outputs[output]].producer
     return -1 if producer is None else producer
 
 
 @contextlib.contextmanager
 def without_gradients(model: torch.nn.Module) -> Iterator[None]:
-    """Let a model have no gradients for a while."""
+    """Remove a model's gradients for a while."""
     kept = {parameter: parameter.grad for parameter in model.parameters()}
     for parameter in kept:
         parameter.grad = None
@@ -229,7 +239,7 @@ def without_gradients(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Quiet:
-    """Calls a module that holds no tensors, which need not be looked for in it then."""
+    """Calls a module that holds no tensors, so that it is not searched for them."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = module

@@ -1,6 +1,6 @@
-"""Traffic: how long a task takes that does little but read and write memory, as all of communication's do.
+"""Estimate the time of tasks that only read and write memory.
 
-Knows rates, no task.
+All tasks of communication are of this kind. Knows rates, no task.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["memory_seconds"]
 def memory_seconds(
     machine: Machine, device: str, nbytes: float, launches: float = 1
 ) -> dict[str, float]:
-    """Return, by device, the seconds of a task that reads and writes so many bytes by so many launches.
+    """Return, by device, the seconds of a task that reads and writes this many bytes with this many launches.
 
     Raises MachineError for a device that the machine does not have.
 

@@ -1,8 +1,8 @@
-"""Updates: what an optimizer does to the parameters of a stage, cut into tasks that need few gradients each.
+"""Cut an optimizer's update into tasks that need few gradients each.
 
-An optimizer may update each parameter by itself, or many by one operator; what belongs together is
-read off the graph. So the update of one bucket need not wait for the gradients of another. Knows no
-replica and no order.
+An optimizer may update each parameter by separate operators, or many by one operator; the graph
+shows which parameters belong together. So the update of one bucket need not wait for the gradients
+of another. Knows no replica and no order.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ __all__ = ["Bucket", "Update", "check_apart", "updates_of"]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters of one stage whose gradients are summed in one go."""
+    """Parameters of one stage whose gradients are summed together."""
 
     stage: int
     parameters: Mapping[str, torch.Tensor]
 
     @cached_property
     def numel(self) -> int:
-        """How many elements they have in all."""
+        """The total number of their elements."""
         return sum(tensor.numel() for tensor in self.parameters.values())
 
     @property
     def dtype(self) -> torch.dtype:
-        """The format of all of them."""
+        """The dtype of all of them."""
         return next(iter(self.parameters.values())).dtype
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an optimizer does with some buckets (their numbers), of one stage.
+    """The optimizer's operators for some buckets (their numbers), of one stage.
 
-    ``graph`` takes the gradients as ``gradients.NAME``, or all of a bucket as one flat tensor ``flat.NUMBER``. ``held``
-    are its inputs that live on the device, ``counted`` those that live on the host; ``places`` is
-    where outputs are to be kept. What runs on the host, such as counting steps, is the same for all
-    replicas.
+    ``graph`` takes the gradients as ``gradients.NAME``, or all of a bucket as one flat tensor
+    ``flat.NUMBER``. ``held`` are its inputs on the device, ``counted`` those on the host;
+    ``places`` says where outputs are to be stored. Tasks on the host, such as counting steps, are
+    the same for all replicas.
     """
 
     stage: int
@@ -58,14 +58,12 @@ class Update:
     places: Mapping[str, Place]
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
-    state: Any  # what holds the model's tensors, and the optimizer's
-    begun: Mapping[
-        str, int
-    ]  # the bytes of what on the device it begins to keep, such as moments, by output
+    state: Any  # the holder of the model's and the optimizer's tensors
+    begun: Mapping[str, int]  # the bytes of new state on the device, such as moments, by output
 
     @cached_property
     def on_device(self) -> tuple[str, ...]:
-        """The tasks of ``graph`` that each replica runs by itself."""
+        """The tasks of ``graph`` that each replica runs separately."""
         return tuple(task.name for task in self.graph.tasks if task.device != "host")
 
     def output(self, name: str) -> str:
@@ -80,7 +78,10 @@ def updates_of(
     machine: Machine,
     flat: bool,
 ) -> list[Update]:
-    """Return the updates of the buckets which have these numbers; ``flat``: their gradients come flat."""
+    """Return the updates of the buckets which have these numbers.
+
+    ``flat``: their gradients are flat tensors.
+    """
     graph = template.graph
     bucket_of = {name: number for number in numbers for name in buckets[number].parameters}
     together = _Together(numbers)
@@ -167,7 +168,7 @@ def _are_written(graph: Graph, tasks: Sequence[str], bucket: Bucket) -> bool:
 def _begun(
     graph: Graph, left: Mapping[str, Place], template: Template, nbytes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the bytes of what tasks on the device make that nothing held before, by output."""
+    """Return the bytes of new state that tasks on the device create, by output."""
     before = {place for place, _ in template.state.places().values()}
     found = {}
     for name, place in left.items():
@@ -179,7 +180,7 @@ def _begun(
 
 
 def _packed(graph: Graph, tensors: Collection[str]) -> Graph:
-    """Let what the host counts for the device travel as one list: numbers by themselves would take a copy each.
+    """Pack the numbers that the host computes for the device into one list: separately, each would take a copy.
 
     Changes a graph of one task on the host and one on the device, that reads numbers, and no
     tensors, of the first.
@@ -226,7 +227,7 @@ def _now(leaf: Any, values: Mapping[int, Value]) -> Any:
 
 
 class _Packing:
-    """Calls a function, and returns some of its results in a list, and the others behind it."""
+    """Calls a function, and returns some of its results in a list, followed by the others."""
 
     def __init__(self, task: Task, packed: Sequence[int], others: Sequence[int]):
         assert task.fn is not None
@@ -240,7 +241,7 @@ class _Packing:
 
 
 class _Unpacking:
-    """Calls a function with arguments of which some are in a list: ``where`` says of each where it is there, if so."""
+    """Calls a function with some arguments taken from a list: ``where`` has the index of each in the list, if any."""
 
     def __init__(self, task: Task, where: Sequence[int | None]):
         assert task.fn is not None
@@ -259,7 +260,7 @@ def made_by(graph: Graph, output: str) -> str:
 
 
 def _components(graph: Graph) -> list[int]:
-    """Return a number for each task, the same for those of which one depends on another."""
+    """Return a number for each task, equal for the tasks of one connected component."""
     together = _Together(range(len(graph.tasks)))
     for task in graph.tasks:
         together.join([task.index, *(d.task for d in task.dependencies if d.kind != "order")])
@@ -267,7 +268,7 @@ def _components(graph: Graph) -> list[int]:
 
 
 class _Together:
-    """Disjoint sets of numbers; the smallest stands for each."""
+    """Disjoint sets of numbers; the smallest represents each."""
 
     def __init__(self, numbers: Iterable[int]):
         self.parent = {number: number for number in numbers}
@@ -284,7 +285,7 @@ class _Together:
 
 
 def check_apart(graph: Graph, stages: Mapping[str, int]) -> None:
-    """Raise ScheduleError for what makes one gradient of another, of a parameter of another stage."""
+    """Raise ScheduleError if a gradient is computed from that of a parameter of another stage."""
     together = _Together(range(len(graph.values)))
     for task in graph.tasks:
         for values in _joined(graph, task):
@@ -302,7 +303,10 @@ def check_apart(graph: Graph, stages: Mapping[str, int]) -> None:
 
 
 def _joined(graph: Graph, task: Task) -> Iterator[list[int]]:
-    """Yield the values (indices) of which a task makes one of another: of lists, foreach operators, item by item."""
+    """Yield the values (indices) that a task computes from one another.
+
+    For foreach operators, item by item.
+    """
     everything = [*(use.value for use in task.reads), *(use.value for use in task.outputs)]
     if "_foreach_" not in str(task.fn):
         yield everything
@@ -312,12 +316,12 @@ def _joined(graph: Graph, task: Task) -> Iterator[list[int]]:
         yield [item.index for item in items if isinstance(item, Value)]
     shared = [item.index for item in (*task.args, *task.kwargs.values()) if isinstance(item, Value)]
     made = any(graph.values[graph.values[index].root].producer is not None for index in shared)
-    if made:  # of what the hook computes; what it only has is the same for all
+    if made:  # of values that the hook computes; its constants are the same for all
         yield everything
 
 
 def _counted(graph: Graph, template: Template, held: Sequence[str]) -> tuple[str, ...]:
-    """Return the inputs of an update that live on the host: counters of steps, and rates that are tensors."""
+    """Return the inputs of an update that are on the host: counters of steps, and rates that are tensors."""
     places = {name: place for name, (place, _) in template.state.places().items()}
     readers: dict[str, set[bool]] = {}
     for task in graph.tasks:

@@ -4,10 +4,10 @@ execute      compiles each instruction to a step and runs the steps
 memory       the tensors of one run, in numbered slots
 inline       running generated code where one thread suffices
 check        comparing what a task does with what it declared
-profile      times of instructions while a program runs
-hang_report  what each thread waits for when a run is late
-nesting      schedules called by tasks of schedules
+profile      measured times of instructions while a program runs
+hang_report  the position of each thread when a run is late
+nesting      schedules that are called by tasks of other schedules
 threads/     threads that execute steps
 backends/    devices: CPU threads, accelerators, emulated machines
-replay/      recording runs and replaying them, by CUDA graphs on a GPU
+replay/      recording runs and replaying them, with CUDA graphs on a GPU
 """

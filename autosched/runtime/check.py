@@ -1,9 +1,13 @@
-"""Watch a task while it runs: what it writes, shares and draws must be what it declared.
+"""Compare what a task writes, shares and draws with its declaration.
 
-Compares version counters before and after. Where these cannot tell, because tasks write parts of
-the same memory, and with ``"bytes"`` throughout, it compares copies of the arguments bit by bit.
-Counters do not see writes through
+Version counters of tensors are compared before and after a task, which costs almost nothing. Where
+counters cannot decide, because tasks write parts of the same memory, copies of the arguments are
+compared bit by bit; ``check="bytes"`` does so throughout. Counters do not see writes through
 ``.data`` or NumPy, nor those of some fused kernels.
+
+Undeclared writes and aliases are errors, not warnings, because undeclared sharing makes it unsafe
+to free memory. Undeclared random numbers are a warning in the first run, because another thread of
+the user's program may have drawn them.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _Owned = tuple[Value, Extent]
 
 
 class Watcher:
-    """Watches the tasks of one run at a time, some of them at the same time."""
+    """Checks the tasks of one run at a time; several tasks may run concurrently."""
 
     def __init__(self, graph: Graph, check: Check, entangled: Callable[[int], bool]):
         self.graph = graph
@@ -44,7 +48,9 @@ class Watcher:
     def around(
         self, task: Task, call: Callable[[], None], arguments: Values, results: Values
     ) -> Callable[[], None]:
-        """Return ``call`` with a check around it. The result raises HazardError naming task, argument and line.
+        """Return ``call`` with a check around it.
+
+        The result raises HazardError naming task, argument and line.
 
         ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
         """
@@ -70,7 +76,7 @@ class Watcher:
         return step
 
     def _look(self, task: Task, value: int) -> Callable[[Any], Any]:
-        """Return what sees whether an argument was written: nothing where it may be."""
+        """Return a function that detects whether an argument was written; None where it may be."""
         root = self.graph.values[value].root
         part = self.graph.values[value].part
         written = [self.graph.values[use.value] for use in task.writes]
@@ -95,7 +101,7 @@ class Watcher:
             self._running.append(watch)
 
     def _tell(self, watch: _Watch) -> None:
-        """Tell of random numbers that nobody declared, unless a task that did ran at the same time."""
+        """Warn of undeclared random numbers, unless a task that declared them ran at the same time."""
         beside = [watch.task, *watch.beside]
         if any(task.random for task in beside):
             return
@@ -111,7 +117,7 @@ class Watcher:
 
 
 class _Watch:
-    """One run of one task."""
+    """The check of one run of one task."""
 
     def __init__(self, graph: Graph, task: Task, looks: Sequence[Callable[[Any], Any]]):
         self.graph = graph
@@ -119,14 +125,14 @@ class _Watch:
         self.looks = looks
         self.names = [graph.values[use.value].name for use in task.reads]
         self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
-        self.beside: list[Task] = []  # what ran at the same time
+        self.beside: list[Task] = []  # tasks that ran at the same time
 
     def state(self, given: Sequence[Any]) -> list[Any]:
-        """Return what must stay as it is, but for what the task declared."""
+        """Return what must not change, except as the task declared."""
         return [look(item) for look, item in zip(self.looks, given, strict=True)]
 
     def compare(self, before: Sequence[Any], after: Sequence[Any]) -> None:
-        """Raise HazardError where the two states differ."""
+        """Raise HazardError if the two states differ."""
         for name, look, old, new in zip(self.names, self.looks, before, after, strict=True):
             if look is _strides and old != new:
                 raise self._error(
@@ -138,7 +144,10 @@ class _Watch:
                 )
 
     def look_at(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
-        """Raise HazardError where results share memory that they should not; return those that share a storage."""
+        """Raise HazardError if results share memory without a declaration.
+
+        Return those that share a storage.
+        """
         lent = list(_owned([self.graph.values[use.value] for use in self.task.reads], given))
         made = list(_owned(self.made, results))
         for value, extent in made:
@@ -170,7 +179,10 @@ class _Watch:
         return [value.root for value, extent in made if storages[extent.storage] > 1]
 
     def _matters(self, a: _Owned, b: _Owned) -> bool:
-        """Whether it matters that two share memory: who keeps an array keeps its memory, so only if it is written."""
+        """Whether shared memory matters.
+
+        An array keeps its memory alive, so it matters only if it is written.
+        """
         (one, extent), (other, also) = a, b
         written = self.graph.last_version(one.root) or self.graph.last_version(other.root)
         if one is other:
@@ -200,7 +212,7 @@ def _nothing(item: Any) -> None:
 
 
 def _strides(item: Any) -> list[Any]:
-    """Return how tensors lie in memory."""
+    """Return the addresses and strides of tensors."""
     return [
         (extent.tensor.shape, extent.tensor.stride())
         for extent in extents(item)
@@ -209,7 +221,7 @@ def _strides(item: Any) -> list[Any]:
 
 
 def _versions(item: Any) -> list[Any]:
-    """Return the version counters of tensors, and the bytes of what has none: arrays, and tensors of inference mode."""
+    """Return the version counters of tensors, and the bytes of arrays and inference tensors, which have none."""
     return [
         _version(leaf) if hasattr(leaf, "untyped_storage") else _copied(leaf)
         for leaf in flatten(item)
@@ -218,7 +230,7 @@ def _versions(item: Any) -> list[Any]:
 
 
 def _version(tensor: Any) -> Any:
-    """Return what changes when a tensor is written: of one without elements, which may be in two places, the shape."""
+    """Return a value that changes when a tensor is written; for one without elements, its shape."""
     if tensor.is_inference():
         return _copied(tensor)
     return tensor._version if next(extents(tensor), None) is not None else tuple(tensor.shape)
@@ -247,7 +259,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _generators() -> list[Any]:
-    """Return the states of torch's generators of random numbers, as far as they are in use."""
+    """Return the states of torch's random number generators that are in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

@@ -1,8 +1,12 @@
-"""Run a program: compile each instruction to a step once, then drain the steps, thread by thread, on every run.
+"""Compile a program to steps, and run the steps.
 
-Holds no opinion: which stream, which order and which waits stand in the program; what a stream or
-an event is, the backend knows. What this module adds is that a wait never comes before its record
-where two threads issue them, and what happens when a step raises.
+Each instruction is compiled once to a step. A step is a closure without arguments, and a run calls
+lists of such steps, one list per thread. Between threads there is one lock per event and waiter. It
+is released once and acquired once in a run, so nothing has to be built again for the next run.
+
+This module makes no decisions: streams, order and waits are given by the program, and the backend
+implements streams and events. This module adds that a wait never comes before its record where
+different threads issue them, and what happens when a step raises.
 """
 
 from __future__ import annotations
@@ -45,12 +49,13 @@ Read = TypeVar("Read")
 
 
 class Executor:
-    """A program, compiled for a backend. Call it as often as you like; ``close()`` it, or let go of it, in the end.
+    """A program, compiled for a backend, which can be called any number of times.
 
-    ``seconds`` are the modelled seconds of each instruction, for backends that emulate. The first run is watched for
-    writes, aliases and random numbers that tasks did not declare; so is every run if ``check`` is
-    set, and with
-    ``"bytes"`` by all bits of their arguments. With ``nvtx`` runs and copies stand in ranges of NVTX, by their streams.
+    It is ended by ``close()``, or when it is garbage collected. ``seconds`` are the modelled
+    seconds of each instruction, for backends that emulate. The first run is checked for writes,
+    aliases and random numbers that tasks did not declare; so is every run if ``check`` is set, and
+    by all bits of the arguments with ``"bytes"``. With ``nvtx``, runs and copies are ranges of
+    NVTX, named by their streams.
     """
 
     def __init__(
@@ -102,7 +107,7 @@ class Executor:
             self.replaying = Replaying(parts, self.tape)
 
     def _begin(self) -> None:
-        """Make all that belongs to this process: threads, and what they and callers wait for."""
+        """Create everything that belongs to this process: threads, and their locks."""
         self.forks = forks()
         self.tape = self._compile()
         self.watcher = Watcher(self.graph, self.check, self.memory.is_entangled)
@@ -114,7 +119,10 @@ class Executor:
         self.close = weakref.finalize(self, _close, self.crew, self.backend, self.busy, self.forks)
 
     def _begin_in_child(self) -> None:
-        """Begin anew in a process that was forked: the parent's threads are not here, and a run may have been on."""
+        """Start again in a forked process.
+
+        The parent's threads do not exist here, and a run may have been in progress.
+        """
         with _beginning:
             if self.forks == forks():
                 return
@@ -122,7 +130,7 @@ class Executor:
                 raise ScheduleError("the schedule is closed; make a new one")
             self.close.detach()
             self.memory.clear()
-            self.replaying = None  # what was recorded is the parent's
+            self.replaying = None  # recordings belong to the parent
             self._begin()
 
     @property
@@ -136,11 +144,14 @@ class Executor:
         return self.crew.threads
 
     def is_run_by(self, thread: int) -> bool:
-        """Whether a run goes on that this thread called."""
+        """Whether a run is in progress that this thread called."""
         return self.caller == thread and self.busy.locked()
 
     def __call__(self, inputs: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """Run once and return the outputs by name. Raises TaskError where a task raises, RunTimeoutError when late."""
+        """Run once and return the outputs by name.
+
+        Raises TaskError if a task raises, RunTimeoutError if it is late.
+        """
         if self.forks != forks():
             self._begin_in_child()
         deadline = None if timeout is None else time.perf_counter() + timeout
@@ -166,7 +177,7 @@ class Executor:
         return outputs
 
     def profile(self, inputs: Mapping[str, Any], timeout: float | None = None) -> Timeline:
-        """Run once, and return when what happened."""
+        """Run once, and return the timeline."""
         if self.forks != forks():
             self._begin_in_child()
         deadline = None if timeout is None else time.perf_counter() + timeout
@@ -189,7 +200,7 @@ class Executor:
         read: Callable[[], Read],
         deadline: float | None,
     ) -> Read:
-        """Drain a tape once, and return what ``read`` finds at its end."""
+        """Execute a tape once, and return the result of ``read`` at its end."""
         crew = self.crew
         with self._turn(deadline):
             try:
@@ -222,7 +233,7 @@ class Executor:
 
     @property
     def not_replayed(self) -> str | None:
-        """Why nothing is recorded."""
+        """The reason why nothing is recorded."""
         return None if self.replaying is None else self.replaying.reason
 
     def _outputs(self) -> dict[str, Any]:
@@ -232,7 +243,7 @@ class Executor:
 
     @functools.cached_property
     def inline(self) -> Inline | None:
-        """The generated code, if it is at hand and the backend adds nothing to it."""
+        """The generated code, if it is available and the backend adds nothing to it."""
         tape = self.tape
         program = self.program
         backend = self.backend
@@ -271,7 +282,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _turn(self, deadline: float | None) -> Iterator[None]:
-        """Keep other runs away, those too that were given up and go on."""
+        """Exclude other runs, including aborted ones that still execute."""
         try:
             if self.close.alive:
                 _calls.enter(self)
@@ -291,7 +302,7 @@ class Executor:
             _calls.leave(self)
 
     def _raise(self, end: Fault | Late | None, do: str) -> None:
-        """Raise what a run, or the wait for the last one, ended with, unless all is well."""
+        """Raise the error that ended a run, or the wait for the last one, if any."""
         if isinstance(end, Late):
             raise RunTimeoutError(
                 f"the run did not {do}:\n{report(self.program, self.graph, end.places)}"
@@ -311,7 +322,10 @@ class Executor:
     # ---- compiling
 
     def _call(self, i: int) -> Step | None:
-        """Return what an instruction does to memory; a record or a wait does nothing to it, and some frees nothing."""
+        """Return the function that changes memory for an instruction.
+
+        None for records, waits and some frees.
+        """
         match self.program.instructions[i]:
             case Run(_, name):
                 task = self.graph.task(name)
@@ -329,7 +343,7 @@ class Executor:
         return _nothing
 
     def _dropped(self, i: int) -> int:
-        """Return the slot that goes right behind a run and could as well go with it, which saves a step; 0 if none."""
+        """Return the slot that can be freed together with a run; 0 if none. This saves a step."""
         match self.program.instructions[i : i + 2]:
             case (Run(stream), Free(owner)) if stream == owner and self.backend.free(owner) is None:
                 slots = self.memory.freed[i + 1]
@@ -339,7 +353,10 @@ class Executor:
     def _compile(
         self, call: Wrap | None = None, launched: Wrap | None = None, lines: Lines | None = None
     ) -> Tape:
-        """Return the steps of each thread; ``call`` and ``launched`` wrap runs and copies before and after launch."""
+        """Return the steps of each thread.
+
+        ``call`` and ``launched`` wrap runs and copies before and after launch.
+        """
         lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
         program, calls, positions, backend = lines
         tape = Tape(quick=self.quick)
@@ -387,7 +404,7 @@ class Executor:
     def _compile_named(
         self, call: Wrap | None, launched: Wrap | None, deadline: float | None
     ) -> Tape:
-        """Return steps that stand in the trace of a torch.profiler, if one is active."""
+        """Return steps that appear in the trace of a torch.profiler, if one is active."""
         if not is_traced():
             return self._compile(call, launched)
         idle = bool(self.crew.threads) and None not in self.tape.steps and deadline is None
@@ -401,7 +418,11 @@ class Executor:
 
 
 class _Handshakes:
-    """Locks between threads: a record lets those go on that wait for its event; a copy on two streams meets both."""
+    """Locks between threads.
+
+    A record releases the threads that wait for its event; a copy on two streams synchronizes their
+    threads.
+    """
 
     def __init__(self, program: Program, backend: Backend, tape: Tape):
         self.backend = backend
@@ -423,7 +444,7 @@ class _Handshakes:
                     self.waiting.setdefault(event, []).append(self.locks[i])
 
     def record(self, event: int) -> list[Step]:
-        """Return the steps that let the waiting threads go on."""
+        """Return the steps that release the waiting threads."""
         return [lock.release for lock in self.waiting.get(event, ())]
 
     def wait(self, i: int) -> list[Step]:
@@ -435,7 +456,7 @@ class _Handshakes:
 
     @contextlib.contextmanager
     def meeting(self, i: int, streams: Sequence[Any]) -> Any:
-        """Keep the thread of a copy's second stream between its neighbours there while the copy goes on."""
+        """Block the thread of a copy's second stream, at the copy's position there, until the copy is issued."""
         here, *others = [self.backend.thread(stream) for stream in streams]
         if not others or others[0] == here:
             yield
@@ -457,7 +478,7 @@ def _nothing() -> None:
 
 
 def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:
-    """Let go of a run's tensors, when devices have finished what was issued."""
+    """Drop a run's tensors when devices have finished the issued work."""
     if crew.stopped:
         with contextlib.suppress(Exception):
             backend.join()
@@ -465,7 +486,10 @@ def _tidy(crew: Team, backend: Backend, memory: Memory) -> None:
 
 
 def _close(crew: Team, backend: Backend, busy: threading.Lock, process: int) -> None:
-    """End the threads; a call in another thread gets a moment to leave torch before the interpreter may go."""
+    """End the threads.
+
+    A call in another thread gets a moment to leave torch before the interpreter exits.
+    """
     if process != forks():  # they are the parent's
         return
     crew.close()

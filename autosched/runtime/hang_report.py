@@ -1,7 +1,9 @@
-"""Progress in words: where each thread of a run is, who waits for whom, and what failed.
+"""Describe where each thread of a run is, for timeouts.
 
-Sees places in a program. How the threads got there, and whether they will get further, it does not
-know.
+The report says which instruction each thread executes or waits at, which thread it waits for, and
+what failed. It knows positions in a program, and does not know how the threads got there or whether
+they will continue. Nothing is recorded during a run: the position of a thread is read from its
+stack frames, so a timeout costs nothing where there is none.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _line(program: Program, graph: Graph, thread: str | None, place: Place | Non
 
 
 def _recorder(program: Program, event: int) -> str:
-    """Return which stream records an event, behind what."""
+    """Return the stream that records an event, and the instruction before it."""
     last: dict[Stream, Instruction] = {}
     for instruction in program:
         match instruction:
@@ -88,7 +90,7 @@ def failed(
 
 
 def _told(tell: Callable[[Any], str], item: Any) -> str:
-    """Return what a user's object says of itself, or that it cannot."""
+    """Return the ``repr`` of a user's object, or a note that it raises."""
     try:
         return f"{tell(item)}"
     except Exception as error:
@@ -96,7 +98,7 @@ def _told(tell: Callable[[Any], str], item: Any) -> str:
 
 
 def _described(item: Any) -> str:
-    """Return what an error says of an argument: dtype and shape of a tensor, else its repr, cut short."""
+    """Return the description of an argument: dtype and shape of a tensor, otherwise its shortened repr."""
     if hasattr(item, "dtype") and hasattr(item, "shape"):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     text = repr(item)

@@ -1,7 +1,8 @@
-"""Inline: a program's generated code as the way to run it, where a backend adds nothing to calls in one thread.
+"""Run a program's generated code instead of its steps.
 
-Python runs the text faster than a loop over steps. Functions whose text was taken over are
-themselves here.
+Used where a backend adds nothing to the calls and one thread suffices. Python executes the
+generated code faster than a loop over steps. The code that is shown to the user is the code that
+runs, except that functions whose source text it contains are called as the user's own objects.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Inline"]
 
 
 class Inline:
-    """Code, loaded: call it with the inputs of a graph by name.
+    """Loaded code; it is called with the inputs of a graph by name.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -39,7 +40,10 @@ class Inline:
         return self._step(*[inputs[name] for name in self._inputs], **self._given)
 
     def fault(self, error: BaseException) -> tuple[Fault, list[Any]] | None:
-        """Return which call raised, and its arguments; None if it was none. Lets go of all else that the step held."""
+        """Return the call that raised, and its arguments.
+
+        None if there is none. Drops everything else that the step held.
+        """
         trace = error.__traceback__
         while trace is not None:
             frame = trace.tb_frame

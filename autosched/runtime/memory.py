@@ -1,7 +1,9 @@
-"""Memory: the tensors of one executor in numbered slots, and each run, copy and free as a step on them.
+"""Tensors of an executor, and the steps that change them.
 
-A slot is a value on a device; an in-place write leaves the next version in the same slot. Knows no
-stream and no event: when a step may be called is for others to see to.
+Tensors are in numbered slots; run, copy and free become steps that read and write slots.
+A slot is a value on a device; an in-place write leaves the next version in the same slot. A result
+that nothing uses gets no slot: it is dropped immediately. Knows no stream and no event: others
+decide when a step may be called.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _Call = tuple[
 
 
 class Memory:
-    """The slots of a program, and what its instructions do to them."""
+    """The slots of a program, and the effect of its instructions on them."""
 
     def __init__(
         self,
@@ -43,8 +45,8 @@ class Memory:
         self.place = place
         self.here = here or (
             lambda device, usual: place(device) or usual
-        )  # what a task gets for ``Here``
-        self.data: list[Any] = [None]  # slot 0 is for what goes nowhere
+        )  # the argument of a task for ``Here``
+        self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[
             int, list[int | None]
@@ -89,7 +91,9 @@ class Memory:
             self.data[slot] = inputs[name]
 
     def check(self, inputs: Mapping[str, Any]) -> None:
-        """Raise GraphError for missing and unknown inputs, and for those that live elsewhere; HazardError if they meet.
+        """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
+
+        HazardError if they overlap.
 
         That is: if one that tasks write shares its memory with another, or a constant, or itself.
         """
@@ -142,7 +146,7 @@ class Memory:
                 )
 
     def check_copy(self, i: int, copy: Copy) -> None:
-        """Raise HazardError for what ``as_strided`` would see other numbers around where it is copied to."""
+        """Raise HazardError if ``as_strided`` would find other elements in the copy than in the original."""
         value = self.graph.value(copy.value)
         absolute = self._counted.get((value.root, copy.destination))
         for leaf in flatten(self.data[self.reads[i][0]]) if absolute is not None else ():
@@ -162,7 +166,7 @@ class Memory:
                 )
 
     def is_entangled(self, value: int) -> bool:
-        """Whether an input (an index) shares a storage with others, of which tasks write some."""
+        """Whether an input (an index) shares a storage with others, some of which tasks write."""
         return self.graph.values[value].name in self._entangled
 
     def outputs(self) -> dict[str, Any]:
@@ -170,15 +174,17 @@ class Memory:
         return {label: self.data[slot] for label, slot in self._outputs}
 
     def clear(self) -> None:
-        """Let go of everything but the constants."""
+        """Drop everything but the constants."""
         self.data[:] = self._blank
 
     # ---- steps
 
     def call(self, i: int, task: Task, dropped: int) -> _Call | None:
-        """Return the call of a task with one or two plain arguments and one result; None for any other.
+        """Return the call of a task with one or two plain arguments and one result.
 
-        It lets go of slot ``dropped`` at its end.
+        None for any other.
+
+        The call drops slot ``dropped`` at its end.
         """
         target = self._target(i, task)
         if target is None or task.fn is None or len(task.args) > 2:
@@ -187,7 +193,7 @@ class Memory:
         return i, task.fn, target, first, second, dropped
 
     def run(self, i: int, task: Task, dropped: int) -> Step:
-        """Return the call of any task as a step, which lets go of slot ``dropped`` at its end."""
+        """Return the call of any task as a step, which drops slot ``dropped`` at its end."""
         data = self.data
         made = self.made[i]
         call = self._called(i, task)
@@ -209,7 +215,7 @@ class Memory:
         return step
 
     def _called(self, i: int, task: Task) -> Callable[[], Any]:
-        """Return a task's function with its arguments, as they are whenever it is called."""
+        """Return a task's function with its arguments, evaluated at each call."""
         data = self.data
         fn = task.fn
         args = task.args
@@ -241,12 +247,12 @@ class Memory:
         return general
 
     def _target(self, i: int, task: Task) -> int | None:
-        """Return the slot of a task's result, if it is no more than ``fn(*args)``."""
+        """Return the slot of a task's result, if the task is only ``fn(*args)``."""
         plain = task.args and not task.kwargs and all(_is_whole(task.fn, arg) for arg in task.args)
         return self.made[i][0] if plain and isinstance(task.result, Value) else None
 
     def _argument(self, i: int, task: Task, arg: Any) -> int:
-        """Return the slot of an argument; what is no Value gets one of its own, for good."""
+        """Return the slot of an argument. An argument that is not a Value gets a permanent slot."""
         if isinstance(arg, Value):
             return self.reads[i][[use.value for use in task.reads].index(arg.index)]
         if isinstance(arg, Here):
@@ -256,7 +262,7 @@ class Memory:
         return len(self.data) - 1
 
     def _here(self, i: int, leaf: Here) -> Any:
-        """Return what a run gets for ``Here``."""
+        """Return the device that replaces ``Here`` in a run."""
         run = self.program.instructions[i]
         assert isinstance(run, Run)
         return self.here(run.stream.device, leaf.usual)
@@ -282,7 +288,7 @@ class Memory:
         )
 
     def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
-        """Return a free as a step; ``spoil`` is what the backend does to memory that goes."""
+        """Return a free as a step; ``spoil`` is what the backend does to freed memory."""
         data = self.data
         slots = self.freed[i]
         if spoil is None and len(slots) == 1:
@@ -297,11 +303,11 @@ class Memory:
         return step
 
     def arguments(self, i: int) -> list[Any]:
-        """Return what a run or a copy reads, as it is now; any other instruction reads nothing."""
+        """Return the current values that a run or a copy reads; nothing for other instructions."""
         return [self.data[slot] for slot in self.reads.get(i, ())]
 
     def results(self, i: int) -> list[Any]:
-        """Return what a run has made, as it is now; what nothing uses is left out."""
+        """Return the current results of a run, without those that nothing uses."""
         return [self.data[slot] for slot in self.made[i] if slot is not None]
 
     # ---- numbering
@@ -368,12 +374,15 @@ class Memory:
 
 
 def _is_whole(fn: Any, arg: Any) -> bool:
-    """Whether an argument is the same in every run, or a value as it is."""
+    """Whether an argument is the same in every run, or a single value."""
     return isinstance(arg, Value) or _is_fixed(fn, arg)
 
 
 def _is_fixed(fn: Any, tree: Any) -> bool:
-    """Whether there is no value in it, and nothing that a run may change: operators of torch leave lists alone."""
+    """Whether an argument contains no value, and nothing that a run may change.
+
+    Torch operators do not change lists.
+    """
     if isinstance(tree, (tuple, list, dict)):
         items = tree.values() if isinstance(tree, dict) else tree
         return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(
@@ -398,7 +407,7 @@ def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
 
 
 def _has_gaps(tensor: Any) -> bool:
-    """Whether there is memory between a tensor's elements that is not its own."""
+    """Whether there is memory between a tensor's elements that does not belong to it."""
     span = 1 + sum(
         (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -411,7 +420,7 @@ def _strides(tensor: Any) -> tuple[int, ...]:
 
 
 def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> set[str]:
-    """Return the names whose storages belong to several, one of them written."""
+    """Return the names of tensors that share a storage with others, one of which is written."""
     by_storage: dict[int, set[str]] = {}
     for name, extent in owned:
         by_storage.setdefault(extent.storage, set()).add(name)

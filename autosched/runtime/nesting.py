@@ -1,8 +1,8 @@
-"""Nesting: tasks that call schedules, and schedules that would wait for each other for ever.
+"""Detect deadlocks of schedules that call each other.
 
 A run waits for its tasks. A task that calls a schedule waits for that call, and the call waits for
-the run that is going on there. If these waits form a cycle, none of them ends. Knows no program:
-what is called has a name.
+the run of that schedule that is in progress. If these waits form a cycle, none of them ends. Knows
+no program: a schedule is identified by a name.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["Called", "Calls", "Turn"]
 
 
 class Called(Protocol):
-    """What can be called, and runs tasks in the calling thread and in threads of its own."""
+    """A schedule, which runs tasks in the calling thread and in threads of its own."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """The name for error messages."""
 
     @property
     def threads(self) -> frozenset[int]:
         """The identities of its own threads."""
 
     def is_run_by(self, thread: int) -> bool:
-        """Whether a run of it goes on that this thread called."""
+        """Whether a run of it is in progress that this thread called."""
 
 
 class Calls:
-    """The calls that are going on or wait for their turn, by the thread that makes them, innermost last."""
+    """The calls in progress or waiting to begin, by the thread that made them, innermost last."""
 
     def __init__(self) -> None:
         self._forget()
@@ -46,18 +46,21 @@ class Calls:
         self._stacks: dict[int, list[Called]] = {}
 
     def enter(self, called: Called) -> None:
-        """Note a call in this thread. Raises ScheduleError if it would wait for itself to end."""
+        """Register a call in this thread.
+
+        Raises ScheduleError if it would wait for itself to end.
+        """
         me = threading.get_ident()
         with self._guard:
-            # An interrupt may have kept a call from being taken off, so look at what really goes
-            # on.
+            # An interrupt may have prevented the removal of a call, so keep only those in
+            # progress.
             stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
             if self._stacks:
                 self._check(called, me, stack)
             self._stacks[me] = [*stack, called]
 
     def leave(self, called: Called) -> None:
-        """Note that a call in this thread has ended."""
+        """Remove a call of this thread that has ended."""
         me = threading.get_ident()
         with self._guard:
             stack = self._stacks.pop(me, [])
@@ -85,7 +88,10 @@ class Calls:
     def _path(
         self, called: Called, me: int, stack: list[Called], path: list[Called]
     ) -> list[Called] | None:
-        """Return how ``called`` waits for a run that this thread is part of, from one to the next; None if not."""
+        """Return how ``called`` waits for a run of this thread.
+
+        None if it does not. The result is a chain of calls.
+        """
         for other in self._waited_for(called):
             if (other is stack[-1]) if stack else (me in other.threads):
                 return [*path, other]
@@ -97,7 +103,7 @@ class Calls:
         return None
 
     def _waited_for(self, called: Called) -> Iterator[Called]:
-        """Yield what tasks of a run that is going on call themselves."""
+        """Yield the schedules that are called by tasks of a run in progress."""
         for thread, stack in self._stacks.items():
             if thread in called.threads:
                 yield stack[0]
@@ -106,7 +112,7 @@ class Calls:
 
 
 class Turn:
-    """A lock, to be had before a deadline."""
+    """A lock that can be acquired before a deadline."""
 
     def __init__(self, lock: threading.Lock, deadline: float):
         self.lock = lock

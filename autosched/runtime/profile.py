@@ -1,8 +1,9 @@
-"""Profile: what is noted while a program runs: when runs and copies begin and end, what copies move, pauses of Python.
+"""Measure runs and copies while a program runs.
 
-Wraps steps for the executor and reads the backend's clock; decides nothing. Asks torch for one
-thing: to write the names of runs and copies into the trace of a torch.profiler that is active, or
-into ranges for Nsight.
+Notes when runs and copies begin and end, how many bytes copies move, and when Python's garbage
+collector pauses the program. Wraps steps for the executor and reads the backend's clock; decides
+nothing. Uses torch for one thing: to write the names of runs and copies into the trace of an active
+torch.profiler, or into ranges for Nsight.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ __all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
 
 
 class Notes:
-    """What one run of a program notes. Call ``close`` in any case, or Python goes on telling it of its pauses."""
+    """The measurements of one run.
+
+    Always call ``close``, or the callback for garbage collections remains installed.
+    """
 
     def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
         self.program = program
@@ -38,7 +42,7 @@ class Notes:
         self._began: Any = None
 
     def timed(self, i: int, step: Step) -> Step:
-        """Return a run or a copy that notes when it began and ended, and what it moved."""
+        """Return a run or a copy that measures when it began and ended, and the bytes that it moved."""
         instruction = self.program.instructions[i]
         stamp = self.backend.stamp(occupied(instruction))
         stamps = self.stamps
@@ -54,11 +58,11 @@ class Notes:
         return timed
 
     def open(self) -> None:
-        """Have Python tell of its garbage collector's pauses."""
+        """Install a callback for pauses by Python's garbage collector."""
         gc.callbacks.append(self._collecting)
 
     def close(self) -> None:
-        """Have it tell no longer."""
+        """Remove the callback."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._collecting)
 
@@ -70,7 +74,7 @@ class Notes:
             self._began = None
 
     def timeline(self) -> Timeline:
-        """Return what was noted, on the backend's clock; valid after its ``join``."""
+        """Return the measurements, on the backend's clock; valid after its ``join``."""
         seconds = self.backend.seconds
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
@@ -91,7 +95,7 @@ class Notes:
 
 
 def is_traced() -> bool:
-    """Whether torch.profiler is active in this process; it costs a look-up where it is not."""
+    """Whether torch.profiler is active in this process; costs one look-up if not."""
     profiler = sys.modules.get("torch.autograd.profiler")
     return profiler is not None and getattr(profiler, "_is_profiler_enabled", False)
 
@@ -99,8 +103,8 @@ def is_traced() -> bool:
 class Trace:
     """Names runs and copies in the trace of a torch.profiler.
 
-    By default that sees the thread that it was started in. If this one is ``idle`` while others
-    work, it tells of them.
+    By default the profiler sees the thread in which it was started. If this one is ``idle`` while
+    others work, it writes their steps into the trace.
     """
 
     def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
@@ -110,23 +114,27 @@ class Trace:
         self._relay = _Relay(stopped) if idle and torch._C._autograd._profiler_enabled() else None
 
     def named(self, i: int, step: Step) -> Step:
-        """Return a run or a copy under its name."""
+        """Return a run or a copy that appears in the trace under its name."""
         instruction = self._program.instructions[i]
         assert isinstance(instruction, (Run, Copy))
         around = _annotated if self._relay is None else self._relay.around
         return around(annotation(i, instruction), step)
 
     def telling(self, lock: Callable[[], threading.Lock]) -> list[Step]:
-        """Return what the calling thread does, if it tells of the others: it waits for ``lock``, which is closed."""
+        """Return the calling thread's step if it writes for the others.
+
+        It waits for ``lock``, which is closed.
+        """
         return [] if self._relay is None else [self._relay.serving(lock())]
 
 
 class _Relay:
-    """Has the calling thread write the steps of other threads into a trace, for a profiler that sees it alone.
+    """Makes the calling thread write the steps of other threads into a trace.
 
-    It is idle while they work. Each of them posts the begin and the end of its steps; what it does
-    inside stays unseen. The times are some microseconds late, and slices of steps that overlap lie
-    on one thread.
+    For a profiler that sees only the calling thread. The calling thread is idle while they work.
+    Each of them posts the begin and the end of its steps; what happens inside a step is not
+    visible. The times are some microseconds late, and slices of steps that overlap are on one
+    thread.
     """
 
     def __init__(self, stopped: Callable[[], bool]):
@@ -155,7 +163,10 @@ class _Relay:
         return relayed
 
     def serving(self, lock: threading.Lock) -> Step:
-        """Return the calling thread's step; the ``lock``, which is closed, is opened by whoever gives the run up."""
+        """Return the calling thread's step.
+
+        Whoever aborts the run opens the ``lock``, which is closed.
+        """
         self._lock = lock
         return self._serve
 
@@ -227,7 +238,7 @@ def ranged(name: str, step: Step) -> Step:
 
 
 def _nbytes(leaf: Any) -> float:
-    """Return the bytes of a tensor or an array, as far as it says."""
+    """Return the bytes of a tensor or an array, if they are known."""
     with contextlib.suppress(Exception):  # a sparse tensor has none of its own
         return float(leaf.nbytes)
     return 0.0

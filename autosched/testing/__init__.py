@@ -1,13 +1,14 @@
-"""Test schedules: those of a graph of yours, or of graphs that Hypothesis draws.
+"""Tests of schedules: of a user's graph, or of random graphs.
 
-    check                           run a graph of yours on many machines (``machines_for`` it), in many interleavings
-    explore                         run a program in all of its interleavings that can differ
-    interleavings                   what they are; ``races`` and ``footprints``, what they come from
+    check                           run a graph on many machines and in many interleavings
+    machines_for                    the machines that ``check`` uses by default
+    explore                         run a program in all interleavings that can differ
+    interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
-    scattered                       a policy for tests: any devices, any order
+    scattered                       a policy for tests: random devices and order
     graphs, machines, inputs_for    Hypothesis strategies, and inputs for what they draw
 
-Torch is in use here; Hypothesis, only where a strategy is asked for.
+Imports torch; imports Hypothesis only where a strategy is requested.
 """
 
 from __future__ import annotations

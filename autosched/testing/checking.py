@@ -1,6 +1,7 @@
-"""Check a graph of yours: run it as many machines, policies and interleavings would, and hold it to its serial run.
+"""Check a graph under many machines, policies and interleavings.
 
-``verify`` proves that a program keeps the order of what tasks declare; what they do beside shows only when they run.
+Each run must equal the serial run of the graph. ``verify`` proves that a program keeps the order
+of the accesses that tasks declare; undeclared accesses show only when tasks run.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["Checked", "check", "machines_for"]
 
 @dataclass(frozen=True)
 class Checked:
-    """How much ``check`` has tried."""
+    """The number of schedules and runs that ``check`` has tried."""
 
     schedules: int
     programs: int
@@ -53,17 +54,17 @@ def check(
     interleavings: int = 20,
     seed: int = 0,
 ) -> Checked:
-    """Run a graph in many ways, and demand that each leaves the outputs and inputs that its serial run leaves.
+    """Run a graph in many ways, and require that each has the outputs and inputs of its serial run.
 
-    ``examples`` is an input of each name; they are copied for each run, and never changed. Default: ``policies`` of all
-    kinds, and two that scatter tasks at random, on ``machines_for(graph)``. Of the
-    ``interleavings`` of each program the first is in modelled order, half of the others favour some
-    streams, and the rest are random. All follow from
-    ``seed``, which tasks see as torch's too.
+    ``examples`` is an input of each name; they are copied for each run, and never changed. Default:
+    ``policies`` of all kinds, and two that place tasks at random, on ``machines_for(graph)``. Of
+    the ``interleavings`` of each program, the first is in modelled order, half of the others favour
+    some streams, and the rest are random. All follow from ``seed``, which is also torch's seed for
+    tasks.
 
-    Raises InterleavingError, with a report, where one differs, two serial ones among them;
-    HazardError for a task that writes an argument and does not say so; ScheduleError if no policy
-    finds a schedule.
+    Raises InterleavingError, with a report, if a run differs, or if two serial runs differ;
+    HazardError for a task with an undeclared write of an argument; ScheduleError if no policy finds
+    a schedule.
 
     >>> import torch
     >>> graph = Graph()
@@ -81,7 +82,7 @@ def check(
 def _refuse_misfits(
     graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any
 ) -> None:
-    """Raise ScheduleError for what ``check`` does not take, and GraphError for missing or unknown examples."""
+    """Raise ScheduleError for invalid arguments, and GraphError for missing or unknown examples."""
     for name, item, fits, what in (
         ("graph", graph, isinstance(graph, Graph), "a Graph"),
         (
@@ -110,7 +111,7 @@ def _refuse_misfits(
 
 
 def machines_for(graph: Graph) -> list[Machine]:
-    """Return machines of 0 to 4 GPUs and of what the graph's constraints name, with one compute stream or three each.
+    """Return machines of 0 to 4 GPUs and of the devices that constraints name, with one or three compute streams each.
 
     >>> [len(machine.devices) for machine in machines_for(Graph())][::4]
     [1, 2, 3, 5]
@@ -146,7 +147,7 @@ _POLICIES: list[str | Policy] = [
 
 
 class _Plan(NamedTuple):
-    """A schedule, and how the user gets it again."""
+    """A schedule, and the code with which the user gets it again."""
 
     machine: str
     policy: str | Policy
@@ -160,7 +161,10 @@ def _numbered(machines: Sequence[Machine]) -> dict[str, Machine]:
 def _plans(
     graph: Graph, family: Mapping[str, Machine], policies: Sequence[str | Policy]
 ) -> list[_Plan]:
-    """Return a schedule for each machine and policy; a policy that finds none is left out, unless all are."""
+    """Return a schedule for each machine and policy.
+
+    A policy that finds none is omitted, unless all are.
+    """
     plans: list[_Plan] = []
     refusals: list[ScheduleError] = []
     for (name, machine), policy in product(family.items(), policies):
@@ -187,7 +191,7 @@ def _check(reference: Reference, plans: Sequence[_Plan], interleavings: int) -> 
 
 
 class _Way(NamedTuple):
-    """An interleaving: how to choose, in words and in deed (anew for each run)."""
+    """An interleaving: a description, and a function that returns a chooser for each run."""
 
     name: str
     seed: int
@@ -211,7 +215,10 @@ def _ways(interleavings: int, seed: int) -> list[_Way]:
 
 
 def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> None:
-    """Run a schedule in one way. Raises InterleavingError if it does not leave what the serial run leaves."""
+    """Run a schedule in one interleaving.
+
+    Raises InterleavingError if the result differs from the serial run.
+    """
     made = plan.made
     traces = dict[str, int]()
     seconds = durations(made.program, made.graph, made.machine, made.costs)
@@ -220,7 +227,9 @@ def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> No
         reference.setting, made.program, graph, made.machine, way.choose(), seconds
     )
     if (complaint := _complaint(reference, left, error)) is not None:
-        culprit = reference.first(traces)  # what did not run has left nothing, and is not to blame
+        culprit = reference.first(
+            traces
+        )  # a task that did not run has no result, and is not the culprit
         raise InterleavingError(
             _report(reference, plan, way, interleavings, complaint, culprit)
         ) from error
@@ -229,7 +238,7 @@ def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> No
 def _complaint(
     reference: Reference, left: Mapping[str, Any], error: AutoschedError | None
 ) -> str | None:
-    """Return what is wrong with what a run left, or with the run; None if nothing is."""
+    """Return the error in the result of a run, or in the run; None if there is none."""
     if error is not None:
         return f"raises {type(error).__name__}: {error}"
     said = (
@@ -282,7 +291,7 @@ def _report(
 
 
 def _told(policy: str | Policy) -> str:
-    """Return how the user would write a policy."""
+    """Return the code with which the user would write a policy."""
     if isinstance(policy, scattered):
         return f"asc.testing.{policy}"
     return repr(policy) if isinstance(policy, str) else getattr(policy, "__name__", "yours")

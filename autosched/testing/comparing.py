@@ -1,7 +1,7 @@
-"""Compare trees of tensors, arrays and numbers bit for bit, and say how they differ.
+"""Compare trees of tensors, arrays and numbers bit for bit.
 
-NaN equals itself, 0.0 and -0.0 differ. Of leaves that are no tensors, arrays, numbers or strings,
-only the types are compared. Knows no graph.
+Also describes how they differ. NaN equals itself; 0.0 and -0.0 differ. Of leaves that are not
+tensors, arrays, numbers or strings, only the types are compared. Knows no graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["bits", "difference"]
 
 
 def bits(tree: Any) -> Hashable:
-    """Return something that is equal for trees whose leaves are equal bit for bit.
+    """Return an object that is equal for trees whose leaves are equal bit for bit.
 
     >>> bits([torch.tensor(float("nan"))]) == bits([torch.tensor(float("nan"))]), bits(0.0) == bits(-0.0)
     (True, False)
@@ -26,7 +26,7 @@ def bits(tree: Any) -> Hashable:
 
 
 def difference(expected: Any, found: Any) -> str | None:
-    """Return how a tree differs from the expected one, in words; None if it does not.
+    """Return how a tree differs from the expected one; None if it does not.
 
     >>> difference({"w": torch.zeros(3)}, {"w": torch.tensor([0.0, 0.5, 0.0])})
     "['w'] differs in 1 of 3 numbers, by up to 0.5"
@@ -42,7 +42,7 @@ def difference(expected: Any, found: Any) -> str | None:
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a tree with the way to them, as Python would spell it."""
+    """Yield the leaves of a tree with their paths, as Python would write them."""
     if isinstance(tree, (tuple, list, dict)):
         for key, item in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _leaves(item, f"{path}[{key!r}]")

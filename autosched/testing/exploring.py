@@ -1,6 +1,7 @@
-"""Run a program in chosen interleavings, on the backend ``virtual``, and see what each leaves.
+"""Run a program in chosen interleavings, and return each result.
 
-A program that ``verify`` refuses runs too: to see what goes wrong is what this is for.
+Uses the backend ``virtual``. A program that ``verify`` rejects is run, too, because the purpose is
+to see what goes wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Explored", "attempt", "explore"]
 
 
 class Explored(NamedTuple):
-    """An interleaving, what it left (outputs, inputs, what tasks keep), and the error if a step raised."""
+    """An interleaving, the resulting state (outputs, inputs, state of tasks), and the error if a step raised."""
 
     choices: tuple[str, ...]
     left: Mapping[str, Any]
@@ -32,7 +33,9 @@ class Explored(NamedTuple):
 def explore(
     program: Program, graph: Graph, machine: Machine, *, examples: Mapping[str, Any], seed: int = 0
 ) -> Iterator[Explored]:
-    r"""Yield what each of the ``interleavings`` of a program leaves; memory that is freed is overwritten with NaN.
+    r"""Yield the result of each of the ``interleavings`` of a program.
+
+    Freed memory is overwritten with NaN.
 
     >>> import torch
     >>> graph = Graph()
@@ -55,7 +58,7 @@ def attempt(
     choose: Choose | None,
     seconds: Sequence[float] | None = None,
 ) -> tuple[dict[str, Any], AutoschedError | None]:
-    """Run a program once; return what it leaves, or the error that it raises."""
+    """Run a program once; return its result, or the error that it raises."""
     executor = Executor(program, graph, machine, Virtual(choose), seconds or [0.0] * len(program))
     try:
         return setting.run(executor), None

@@ -1,7 +1,7 @@
-"""Faults to order: a graph in which one task raises, is late, runs out of memory, or returns what it should not.
+"""Inject faults into a task of a graph.
 
-Changes functions, not the plan: what is scheduled, and where, stays the same. Knows no backend, and
-works on any.
+The task raises, is late, runs out of memory, or returns a wrong result. Changes functions, not the
+plan: the tasks and their placement remain the same. Knows no backend, and works with any.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def inject(
 ) -> Graph:
     """Return a pinned copy of a graph in which a task (its name or index) has a fault.
 
-    ``"raise"`` and ``"out of memory"`` raise instead of the task's work, ``"delay"`` sleeps ``seconds`` before it;
-    ``"shape"`` returns tensors one longer in each dimension, ``"count"`` a result too few. The fault is there whenever
-    ``when()``, asked at each call of the task, is true. Raises GraphError for a task or fault that there is not.
+    ``"raise"`` and ``"out of memory"`` raise instead of the task's work, ``"delay"`` sleeps
+    ``seconds`` before it; ``"shape"`` returns tensors one longer in each dimension, ``"count"`` a
+    result too few. The fault occurs whenever ``when()``, called at each call of the task, is true.
+    Raises GraphError for an unknown task or fault.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.add(abs, graph.input("x"), name="a"))

@@ -1,13 +1,14 @@
-"""Interleavings of a program: all there are up to equivalence, or seeded ones that look for trouble.
+"""Enumerate the interleavings of a program up to equivalence, or sample them.
 
-Two interleavings are equivalent if they have the same order between any two instructions that touch
-the same thing, one of them changing it; then they end alike. Dynamic partial-order reduction
-(Flanagan & Godefroid, POPL 2005) visits one of each class, and finds conflicts while it runs,
-because threads branch. A program does not: its conflicts are known beforehand, so a class is a
-choice of direction for each conflict that no event orders, without a circle, and each is visited
-exactly once.
+Two interleavings are equivalent if they have the same order between any two conflicting
+instructions, that is, any two that access the same thing, one of them changing it; equivalent
+interleavings end alike. Dynamic partial-order reduction (Flanagan & Godefroid, POPL 2005) visits
+one of each class, and finds conflicts while it runs, because threads branch. The threads of a
+program here do not branch: its conflicts are known before it runs. So a class is a choice of
+direction for each conflict that no event orders, such that there is no cycle, and each class is
+visited exactly once. A program without races has one class.
 
-Knows programs and what instructions touch; runs nothing.
+Knows programs and what instructions access; runs nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _Thing = tuple[str, object]  # a slot, state that tasks share, an order that was
 
 
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
-    r"""Yield one interleaving of each class: the names of the streams that go on, one after another.
+    r"""Yield one interleaving of each class: the names of the streams that continue, one after another.
 
     Run one with ``Virtual(following(it))``. A program without races has a single class; with races
-    there may be very many, so take some (``itertools.islice``). The first stands for the order of
-    issue. Raises KeyError for a program that reads what nothing puts there.
+    there may be very many, so take some (``itertools.islice``). The first is equivalent to the
+    order of issue. Raises KeyError for a program that reads a value which was never put there.
 
     >>> graph = Graph()
     >>> _ = graph.input("x").add_(1).mul_(10)
@@ -42,13 +43,13 @@ def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
     [('cpu/a', 'cpu/b'), ('cpu/b', 'cpu/a')]
     """
     for before in _classes(_ordered(program), races(program, graph)):
-        # Who has more before it comes later: a linear order that keeps the partial one.
+        # Sort by the number of predecessors: a linear order that extends the partial one.
         order = sorted(range(len(program)), key=lambda at: before[at].bit_count())
         yield tuple(name for at in order for name in _steps(program, at))
 
 
 def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
-    """Return the pairs of positions that touch the same thing, one changing it, and that no event orders."""
+    """Return the pairs of positions that access the same thing, one changing it, and that no event orders."""
     before = _ordered(program)
     touched = footprints(program, graph)
     pairs = combinations(range(len(program)), 2)
@@ -56,7 +57,7 @@ def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
 
 
 class _Bytes(NamedTuple):
-    """A part of the memory behind some slots."""
+    """A part of the memory of some slots."""
 
     block: int
     part: Part
@@ -71,21 +72,21 @@ class _Bytes(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What an instruction looks at, and what it changes; and of which memory it does so with which part."""
+    """The things that an instruction reads and writes, and the parts of memory."""
 
     read: frozenset[_Thing]
     changed: frozenset[_Thing]
     memory: tuple[_Bytes, ...]
 
     def conflicts(self, other: Footprint) -> bool:
-        """Whether it matters which of the two comes first."""
+        """Whether the order of the two matters."""
         if self.changed & (other.read | other.changed) or other.changed & self.read:
             return True
         return any(a.meets(b) for a in self.memory for b in other.memory)
 
 
 def footprints(program: Program, graph: Graph) -> list[Footprint]:
-    """Return what each instruction touches: slots, the bytes behind them, and what tasks share beside values."""
+    """Return what each instruction accesses: slots, their memory, and state that tasks share."""
     memory = Memory(program, graph, lambda device: None)
     found = []
     for i, instruction in enumerate(program):
@@ -120,27 +121,27 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
 
 
 def following(choices: Sequence[str]) -> Choose:
-    """Return a choice of streams that follows a list, run after run: how to run one of ``interleavings``."""
+    """Return a choice of streams that follows a list, run after run: used to run one of ``interleavings``."""
     turn = cycle(choices)
     return lambda ready: next(turn)
 
 
 def contrary(seed: int) -> Choose:
-    """Return a choice that favours some streams over others, so that what nothing orders comes far apart."""
+    """Return a choice that favours some streams over others, so that unordered instructions are far apart."""
     source = random.Random(seed)
     rank: dict[str, float] = {}
     return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
 
 
 def uniform(seed: int) -> Choose:
-    """Return a choice that takes any stream that could go on."""
+    """Return a choice that takes any stream that can continue."""
     return random.Random(seed).choice
 
 
 def _ordered(program: Program) -> list[int]:
-    """Return for each position those that surely come before it, by streams and events, as the bits of a number."""
+    """Return, for each position, its predecessors by streams and events, as the bits of a number."""
     before: list[int] = []
-    behind: dict[Stream, int] = {}  # of each stream, what its next instruction comes behind
+    behind: dict[Stream, int] = {}  # by stream, the predecessors of its next instruction
     events: dict[int, int] = {}
     for i, instruction in enumerate(program):
         streams = occupied(instruction)
@@ -155,7 +156,7 @@ def _ordered(program: Program) -> list[int]:
 
 
 def _classes(before: list[int], pairs: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield each order that extends ``before`` and has the two of every pair one way or the other."""
+    """Yield each order that extends ``before`` and orders the two of every pair."""
     for k, (a, b) in enumerate(pairs):
         if not before[b] >> a & 1 and not before[a] >> b & 1:
             yield from _classes(_joined(before, a, b), pairs[k + 1 :])
@@ -165,12 +166,12 @@ def _classes(before: list[int], pairs: Sequence[tuple[int, int]]) -> Iterator[li
 
 
 def _joined(before: list[int], a: int, b: int) -> list[int]:
-    """Return the order with ``a`` before ``b``, and with what follows from that."""
+    """Return the order with ``a`` before ``b``, transitively closed."""
     new = before[a] | 1 << a
     return [mask | new if at == b or mask >> b & 1 else mask for at, mask in enumerate(before)]
 
 
 def _steps(program: Program, at: int) -> list[str]:
-    """Return whose turns an instruction takes: a copy on two streams is met by the second, which then goes on."""
+    """Return the streams of an instruction: a copy on two streams first synchronizes with the second."""
     own, *others = [str(stream) for stream in occupied(program.instructions[at])]
     return [*others, own, *others]

@@ -1,7 +1,8 @@
-"""What is right: the serial run of a graph, what it leaves, and what each of its tasks left.
+"""Run a graph serially, as the expected result of schedules.
 
-What tasks change although no run is given it (constants, modules, optimizers) is put back before
-each run. Knows nothing of schedules.
+Returns outputs, what the run leaves in the caller's tensors, and the results of tasks. State that
+tasks change although it is not an input (constants, modules, optimizers) is restored before each
+run. Knows nothing of schedules.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Kept", "Reference", "Setting", "traced", "watched"]
 
 
 class Setting:
-    """Inputs and a seed, with which a graph is run again and again."""
+    """Inputs and a seed, with which a graph is run repeatedly."""
 
     def __init__(self, graph: Graph, examples: Mapping[str, Any], seed: int):
         self.graph = graph
@@ -35,7 +36,10 @@ class Setting:
         self.kept = Kept(graph)
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-        """Call with fresh inputs; return all that this leaves, by what to call it. Everything else stays as it is."""
+        """Call with fresh inputs.
+
+        Return the resulting state by name. Everything else is restored.
+        """
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             if torch.accelerator.is_available():
                 torch.manual_seed(self.seed)
@@ -59,9 +63,9 @@ class Setting:
 
 
 class Reference:
-    """The serial run of a graph: what it leaves, and what each task leaves.
+    """The serial run of a graph: its result, and the results of each task.
 
-    Raises InterleavingError if a second one differs, HazardError where a task does what it does not
+    Raises InterleavingError if a second one differs, HazardError if a task does what it does not
     declare.
 
     >>> graph = Graph()
@@ -90,7 +94,7 @@ class Reference:
         return self.setting.run(lambda inputs: graph.run_serial(**inputs))
 
     def first(self, left: Mapping[str, int]) -> Task | None:
-        """Return the first task that left something else in another run, of those that ran there."""
+        """Return the first task whose results in another run differ, of those that ran there."""
         tasks = self.graph.tasks
         return next(
             (
@@ -103,7 +107,7 @@ class Reference:
 
 
 def traced(graph: Graph, left: dict[str, int]) -> Graph:
-    """Return a copy of a graph whose tasks note in ``left``, as a hash, what they return and what they were given."""
+    """Return a copy of a graph whose tasks store in ``left`` a hash of their results and arguments."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn, updated=())
@@ -119,9 +123,9 @@ def traced(graph: Graph, left: dict[str, int]) -> Graph:
 
 
 def watched(graph: Graph) -> Graph:
-    """Return a copy of a graph whose tasks raise HazardError where they write, share or draw what they do not declare.
+    """Return a copy of a graph whose tasks raise HazardError for undeclared writes, aliases and random numbers.
 
-    However they write it: the bytes are compared.
+    All kinds of writes are found, because bytes are compared.
     """
     watcher = Watcher(graph, "bytes", lambda value: False)
 
@@ -158,7 +162,7 @@ def _changed(
 
 
 class Kept:
-    """The state behind a graph, saved.
+    """Saved state that tasks use.
 
     >>> graph, total = Graph(), torch.zeros(())
     >>> _ = graph.constant(total, "total").add_(1)
@@ -194,7 +198,7 @@ class Kept:
         ]
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         with torch.no_grad():
             for (_, tensor), (saved, grad) in zip(self.tensors, self._saved, strict=True):
                 tensor.copy_(saved)
@@ -203,7 +207,7 @@ class Kept:
             optimizer.load_state_dict(copy.deepcopy(state))
 
     def now(self) -> dict[str, Any]:
-        """Return copies of the tensors, by what to call them."""
+        """Return copies of the tensors, by name."""
         return {
             f"{what} ({i})": tensor.detach().clone()
             for i, (what, tensor) in enumerate(self.tensors)

@@ -1,4 +1,7 @@
-"""A policy that no one would choose: tasks on any devices, in any order, as a seed says."""
+"""A policy that places tasks at random, for tests.
+
+Tasks are on random devices and in a random legal order, chosen by a seed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class scattered:  # noqa: N801  # it is called like the policies that are functi
     seed: int
 
     def __call__(self, graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        """Place tasks one by one, each where it still may go. Raises ScheduleError where tasks cannot all be placed."""
+        """Place tasks one by one, each where it is possible.
+
+        Raises ScheduleError if tasks cannot all be placed.
+        """
         source = random.Random(self.seed)
         problem = Problem.of(graph, machine, costs)
         possible = Possible(problem)

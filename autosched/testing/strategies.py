@@ -1,8 +1,8 @@
-"""Hypothesis strategies: graphs of small tensor tasks, machines, and inputs to run them with.
+"""Hypothesis strategies for graphs, machines and inputs.
 
-A graph is drawn as a list of moves and then built, so that a failing one shrinks to few moves.
-Every value holds float64 numbers in [-1, 1]; many share memory, some are empty. Knows no program
-and runs nothing.
+Graphs consist of small tensor tasks. A graph is drawn as a list of moves and then built, so that a
+failing one shrinks to few moves. Every value holds float64 numbers in [-1, 1]; many values share
+memory, some are empty. Knows no program and runs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["DEVICES", "graphs", "inputs_for", "machines"]
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 
-# ---- what tasks do: of any shapes, and ending in [-1, 1] again
+# ---- functions of tasks: for any shapes, with results in [-1, 1]
 
 
 def mix(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -50,12 +50,12 @@ def noisy(a: torch.Tensor) -> torch.Tensor:
 
 
 def squash(a: torch.Tensor) -> torch.Tensor:
-    """Return a single number, which fits into any slice."""
+    """Return a single number, which can be assigned to any slice."""
     return torch.tanh(a.sum())
 
 
 def rest(a: torch.Tensor) -> torch.Tensor:
-    """Return a view that only ``aliases=`` tells of."""
+    """Return a view that only ``aliases=`` declares."""
     return a[1:]
 
 
@@ -105,7 +105,7 @@ def _out(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
 
 Move = Callable[..., list[Value]]
 
-# Of these ``on=`` may be drawn: what they place is memory of its own, and nothing contradicts it.
+# For these ``on=`` may be drawn: their results are new memory, so no other constraint conflicts.
 FRESH: Mapping[str, Move] = {
     "mix": lambda graph, a, b, **facts: [graph.add(mix, a, b, **facts)],
     "tree": lambda graph, a, b, **facts: [graph.add(tree, [a, b], scale=0.9, **facts)],
@@ -140,7 +140,7 @@ VIEWS: Mapping[str, Move] = {
 }
 MOVES = {**FRESH, **WRITES, **VIEWS}
 
-# What a move asks of the shapes of its two values; the others take any.
+# Conditions on the shapes of a move's two values; other moves take any.
 NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
     "columns": lambda a, b: len(a) == 2,
     "later columns": lambda a, b: len(a) == 2,
@@ -156,7 +156,7 @@ NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
 
 
 class _Drawn(NamedTuple):
-    """A move before its graph is there: values, and a task to follow, by number, which goes round."""
+    """A move before its graph exists: values, and a task to follow, by number modulo their count."""
 
     kind: str
     a: int
@@ -180,8 +180,8 @@ def graphs(
 ) -> Graph:
     """Draw graphs of up to ``most`` moves: writes, views, several outputs, trees, random tasks, orders, constraints.
 
-    They run on what ``inputs_for`` gives, and every policy can schedule them on ``machines`` of the
-    same devices. Without ``views`` no two values share memory.
+    They run on the results of ``inputs_for``, and every policy can schedule them on ``machines`` of
+    the same devices. Without ``views`` no two values share memory.
     """
     graph = Graph("drawn")
     values = list(graph.inputs("x", "y"))
@@ -201,7 +201,7 @@ def graphs(
 def _made(
     graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn
 ) -> list[Value]:
-    """Make a move, unless its values have not the shapes for it; return the new values."""
+    """Make a move, unless its values have unsuitable shapes; return the new values."""
     a = values[move.a % len(values)]
     b = values[move.b % len(values)]
     if move.kind in NEEDS and not NEEDS[move.kind](shaped[a.index].shape, shaped[b.index].shape):
@@ -218,7 +218,7 @@ def _made(
 
 
 def _shape(graph: Graph, first: int, shaped: dict[int, torch.Tensor]) -> None:
-    """Add the shapes of what the tasks from ``first`` on make: they run on tensors without data."""
+    """Add the shapes of the results of the tasks from ``first`` on, which run on meta tensors."""
     with torch.device("meta"):
         for task in graph.tasks[first:]:
             args, kwargs = called_with(task, shaped)

@@ -1,19 +1,22 @@
-"""What a kind of hardware must do to run programs: the Backend protocol, and the table of those there are.
+"""The Backend protocol, and the table of available backends.
 
-    host          everything at once, in the calling thread, in issue order
-    threads       a thread for each CPU stream
-    emulated      any machine, played by CPU threads that take as long as the costs say
-    virtual       the same in virtual time and one thread, in any interleaving
-    accelerator   torch streams and events: CUDA, XPU and their kin
-    replay        the same, and what has run once is recorded and replayed: CUDA graphs
+    host          runs each instruction immediately, in the calling thread, in issue order
+    threads       one thread for each CPU stream
+    emulated      any machine, emulated in real time by CPU threads that take the modelled seconds
+    virtual       any machine in virtual time and one thread, in any chosen interleaving
+    accelerator   torch streams and events: CUDA, XPU and other accelerators
+    replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
-A backend is told about streams, events and memory, never about tasks, graphs or policies. Its
-methods are called once, when a program is compiled, and return *steps*: functions of no arguments
-that the executor calls on every run, in the thread that issues the stream. ``None`` instead of a
-step means that there is nothing to do.
+A backend knows streams, events and memory. It does not know tasks, graphs or policies. Its methods
+are called once, when a program is compiled, and return *steps*: functions without arguments that
+the executor calls in every run, in the thread that issues the stream. ``None`` instead of a step
+means that there is nothing to do.
 
-To add one, write an object with these methods and pass it as ``backend=``; a line in ``BACKENDS``
-gives it a name.
+On every backend, a wait takes effect only if it is issued after its event was recorded, because
+CUDA ignores a wait for an event that was not recorded.
+
+To add a backend, write an object with these methods and pass it as ``backend=``. An entry in
+``BACKENDS`` gives it a name.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from autosched.runtime.threads.tapes import Step, Team
 
 __all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
 
-Transfer = Callable[[Any, Any], Any]  # (what to copy, what to overwrite or None) -> the copy
+Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
 
 @runtime_checkable
@@ -37,52 +40,58 @@ class Backend(Protocol):
     """The methods of a backend, in the order in which they are called."""
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Acquire what the program needs. Raises MachineError for devices that are not there."""
+        """Acquire the resources that the program needs. Raises MachineError for missing devices."""
 
     def place(self, device: str) -> Any:
-        """Return what ``.device`` tensors on a device have, or None where it does not matter."""
+        """Return the ``.device`` of tensors on a device, or None where any is accepted."""
 
     def thread(self, stream: Stream) -> str | None:
-        """Return which thread issues a stream, by any name; None for the thread that calls the schedule."""
+        """Return the name of the thread that issues a stream; None for the calling thread."""
 
     def crew(self, threads: Sequence[str]) -> Team:
-        """Return what runs steps in these threads."""
+        """Return the team that runs steps in these threads."""
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Make streams current in their thread, so that what comes next is put on them."""
+        """Make streams current in their thread, so that the next work is issued to them."""
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Put a call on streams; ``seconds`` is what it is modelled to take."""
+        """Issue a call to streams; ``seconds`` is its modelled duration."""
 
     def transfer(self, copy: Copy) -> Transfer:
         """Return the function that copies a tensor between two devices."""
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Record an event. That it was issued before its waits is the executor's part."""
+        """Record an event. The executor makes sure that this is issued before the event's waits."""
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Hold a stream back until an event has happened."""
+        """Make a stream wait for an event."""
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
-        """Return what to do with memory that goes back, before its last reference is dropped."""
+        """Return what to do with memory that is freed, before its last reference is dropped."""
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Return a function that marks a moment on streams that meet; on none, for the thread that calls it."""
+        """Return a function that marks a moment on streams.
+
+        Without streams, in the calling thread.
+        """
 
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Start a run; ``stopped()`` says whether it has been given up meanwhile."""
+        """Start a run; ``stopped()`` says whether it has been aborted in the meantime."""
 
     def join(self) -> None:
-        """End a run: return when its outputs may be used by the caller."""
+        """End a run: return when the caller may use its outputs."""
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Make outputs the caller's, after ``join``: what becomes of their memory is up to the caller's streams now."""
+        """Pass outputs to the caller, after ``join``.
+
+        The caller's streams now decide when their memory is freed.
+        """
 
     def seconds(self, stamp: Any) -> float:
-        """Return how long after ``begin`` a stamp was made; valid after ``join``."""
+        """Return the time of a stamp in seconds after ``begin``; valid after ``join``."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 BACKENDS = {

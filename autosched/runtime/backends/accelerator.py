@@ -1,34 +1,41 @@
-"""Streams and events of a real accelerator, by torch's generic API: CUDA first, XPU and others by the same code.
+"""Run programs on accelerators with torch streams and events.
 
-The rules of CUDA that this keeps:
+Uses torch's generic accelerator API: CUDA first; XPU and others run the same code.
 
-1. torch hands out a pool of 32 streams per device and then the first again: streams are made once,
-   by name, counted, and kept for the life of the process; one that has been handed out to us before
-   is passed over.
-2. The current stream is per thread and device: it is set before what is put on it, in the thread
-   that issues it.
-3. A copy between two GPUs runs on the source's current stream and makes the current streams of both
-   wait for each other: so both copy streams are made current. Two logical devices on one GPU do the
-   same by events.
-4. A wait for an event that was never recorded does nothing: records are issued before their waits
-   (the executor). A wait that was issued keeps to the record before it, so a run may record events
-   anew while waits of the last go on.
-5. A block goes back to the stream that allocated it: results are made, and freed, with that stream
-   current.
-6. A copy is asynchronous only from and to pinned host memory, so what is not travels through such
-   (``transfers``). What comes to the host may be read after its event has been waited for there,
-   and has landed.
-7. Inputs come from, and outputs go to, the caller's current stream: the streams wait for it, and it
-   for them. Host memory is the caller's again when the call returns: what copies from or to it is
-   waited for. So an input may be dropped at once: its block goes back in the order of a stream that
-   is behind all of ours.
-8. An output's block is of a stream of ours, which does not wait for what the caller has yet to do
-   with it, and which other schedules, and other streams of the caller, allocate from too. So the
-   block is recorded for the caller's stream as it is handed out, and goes back only behind that.
-   Nothing else is: in a schedule, frees wait.
+The rules of CUDA that this module follows:
 
-Streams that wait for the CPU, directly or not, are issued by threads of their own, so that they
-hold up no other; all others by the calling thread.
+1. torch hands out a pool of 32 streams per device and then starts again with the first. So streams
+   are created once, by name, counted, and kept for the life of the process. A stream that torch has
+   handed out to this module before is skipped.
+2. The current stream is a property of a thread and a device. It is set in the thread that issues
+   work, before the work is issued.
+3. A copy between two GPUs runs on the source's current stream, and makes the current streams of
+   both devices wait for each other. So both copy streams are made current. Two logical devices on
+   one GPU achieve the same with events.
+4. A wait for an event that was never recorded has no effect. The executor issues records before
+   their waits. A wait refers to the last record issued before it, so a run may record events again
+   while waits of the previous run are pending.
+5. A block returns to the stream that allocated it. So results are created and freed while that
+   stream is current.
+6. A copy is asynchronous only from and to pinned host memory, so other host memory is staged
+   through pinned memory (``transfers``). The host may read what was copied to it after it has
+   waited for the copy's event and the data has been moved on from the staging memory.
+7. Inputs come from the caller's current stream, and outputs go to it: the streams of a run wait for
+   it at the beginning, and it waits for them at the end. When the call returns, host memory belongs
+   to the caller again, because the call waits for copies from and to it. So the caller may drop an
+   input immediately: its block returns to a stream that waits for all streams of the run.
+8. The block of an output belongs to a stream of this module, which does not wait for what the
+   caller does with the output afterwards. The next run, other schedules and other streams of the
+   caller may allocate from that stream. So each output is registered with the caller's stream
+   (``record_stream``), and its block returns only after the work on that stream. Inputs and
+   intermediate values do not need this: within a schedule, frees wait.
+
+A copy between two accelerators occupies the source's copy-out stream and the destination's copy-in
+stream, because torch makes the two current streams wait for each other. A copy between host and
+accelerator occupies the accelerator's copy stream only.
+
+Streams that wait for the CPU, directly or through others, are issued by separate threads, so that
+they do not delay other streams. All others are issued by the calling thread.
 """
 
 from __future__ import annotations
@@ -59,7 +66,7 @@ _streams: dict[torch.device, dict[Stream, torch.Stream]] = {}
 class Accelerator(Host):
     """See ``autosched.runtime.backends``.
 
-    With ``serial`` one thing happens at a time, in issue order: the reference.
+    With ``serial``, instructions run one at a time, in issue order: the reference.
     """
 
     def __init__(self, serial: bool = False) -> None:
@@ -83,7 +90,7 @@ class Accelerator(Host):
         self.clocks: dict[torch.device, DeviceClock] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        """Take streams from the pool and create events. Raises MachineError for missing devices."""
         if machine.accelerators and not machine.contention:
             raise MachineError(
                 "a machine without contention is for planning: copies of real devices need copy streams"
@@ -124,11 +131,14 @@ class Accelerator(Host):
         return self.devices[device]
 
     def thread(self, stream: Stream) -> str | None:
-        """Give CPU streams, and what waits for them, threads of their own."""
+        """Return a separate thread for CPU streams, and for streams that wait for them."""
         return str(stream) if stream in self.own_thread else None
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Make the streams current on their devices; on one device the last, which allocates what is copied."""
+        """Make the streams current on their devices.
+
+        If several are on one device, the last is current, and allocates the memory of copies.
+        """
         current = [self.streams[stream] for stream in streams if stream in self.streams]
         if not current:
             return None
@@ -143,7 +153,10 @@ class Accelerator(Host):
         return step
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Call; between two streams of one GPU, do by events what torch does between those of two."""
+        """Call a function.
+
+        Between two streams of one GPU, synchronize with events, as torch does between two GPUs.
+        """
         real = [self.streams[stream] for stream in streams if stream in self.streams]
         if self.serial:
             return lambda: _synchronized(call, real)
@@ -178,12 +191,15 @@ class Accelerator(Host):
         )
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Record on the stream; what a CPU stream has done is done."""
+        """Record the event on the stream. A CPU stream needs none: its work is complete."""
         made = self.events[event]
         return None if made is None else partial(made.record, self.streams[stream])
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Let a GPU stream wait, or a CPU stream's thread, until what comes to the host has landed there."""
+        """Make a GPU stream wait.
+
+        For a CPU stream, block its thread until data copied to the host has arrived there.
+        """
         made = self.events[event]
         if made is None:
             return None
@@ -213,7 +229,7 @@ class Accelerator(Host):
         return mark
 
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Let all streams wait for the caller's."""
+        """Make all streams wait for the caller's."""
         self.stopped = stopped
         if self.streams:
             self.caller_device = torch.accelerator.current_device_index()
@@ -227,13 +243,16 @@ class Accelerator(Host):
         self.begun = time.perf_counter()
 
     def _zero(self) -> None:
-        """Tell each device's clock by the host's, when all have come to rest."""
+        """Synchronize each device's clock with the host's, while all devices are idle."""
         for device in self.callers:
             torch.accelerator.synchronize(device)
         self.clocks = {device: DeviceClock(caller) for device, caller in self.callers.items()}
 
     def join(self) -> None:
-        """Let the caller's streams wait for ours, and the host for copies of its memory, or for all if given up."""
+        """Make the caller's streams wait for those of the run.
+
+        The host waits for copies of its memory, or for everything if the run was aborted.
+        """
         timing = self.timing  # only runs with stamps have to begin with all devices at rest
         self.timing = False
         for stream, end in self.ends:
@@ -247,7 +266,7 @@ class Accelerator(Host):
             for stream in self.streams.values() if self.stopped() else self.with_host:
                 stream.synchronize()
             self.pinned.land()
-        except BaseException:  # Ctrl-C: what has not landed must not do so in a later run
+        except BaseException:  # Ctrl-C: pending copies must not land in a later run
             self.pinned.forget()
             raise
         for device, clock in self.clocks.items() if timing else ():
@@ -255,7 +274,7 @@ class Accelerator(Host):
             clock.end()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Let no output's block go back before the caller's stream has done what it will do with it."""
+        """Prevent the reuse of an output's block before the caller's stream has finished its work with it."""
         for leaf in flatten(outputs):
             if (
                 isinstance(leaf, torch.Tensor)
@@ -266,7 +285,7 @@ class Accelerator(Host):
 
     @property
     def doubt(self) -> float:
-        """How far off, in seconds, what ``seconds`` says of a device may be."""
+        """The bound, in seconds, on the error of ``seconds`` for a device."""
         return max((clock.doubt for clock in self.clocks.values()), default=0.0)
 
     def seconds(self, stamp: Any) -> float:
@@ -276,7 +295,7 @@ class Accelerator(Host):
         return self.clocks[stamp.device].seconds(stamp) - self.begun
 
     def close(self) -> None:
-        """Give page-locked memory back."""
+        """Release page-locked memory."""
         self.pinned.clear()
 
 
@@ -287,7 +306,7 @@ def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
 
 
 def _real(name: str, physical: str | None) -> torch.device:
-    """Return the torch device behind a name. Raises MachineError if it is not there."""
+    """Return the torch device of a name. Raises MachineError if it is missing."""
     if name.partition(":")[0] == "cpu":
         return torch.device("cpu")
     try:
@@ -306,7 +325,10 @@ def _real(name: str, physical: str | None) -> torch.device:
 
 
 def _pooled(device: torch.device, name: Stream) -> torch.Stream:
-    """Return the stream of that name, made at its first use. Raises MachineError when the pool would repeat."""
+    """Return the stream of that name, created at its first use.
+
+    Raises MachineError when the pool would repeat.
+    """
     made = _streams.setdefault(device, {})
     if name in made:
         return made[name]
@@ -320,7 +342,7 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
 
 
 def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
-    """Return the CPU streams, and all streams that wait, directly or not, for what one of them records."""
+    """Return the CPU streams, and all streams that wait, directly or not, for an event recorded by one of them."""
     recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
     pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
     pairs += [

@@ -1,7 +1,12 @@
-"""The clock of a device, told by the host's: a tick before a run, one behind it, and the line through both.
+"""Convert times of a device's clock to times of the host's clock.
 
-Knows streams and events of torch, no program. A clock that cannot be right is told of, and not
-followed.
+A reference event is recorded on each device before a run and after it, while the device is idle and
+the host observes the event. The line through the two gives offset and drift. Of the drifts that the
+uncertainty of both observations allows, the smallest is used: in a short run the uncertainty is
+large, and would distort the durations of tasks.
+
+Knows streams and events of torch, and no program. A clock that cannot be correct is reported, and
+not used.
 """
 
 from __future__ import annotations
@@ -21,7 +26,10 @@ _FASTEST = (
 
 
 class Tick(NamedTuple):
-    """A moment on a device, and when that was by the host's clock, in seconds, which may be off by ``doubt``."""
+    """A moment on a device, and its time on the host's clock, in seconds.
+
+    ``doubt`` bounds the error.
+    """
 
     event: torch.Event
     seconds: float
@@ -29,9 +37,11 @@ class Tick(NamedTuple):
 
 
 class DeviceClock:
-    """What a device's events say in seconds of the host's clock; made, and ended, while the device is at rest.
+    """Converts a device's events to seconds of the host's clock.
 
-    ``doubt`` bounds, in seconds, how far that may be off.
+    Created and ended while the device is idle.
+
+    ``doubt`` bounds the error, in seconds.
     """
 
     def __init__(self, stream: torch.Stream) -> None:
@@ -41,7 +51,10 @@ class DeviceClock:
         self.doubt = self.zero.doubt
 
     def end(self) -> None:
-        """Tick again, behind the run, and take as much drift as the doubts of both ticks leave unexplained."""
+        """Take a second tick, after the run.
+
+        The drift is what the doubts of both ticks cannot explain.
+        """
         last = _best(self.stream)
         own = float(self.zero.event.elapsed_time(last.event)) / 1e3
         gap = last.seconds - self.zero.seconds - own
@@ -59,15 +72,18 @@ class DeviceClock:
         )
 
     def seconds(self, event: torch.Event) -> float:
-        """Return when an event was, by the host's clock."""
+        """Return the time of an event on the host's clock."""
         event.synchronize()
         return self.zero.seconds + float(self.zero.event.elapsed_time(event)) / 1e3 * self.rate
 
 
 def drift(own: float, gap: float, slack: float) -> float:
-    """Return the least drift of a clock that went ``own`` seconds while the host's went ``gap`` seconds more.
+    """Return the least drift of a clock.
 
-    ``slack`` seconds of the gap may be the ticks' own doubt. A clock that stood still drifted without bound.
+    It advanced ``own`` seconds while the host's advanced ``gap`` seconds more.
+
+    Of the gap, ``slack`` seconds may be the uncertainty of the ticks. The drift of a clock that did
+    not advance is infinite.
 
     >>> drift(2.0, 0.5, 1.0), drift(2.0, -0.5, 0.25), drift(0.0, 1.0, 0.5)
     (0.0, -0.125, inf)
@@ -79,7 +95,7 @@ def drift(own: float, gap: float, slack: float) -> float:
 
 
 def _best(stream: torch.Stream) -> Tick:
-    """Return the tick that was seen best."""
+    """Return the tick with the smallest doubt."""
     return min((_tick(stream) for _ in range(_TRIES)), key=lambda tick: tick.doubt)
 
 

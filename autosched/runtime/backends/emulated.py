@@ -1,15 +1,17 @@
-"""Any machine, played by this CPU in real time: streams are threads, and all takes as long as the costs say.
+"""Emulate any machine on this CPU in real time.
 
-Behaves as CUDA does where CUDA bites: streams are asynchronous, only events order them, and memory
-that was freed is overwritten at once (with NaN), in the order of the stream that allocated it.
+Each stream is a thread, and each task and copy takes as many seconds as the costs predict. The
+emulator behaves like CUDA where CUDA is easily misused: streams are asynchronous, only events order
+them, and freed memory is overwritten with NaN immediately, in the order of the stream that
+allocated it.
 
-Schedules that run at the same time on one machine (the same object) share its streams, as those on
-a GPU do: what one has put on a stream, the others wait for.
+Schedules that run concurrently on one machine (the same object) share its streams, as they would on
+a GPU: each waits for the work that another has issued on a stream.
 
-Each stream has a modelled clock. A task starts where the clocks of its stream and of what it waited
-for stand, does its real work, and ends after its modelled seconds, or when the real work ended if
-that was later. So the operating system's late wake-ups do not add up from task to task, as they
-would not on a device with a queue of its own.
+Each stream has a modelled clock. A task starts at the latest modelled time of its stream and of the
+events that it waited for. It does its real work, and ends after its modelled seconds, or when the
+real work ended if that was later. So delays of the operating system in waking a thread do not
+accumulate from task to task, as they would not on a device with a hardware queue.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was give
 
 
 class Queues:
-    """Until when each stream of a machine is taken, by whichever schedule.
+    """The time until which each stream of a machine is occupied, by any schedule.
 
     >>> queues, stream = Queues(), Stream("cuda:0", "compute")
     >>> queues.take([stream], 1.0, 2.0), queues.take([stream], 2.0, 1.0)
@@ -48,14 +50,20 @@ class Queues:
         self._until: dict[Stream, float] = {}
 
     def take(self, streams: Sequence[Stream], start: float, seconds: float) -> float:
-        """Take streams for so long, from ``start`` or from when they are free; return from when."""
+        """Occupy streams for a duration, from ``start`` or from when they are free.
+
+        Return the start.
+        """
         with self._guard:
             start = max([start, *(self._until.get(stream, start) for stream in streams)])
             self._until.update(dict.fromkeys(streams, start + seconds))
         return start
 
     def leave(self, streams: Sequence[Stream], end: float) -> None:
-        """Free streams that were taken until ``end``, now if that is earlier, unless others have taken them since."""
+        """Free streams that were occupied until ``end``, if that is later than now.
+
+        Streams that another schedule has occupied since are not changed.
+        """
         now = time.perf_counter()
         if now >= end:  # as ever, unless a run was given up
             return
@@ -83,7 +91,7 @@ def _queues_of(machine: Machine) -> Queues:
 
 @in_child
 def _free() -> None:
-    """Free all streams in a child process: what the parent runs on its machines does not hold up the child's."""
+    """Free all streams in a child process, which does not wait for what the parent runs on its machines."""
     for queues in _queues.values():
         queues.clear()
 
@@ -91,8 +99,8 @@ def _free() -> None:
 class Emulated(Host):
     """See ``autosched.runtime.backends``.
 
-    Where real work takes much longer than modelled, run after run, one warning says so: see
-    ``pace``. With ``serial`` one thing happens at a time, in issue order: what the same work takes
+    If real work takes much longer than modelled in several runs, one warning says so: see ``pace``.
+    With ``serial``, instructions run one at a time, in issue order: the time of the same work
     without any overlap.
     """
 
@@ -109,18 +117,18 @@ class Emulated(Host):
         self.mixes = False
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Set a clock for each stream."""
+        """Create a clock for each stream."""
         self.clock = dict.fromkeys(program.streams, 0.0)
         self.queues = _queues_of(machine)
         self.contention = machine.contention
         self.mixes = any(device.kind != "cpu" for device in machine.devices)
 
     def thread(self, stream: Stream) -> str | None:
-        """Give each stream a thread."""
+        """Return a separate thread for each stream."""
         return None if self.serial else str(stream)
 
     def here(self, device: str, usual: Any) -> Any:
-        """Return what stands for ``Here`` on a device: the CPU, as far as torch knows."""
+        """Return the device that replaces ``Here`` on a device: for torch, the CPU."""
         if not isinstance(usual, (str, torch.device)) or torch.device(usual).type != "cpu":
             return usual
         return self.mixing.told(device, torch.device(usual))
@@ -128,7 +136,7 @@ class Emulated(Host):
     def watched(
         self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
     ) -> Step:
-        """Return the call of a task that raises, as torch does on GPUs, where it mixes tensors of several devices."""
+        """Return the call of a task that raises, as torch does on GPUs, if it mixes tensors of several devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
     def begin(self, stopped: Callable[[], bool]) -> None:
@@ -147,7 +155,7 @@ class Emulated(Host):
             self.pace.end(max(self.clock.values(), default=self.begun) - self.begun)
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Call, then rest until the modelled end."""
+        """Call a function, then sleep until the modelled end."""
         clock = self.clock
         streams = tuple(self.clock) if self.serial else streams
         queues = self.queues
@@ -168,7 +176,7 @@ class Emulated(Host):
         return step
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Note the stream's clock."""
+        """Store the stream's clock."""
 
         def step() -> None:
             self.events[event] = self.clock[stream]
@@ -177,7 +185,7 @@ class Emulated(Host):
         return step
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Move the stream's clock on to the event's."""
+        """Advance the stream's clock to the event's."""
 
         def step() -> None:
             self.clock[stream] = max(

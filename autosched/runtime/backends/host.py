@@ -1,7 +1,7 @@
-"""Everything at once, in the calling thread, in issue order: streams and events do nothing.
+"""Run each instruction immediately, in the calling thread, in issue order.
 
-The least there is between a program and its functions; needs no torch. Copies between devices are
-copies in host memory, since a program relies on their being apart.
+Streams and events do nothing. This is the simplest backend, and it does not need torch. Copies
+between devices are copies in host memory, because a program relies on their being separate.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Host:
         self.begun = 0.0
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Need nothing."""
+        """Do nothing."""
 
     def place(self, device: str) -> Any:
-        """Take tensors wherever they are."""
+        """Accept tensors on any device."""
         return None
 
     def thread(self, stream: Stream) -> str | None:
@@ -43,25 +43,27 @@ class Host:
         return None
 
     def crew(self, threads: Sequence[str]) -> Team:
-        """Give each thread a thread."""
+        """Return a team with these threads."""
         return Crew(threads, self.prepare)
 
     def prepare(self) -> None:
-        """Set up a thread of the crew: leave autograd out, if torch is in use at all, and use no more threads than it.
+        """Set up a thread of the team: its autograd mode and intra-op threads.
 
-        torch gives a new thread as many intra-op threads as the process has when that thread first
-        asks; oneDNN does not ask, and other numbers of threads sum in another order.
+        Autograd is disabled if torch is imported, and the number of intra-op threads is that of the
+        calling thread. torch gives a new thread as many intra-op threads as the process has when
+        that thread first asks; oneDNN does not ask, and other numbers of threads sum in another
+        order.
         """
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_grad_enabled(False)
             torch.get_num_threads()
 
     def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Need nothing."""
+        """Do nothing."""
         return None
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Call at once."""
+        """Call the function immediately."""
         return call
 
     def transfer(self, copy: Copy) -> Transfer:
@@ -69,15 +71,15 @@ class Host:
         return copy_in_host_memory
 
     def record(self, stream: Stream, event: int) -> Step | None:
-        """Need nothing: what was issued before has happened."""
+        """Do nothing: what was issued before has finished."""
         return None
 
     def wait(self, stream: Stream, event: int) -> Step | None:
-        """Need nothing."""
+        """Do nothing."""
         return None
 
     def free(self, stream: Stream) -> Callable[[Any], None] | None:
-        """Leave it to the reference count."""
+        """Do nothing: reference counts free the memory."""
         return None
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
@@ -89,28 +91,33 @@ class Host:
         self.begun = time.perf_counter()
 
     def join(self) -> None:
-        """Need nothing: all is done."""
+        """Do nothing: all work has finished."""
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Need nothing: memory goes by reference count."""
+        """Do nothing: reference counts free the memory."""
 
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``."""
         return float(stamp - self.begun)
 
     def close(self) -> None:
-        """Need nothing."""
+        """Do nothing."""
 
 
 def copy_in_host_memory(source: Any, into: Any) -> Any:
-    """Copy a tensor, a tree of tensors, or whatever else a task returned; over ``into`` if that is given."""
+    """Copy a tensor, a tree of tensors, or any other result of a task.
+
+    Over ``into`` if that is given.
+    """
     return transform(_copied, source) if into is None else overwritten(into, source)
 
 
 def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None) -> Any:
-    """Copy a tensor, an array, or a tree of them over another; return the old one, or the new where it is immutable.
+    """Copy a tensor, an array, or a tree of them over another.
 
-    ``put`` copies a tensor over another, and returns that; by default torch does.
+    Return the old one, or the new one if it is immutable.
+
+    ``put`` copies a tensor over another and returns the latter; by default torch does.
     """
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
@@ -142,7 +149,7 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
 
 
 def _once(old: Any, new: Any) -> tuple[Any, Any]:
-    """Return of two tensors that are expanded alike each element once, as torch writes none that are there twice."""
+    """Return the distinct elements of two expanded tensors, because torch does not write elements that share memory."""
     if "strided" not in str(old.layout) or "strided" not in str(new.layout):
         return old, new
     strides = zip(old.shape, old.stride(), new.stride(), strict=True)
@@ -160,9 +167,10 @@ def _copied(leaf: Any) -> Any:
 
 
 def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
-    """Return a copy of a tensor that is to be read conjugated or negated if the original is.
+    """Return a copy that has the conjugate and negative bits of the original.
 
-    ``copied`` copies what is neither. ``clone`` would apply it; then ``view_as_real`` takes the copy only.
+    ``copied`` copies a tensor without these bits. ``clone`` would apply the bits; then
+    ``view_as_real`` takes the copy only.
     """
     if tensor.is_conj():
         return as_it_is(copied, tensor.conj()).conj()
@@ -173,11 +181,11 @@ def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
 
 
 def _with_its_strides(leaf: Any) -> Any:
-    """Return a copy that lies in memory as the original does: sums over other strides have other last bits.
+    """Return a copy with the strides of the original, because sums over other strides differ in the last bits.
 
     So do products at another alignment: matrix kernels of CPUs take another path where data begins
-    between the words of a vector. Therefore the address of a copy in host memory is that of its
-    source, modulo ``ALIGNMENT``.
+    inside a vector word. Therefore the address of a copy in host memory is that of its source,
+    modulo ``ALIGNMENT``.
     """
     if "strided" not in str(leaf.layout) or leaf.numel() == 0:
         return leaf.clone()
@@ -189,7 +197,10 @@ def _with_its_strides(leaf: Any) -> Any:
 
 
 def _is_plain_on_cpu(leaf: Any) -> bool:
-    """Whether a tensor is no more than its bytes in host memory; one of a subclass may have ideas of its own."""
+    """Whether a tensor is fully described by its bytes in host memory.
+
+    A subclass may have other state.
+    """
     torch = sys.modules.get("torch")
     if (
         torch is None
@@ -223,12 +234,12 @@ def _aligned(leaf: Any, beyond: int) -> Any:
 
 
 def _span(leaf: Any) -> int:
-    """Return how many elements lie between a tensor's first and its last, both included."""
+    """Return the number of elements from a tensor's first to its last in memory, both included."""
     return 1 + sum(
         (int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True)
     )
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:
-    """Return a copy that asks for gradients where the original, a leaf of autograd, does."""
+    """Return a copy that requires gradients if the original, a leaf of autograd, does."""
     return copy.requires_grad_() if leaf.requires_grad and leaf.is_leaf else copy

@@ -1,18 +1,20 @@
-"""Which emulated device a tensor is on, and an error where tensors of several devices meet.
+"""Detect tasks that mix tensors of several emulated devices.
 
-All tensors of an emulated machine are in host memory, so torch itself lets them meet. While a task
-is watched, a mode of torch sees the functions of torch that the task calls, and refuses what a GPU
-would. It changes no result.
+All tensors of an emulated machine are in host memory, so torch itself lets them be combined. While
+a task is checked, a torch function mode sees the torch functions that the task calls, and raises
+the errors that a GPU would raise. It changes no result.
 
-* What a task is given is on the task's device, and what torch makes of tensors is where they are.
-* What is made without ``device=`` is on the CPU, and so is what ``.cpu()`` returns.
-* ``device=x.device`` and ``device=`` with what stands for ``asc.Here`` are where they say. Any
-  other ``device=`` means this computer's CPU, and may mean a GPU on another one: of what is made
-  there, and of parameters and buffers of modules, nothing is known, and nothing refused.
-* A tensor that a function finds in a closure or a global variable is where it is: on the CPU.
+* The arguments of a task are on the task's device, and results of torch functions are on the device
+  of the tensors that they were computed from.
+* A tensor created without ``device=`` is on the CPU, and so is the result of ``.cpu()``.
+* ``device=x.device`` and ``device=`` with the placeholder ``asc.Here`` name the device that they
+  name elsewhere. Any other ``device=`` means this computer's CPU, and might mean a GPU on another
+  computer: the device of what is created there, and of parameters and buffers of modules, is
+  unknown, and these are never rejected.
+* A tensor that a function finds in a closure or a global variable is on the CPU.
 
-Torch's exceptions are kept: CPU tensors of no dimension go with any others, as do indices, lengths
-and ``copy_``.
+The exceptions that torch makes are kept: CPU tensors without dimensions can be combined with
+tensors of any device; so can indices and lengths, and ``copy_`` takes tensors of two devices.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ __all__ = ["Mixing"]
 
 CPU = "cpu"
 
-# Functions that take tensors of several devices, or that only look at shapes and types.
+# Functions that take tensors of several devices, or that only read shapes and types.
 _FREE = frozenset(
     "__deepcopy__ __getitem__ __reduce_ex__ __setitem__ _ctc_loss _index_put_impl_ _pack_padded_sequence "
     "_pad_packed_sequence _to_copy as_tensor asarray backward broadcast_tensors can_cast copy_ cpu ctc_loss cuda "
@@ -48,7 +50,7 @@ _MOVING = frozenset(("to", "cpu", "type_as"))
 
 
 class Mixing:
-    """What is known of the tensors of one run at a time."""
+    """The known devices of the tensors of a run, one run at a time."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -56,7 +58,7 @@ class Mixing:
         ] = {}  # by id: where it is, and where it was made
         self._said: dict[
             int, tuple[torch.device, str | None]
-        ] = {}  # devices that tasks are told, by id
+        ] = {}  # devices that are passed to tasks, by id
         self._told: dict[tuple[str, str], torch.device] = {}
 
     def forget(self) -> None:
@@ -64,7 +66,7 @@ class Mixing:
         self._known.clear()
 
     def told(self, device: str, real: torch.device) -> torch.device:
-        """Return an equal of ``real`` that is known to mean an emulated device, wherever it is passed."""
+        """Return an equal of ``real`` that is recognized as an emulated device wherever it is passed."""
         made = self._told.get((device, str(real)))
         if made is None:
             made = self._told.setdefault((device, str(real)), torch.device(str(real)))
@@ -74,7 +76,7 @@ class Mixing:
     def watched(
         self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
     ) -> Step:
-        """Return the call of a task on a device, which raises RuntimeError where it mixes devices."""
+        """Return the call of a task on a device, which raises RuntimeError if it mixes devices."""
         device = CPU if device.partition(":")[0] == CPU else device
 
         def prepare() -> _Mode:
@@ -86,12 +88,12 @@ class Mixing:
         return partial(_run, prepare, call)
 
     def of(self, tensor: torch.Tensor) -> str | None:
-        """Return where a tensor is, None if that is not known."""
+        """Return the device of a tensor, None if it is unknown."""
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
     def put(self, tensor: torch.Tensor, device: str, made: str = "") -> None:
-        """Note where a tensor is."""
+        """Set the device of a tensor."""
         number = id(tensor)
         known = self._known
 
@@ -102,12 +104,12 @@ class Mixing:
         known[number] = (weakref.ref(tensor, gone), device, made)
 
     def source(self, tensor: torch.Tensor) -> str:
-        """Return the line that made a tensor, as far as it is known."""
+        """Return the line that created a tensor, if it is known."""
         found = self._known.get(id(tensor))
         return found[2] if found is not None else ""
 
     def meant(self, device: Any) -> str | None:
-        """Return the emulated device that ``device=`` means, if it is one that a task was told."""
+        """Return the emulated device that ``device=`` means, if it was passed to a task by ``told``."""
         found = self._said.get(id(device))
         return None if found is None else found[1]
 
@@ -121,7 +123,7 @@ _STEP = _run.__code__
 
 
 class _Mode(TorchFunctionMode):
-    """Sees the functions of torch that one task calls."""
+    """Intercepts the torch functions that one task calls."""
 
     def __init__(self, mixing: Mixing, outside: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
@@ -156,7 +158,10 @@ class _Mode(TorchFunctionMode):
         return CPU if found is None and self.outside.get(id(tensor)) is tensor else found
 
     def _common(self, name: str, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Return the device that tensors share, None if that is not known. Raises RuntimeError if they share none."""
+        """Return the device that tensors share, None if it is unknown.
+
+        Raises RuntimeError if they share none.
+        """
         on: dict[str, torch.Tensor] = {}
         unknown = False
         for number, tensor in enumerate(tensors):
@@ -180,7 +185,7 @@ class _Mode(TorchFunctionMode):
         tensors: Sequence[Any],
         common: str | None,
     ) -> str | None:
-        """Return where a result is, None if that is not known."""
+        """Return the device of a result, None if it is unknown."""
         named = kwargs.get("device")
         if name in ("to", "type_as") and named is None:
             other = args[1] if len(args) > 1 else kwargs.get("other")
@@ -198,7 +203,7 @@ class _Mode(TorchFunctionMode):
     def _placed(
         self, result: Any, name: str, args: Sequence[Any], kwargs: Any, device: str | None
     ) -> Any:
-        """Note where a result is; what a GPU would have copied becomes a tensor of its own."""
+        """Set the device of a result. What a GPU would have copied becomes a separate tensor."""
         given = {id(leaf) for leaf in flatten((args, kwargs))}
         if name in _MOVING and id(result) in given:
             if device == self._of(result):
@@ -225,7 +230,7 @@ class _Mode(TorchFunctionMode):
 
 
 def _captured(fn: Any) -> Iterator[torch.Tensor]:
-    """Yield tensors that a function finds in closures, defaults and globals; modules keep theirs to themselves."""
+    """Yield tensors in a function's closures, defaults and globals, except those of modules."""
     while isinstance(fn, partial):
         fn = fn.func
     fn = getattr(fn, "__func__", fn)
@@ -241,7 +246,10 @@ def _captured(fn: Any) -> Iterator[torch.Tensor]:
 
 
 def _line() -> str:
-    """Return the line of the task's own code that is being executed; nothing where an operator is the task."""
+    """Return the line of the task's own code that is being executed.
+
+    Nothing if the task is an operator.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not _STEP:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in (
@@ -255,7 +263,7 @@ def _line() -> str:
 
 
 # Attention modules take their fast path only if ``torch.overrides.has_torch_function`` sees no
-# mode, and its results differ in the last bits. So that function must not see ours.
+# mode, and its results differ in the last bits. So that function must not see this module's mode.
 _hiding = threading.Lock()
 _hidden: list[Any] = []
 _original = torch.overrides.has_torch_function

@@ -1,7 +1,8 @@
-"""Pace: whether real work keeps up with modelled seconds, and how much slower a machine would have to be.
+"""Warn when emulation takes longer than its modelled time.
 
-Adds up what an emulated run would take if all work were done in its modelled seconds, and warns
-where runs take much longer again and again. Knows no task, and nothing of what the machine is.
+Adds up the time that an emulated run would take if all work were done in its modelled seconds,
+warns when runs repeatedly take much longer, and states how much slower the machine would have to
+be. Knows no task, and nothing about the machine.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from autosched.program.program import Stream
 
 __all__ = ["Pace", "rounded_up"]
 
-_LATE = 2.0  # times as long as modelled: what is less, the operating system's wake-ups do
+_LATE = 2.0  # times as long as modelled; less may be due to delays of the operating system
 _RUNS = 3  # in a row: the first run is watched, and one may be late by chance
 
 
 class Pace:
-    """Modelled clocks of streams, which real time does not move."""
+    """Modelled clocks of streams, which are independent of real time."""
 
     def __init__(self) -> None:
         self._clock: dict[Stream, float] = {}
@@ -36,22 +37,25 @@ class Pace:
         self._begun = True
 
     def run(self, streams: Sequence[Stream], seconds: float) -> None:
-        """Move the clocks of streams on."""
+        """Advance the clocks of streams."""
         clock = self._clock
         clock.update(
             dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds)
         )
 
     def record(self, stream: Stream, event: int) -> None:
-        """Note a stream's clock."""
+        """Store a stream's clock."""
         self._events[event] = self._clock.get(stream, 0.0)
 
     def wait(self, stream: Stream, event: int) -> None:
-        """Move a stream's clock on to an event's."""
+        """Advance a stream's clock to an event's."""
         self._clock[stream] = max(self._clock.get(stream, 0.0), self._events.get(event, 0.0))
 
     def end(self, measured: float) -> None:
-        """End a run that took so many seconds. Warn once of runs that took much longer than modelled, in a row."""
+        """End a run that took this many seconds.
+
+        Warn once if several runs in a row took much longer than modelled.
+        """
         if not self._begun:
             return
         self._begun = False
@@ -73,7 +77,7 @@ class Pace:
 
 
 def _users() -> int:
-    """Return how many calls up from the caller the user's line is: the nearest that is not ours."""
+    """Return the number of stack frames up to the nearest one outside this package."""
     frame = sys._getframe(1)
     level = 1
     while (

@@ -1,9 +1,11 @@
-"""Page-locked host memory in pieces, each used again only when the copy that used it is past.
+"""Pools of page-locked host memory for staging copies.
 
-Copies from and to pageable memory go through such pieces: the host moves what is to be sent there,
-and what has come on from there, which is its *landing*. The driver would do the former too, but
-only when the stream has come to the copy, with the issuing thread held until then. Knows no
-program, and of streams only that events are recorded on them.
+A copy from or to pageable memory goes through such pieces: the host moves what is to be sent into
+them, and moves what has arrived to its destination, which is called its *landing*. A piece is
+reused only after the copy that used it has finished. The driver would also stage memory that is
+sent, but only when the stream reaches the copy, and it would block the issuing thread until then.
+
+Knows no program, and of streams only that events are recorded on them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LIMIT = 256 << 20  # bytes of all pieces; who wants more waits for the oldest c
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Bytes of host memory, the event behind the copy that uses them, and what is to be done then."""
+    """Bytes of host memory, the event after the copy that uses them, and a function to call after it."""
 
     device: torch.device
     memory: torch.Tensor
@@ -36,9 +38,11 @@ class Piece:
 
 
 class Pinned:
-    """Pieces, shared by the threads that issue copies; a piece is of one device, as its event is.
+    """Pieces, shared by the threads that issue copies.
 
-    Sizes are powers of two, which torch rounds page-locked memory up to anyway.
+    A piece belongs to one device, as its event does.
+
+    Sizes are powers of two, because torch rounds page-locked memory up to these anyway.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -51,7 +55,7 @@ class Pinned:
         ] = {}  # of each stream, in the order of its copies
 
     def take(self, device: torch.device, nbytes: int) -> Piece:
-        """Return a piece of so many bytes or more that no copy uses; to be sent, on a stream of the device."""
+        """Return an unused piece of this many bytes or more, to be sent on a stream of the device."""
         size = max(_LEAST, 1 << (nbytes - 1).bit_length())
         with self.lock:
             while not (idle := self.idle.get((device, size))):
@@ -66,25 +70,28 @@ class Pinned:
     def send(
         self, piece: Piece, stream: torch.Stream, landing: Callable[[], object] | None = None
     ) -> None:
-        """Keep a piece until all that its device's stream has to do by now is past, and then let it land."""
+        """Keep a piece until its device's stream has finished all work issued so far, and then let it land."""
         piece.landing = landing
         with self.lock:
             piece.event.record(stream)
             self.flying.setdefault(stream, deque()).append(piece)
 
     def land(self) -> None:
-        """Land all copies that are past; another thread's landing that has begun has ended then."""
+        """Land all finished copies.
+
+        A landing that another thread has begun has ended when this returns.
+        """
         with self.lock:
             self._settle()
 
     def forget(self) -> None:
-        """Let nothing land of what is under way."""
+        """Drop the landings of copies that are in flight."""
         with self.lock:
             for piece in chain(*self.flying.values()):
                 piece.landing = None
 
     def clear(self) -> None:
-        """Wait for all copies, and give the memory back."""
+        """Wait for all copies, and free the memory."""
         with self.lock:
             while self._wait():
                 pass
@@ -95,7 +102,7 @@ class Pinned:
         return Piece(device, _locked(size), torch.Event(device))
 
     def _settle(self) -> bool:
-        """Let all go that are past; return whether there were any."""
+        """Release all pieces of finished copies; return whether there were any."""
         any_past = False
         for line in self.flying.values():
             while line and line[0].event.query():
@@ -108,7 +115,7 @@ class Pinned:
         return any_past
 
     def _wait(self) -> bool:
-        """Wait for a copy, of the stream that has most before it; return whether there was one."""
+        """Wait for a copy of the stream that has most pending; return whether there was one."""
         line = max(self.flying.values(), key=len, default=None)
         if not line:
             return False
@@ -116,7 +123,7 @@ class Pinned:
         return self._settle()
 
     def _give_up(self) -> bool:
-        """Give idle pieces back; return whether there were any."""
+        """Free idle pieces; return whether there were any."""
         idle = [piece for pieces in self.idle.values() for piece in pieces]
         self.total -= sum(piece.memory.numel() for piece in idle)
         self.idle.clear()
@@ -124,7 +131,10 @@ class Pinned:
 
 
 def _locked(nbytes: int) -> torch.Tensor:
-    """Return page-locked bytes; pageable ones, which are as right and slower, for a device that has no use for it."""
+    """Return page-locked bytes.
+
+    Pageable bytes, which are correct but slower, for a device that cannot use page-locked ones.
+    """
     try:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     except (RuntimeError, NotImplementedError):

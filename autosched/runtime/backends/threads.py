@@ -1,7 +1,7 @@
-"""CPU streams as threads: a thread for each, which take turns only where the program waits.
+"""Run each CPU stream in a thread of its own.
 
-Where several compute streams are in use they share out torch's intra-op threads, so that cores are
-not fought over.
+The threads wait for each other only where the program says so. If several compute streams are in
+use, they share torch's intra-op threads, so that the cores are not oversubscribed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Threads(Host):
         self.shared = False
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Share out the intra-op threads. Raises MachineError for devices that are no CPU."""
+        """Divide the intra-op threads. Raises MachineError for devices that are not CPUs."""
         for stream in program.streams:
             if machine.device(stream.device).kind != "cpu":
                 raise MachineError(
@@ -40,18 +40,22 @@ class Threads(Host):
         self.shared = len(computing) > 1
 
     def thread(self, stream: Stream) -> str | None:
-        """Give each stream a thread, unless there is but one."""
+        """Return a separate thread for each stream, unless there is only one stream."""
         return str(stream) if self.shared else None
 
     def crew(self, threads: Sequence[str]) -> Team:
-        """Give each thread a thread; torch notes each one's share for the calling thread too, so put that right."""
+        """Return a team of these threads.
+
+        Torch applies each one's number of intra-op threads to the calling thread too, so restore
+        that.
+        """
         before = torch.get_num_threads()
         crew = super().crew(threads)
         torch.set_num_threads(before)
         return crew
 
     def prepare(self) -> None:
-        """Take this thread's share of the intra-op threads, and leave autograd out."""
+        """Set this thread's number of intra-op threads, and disable autograd."""
         super().prepare()
         if self.shared:
             torch.set_num_threads(self.intra_op_threads)

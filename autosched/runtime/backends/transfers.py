@@ -1,17 +1,28 @@
-"""How a tensor gets to another device: directly where that is asynchronous, else through pieces of page-locked memory.
+"""Copy tensors between devices, with page-locked staging memory where needed.
 
-    host, page-locked  -> GPU                 one copy
-    host, pageable     -> GPU                 moved to pieces by the host, and on from there
-    GPU                -> host                one copy, into memory that is page-locked
-    GPU                -> pageable memory     over what the caller has: into pieces, which land there when they are past
-    GPU                -> GPU, peers          one copy, which makes the current streams of both wait for each other
-    GPU                -> GPU, no peers       into pieces and on from there: what is one hop there is two
-    GPU                -> itself              one copy, of one logical device for another
+    host, page-locked -> GPU              one copy
+    host, pageable    -> GPU              moved to pinned pieces by the host, and copied from there
+    GPU               -> host             one copy, into memory that is page-locked
+    GPU               -> pageable memory  of the caller: into pinned pieces, then moved by the host
+    GPU               -> GPU, peers       one copy; the current streams of both wait for each other
+    GPU               -> GPU, no peers    into pinned pieces, and on from there: two copies for each
+    GPU               -> itself           one copy, from one logical device to another
 
-A copy lies in memory as the original does, since sums over other strides have other last bits; what
-has gaps travels without them. All is put on the streams that are given, which are current; nothing
-here waits for the host but to write over what has gaps in host memory, and to send on what lands
-there.
+A copy has the strides of the original, because sums over other strides differ in the last bits. A
+tensor with gaps is packed before the copy and spread after it, so that the bytes transferred are
+those that were predicted; this takes memory for the gaps, which no prediction includes.
+
+Copies are whole; only staging is divided into pieces. A task needs all of what it reads, so parts
+that arrive earlier would not let anything begin. Pieces let both copies between GPUs that are no
+peers proceed concurrently.
+
+Pageable memory is moved by the thread that issues the copy. The handshakes with a separate thread
+would cost a run more than small inputs take, and large inputs are better pinned by their owner, as
+``explain`` advises. What is written back to a caller's pageable memory is moved there when the host
+waits for it anyway: before a CPU task, or at the end of the run.
+
+All work is put on the given streams, which are current. The host waits here only to overwrite host
+memory that has gaps, and to send on data that has not yet been moved to its destination.
 """
 
 from __future__ import annotations
@@ -31,10 +42,10 @@ __all__ = ["Way", "are_peers"]
 
 
 class Way:
-    """What moves tensors from a source to a target, of which one is no CPU.
+    """Moves tensors from a source to a target, at least one of which is an accelerator.
 
-    ``streams`` are those that the copy stands on, the target's last. ``relayed``: what is copied may still be about to
-    land in host memory, from another copy.
+    ``streams`` are those that the copy occupies, the target's last. ``relayed``: the source may
+    still be arriving in host memory, from another copy.
     """
 
     def __init__(
@@ -78,7 +89,7 @@ class Way:
         return copy
 
     def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy in memory of its own."""
+        """Return a copy in newly allocated memory."""
         shape = tensor.shape
         strides = tensor.stride()
         if _is_dense(tensor):
@@ -116,7 +127,7 @@ class Way:
         return old
 
     def _is_direct(self, tensor: torch.Tensor, over: torch.Tensor | None) -> bool:
-        """Whether torch's own copy is asynchronous, and takes the way that there is."""
+        """Whether torch's own copy is asynchronous, and uses a connection that exists."""
         if self.from_host:
             return tensor.is_pinned()
         if self.to_host:
@@ -124,7 +135,7 @@ class Way:
         return self.peers
 
     def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy what has gaps, or other strides than what it goes over: packed, and spread where it has come."""
+        """Copy a tensor that has gaps, or other strides than its destination: packed, and spread after arrival."""
         packed = self._fresh(tensor.contiguous())
         if self.to_host:
             self.out.synchronize()
@@ -133,14 +144,14 @@ class Way:
         return over
 
     def _meet(self) -> None:
-        """Let the source's stream wait for what the target's has done: who waits for a copy may wait for either."""
+        """Make the source's stream wait for the target's, so that another stream may wait for either."""
         if self.events:
             self._follow(self.out, self.into, self.events[1])
 
     # ---- through pieces, row by row of bytes
 
     def _send(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """From pageable memory: which is read now, so what shall land there must have landed."""
+        """Copy from pageable memory. It is read immediately, so copies into it must have landed."""
         if self.relayed:
             self.into.synchronize()
             self.pinned.land()
@@ -152,7 +163,7 @@ class Way:
             self.pinned.send(piece, self.into)
 
     def _fetch(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Over pageable memory."""
+        """Copy over pageable memory."""
         for start, end in _pieces(row):
             piece = self.pinned.take(self.source, end - start)
             memory = piece.memory[: end - start]
@@ -160,7 +171,7 @@ class Way:
             self.pinned.send(piece, self.out, partial(over[start:end].copy_, memory))
 
     def _relay(self, row: torch.Tensor, over: torch.Tensor) -> None:
-        """Between GPUs that cannot reach each other; pieces leave while others arrive."""
+        """Copy between GPUs that cannot access each other; pieces leave while others arrive."""
         arrived, entered = self.events
         self._follow(self.out, self.into, entered)
         for start, end in _pieces(row):
@@ -174,13 +185,16 @@ class Way:
 
     @staticmethod
     def _follow(stream: torch.Stream, other: torch.Stream, event: torch.Event) -> None:
-        """Let a stream wait for what another has to do by now; recording an event anew leaves earlier waits alone."""
+        """Make a stream wait for all work issued to another.
+
+        Recording an event again does not affect earlier waits.
+        """
         event.record(other)
         stream.wait_event(event)
 
 
 def are_peers(source: torch.device, target: torch.device) -> bool:
-    """Whether one device reaches the memory of another; as far as torch can tell, where it cannot, that it does."""
+    """Whether one device can access the memory of another; True if torch cannot tell."""
     ask = getattr(torch.get_device_module(source.type), "can_device_access_peer", None)
     if source == target or ask is None:
         return True
@@ -188,7 +202,7 @@ def are_peers(source: torch.device, target: torch.device) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is no more than its bytes and strides."""
+    """Whether a tensor is fully described by its bytes and strides."""
     kind = type(tensor)
     if (
         kind is not torch.Tensor
@@ -201,7 +215,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it lies in memory without gaps and overlaps, in any order of its dimensions."""
+    """Whether a tensor has neither gaps nor overlaps in memory, in any order of its dimensions."""
     if tensor.is_contiguous():
         return True
     step = 1
@@ -215,7 +229,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _row(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of what is dense, in the order of memory."""
+    """Return the bytes of a dense tensor, in the order of memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 

@@ -1,8 +1,9 @@
-"""Any machine in virtual time: one instruction after another in the calling thread, of whichever stream is chosen.
+"""Run any machine in virtual time, one instruction after another.
 
-Whatever is chosen, the program's events are obeyed, and the modelled clocks are the same: they
-depend on what waits for what alone. So runs explore the legal interleavings of a program, and each
-gives the simulator's timeline.
+The calling thread executes the instructions of all streams, and a chooser decides which stream
+continues. Every choice respects the program's events, and gives the same modelled times, because
+these depend only on which instruction waits for which. So runs explore the legal interleavings of a
+program, and each has the simulator's timeline.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["Virtual"]
 class Virtual(Emulated):
     """See ``autosched.runtime.backends``.
 
-    ``choose`` gets the names of the streams that could go on, and returns the one that does:
-    ``random.Random(1).choice`` explores. Default: the one whose modelled clock is behind.
+    ``choose`` gets the names of the streams that can continue, and returns the one that does:
+    ``random.Random(1).choice`` explores. Default: the stream with the earliest modelled clock.
     """
 
     def __init__(self, choose: Choose | None = None) -> None:
@@ -33,12 +34,12 @@ class Virtual(Emulated):
         self.named: dict[str, Stream] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Set a clock for each stream."""
+        """Create a clock for each stream."""
         super().open(program, machine)
         self.named = {str(stream): stream for stream in program.streams}
 
     def crew(self, threads: Sequence[str]) -> Team:
-        """Run all threads' steps in one, interleaved."""
+        """Run the steps of all threads in one thread, interleaved."""
         return Interleaver(self.choose, self.prepare)
 
     def begin(self, stopped: Callable[[], bool]) -> None:
@@ -48,7 +49,7 @@ class Virtual(Emulated):
         self.mixing.forget()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
-        """Call, and move the clocks on."""
+        """Call a function, and advance the clocks."""
 
         def step() -> None:
             call()
@@ -58,7 +59,7 @@ class Virtual(Emulated):
         return step
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Read the modelled clock, which no thread moves on by itself."""
+        """Read the modelled clock."""
         return lambda: max((self.clock[stream] for stream in streams), default=0.0)
 
     def _behind(self, ready: list[str]) -> str:

@@ -1,8 +1,8 @@
 """Recording a run once and replaying it.
 
-segments     which parts of a program can be recorded and replayed as one
+segments     the parts of a program that can be recorded and replayed as one
 recording    one run, recorded segment by segment
-replaying    which runs are recorded, which are replayed
+replaying    which runs are recorded, and which are replayed
 outputs      outputs of a recording that later replays do not overwrite
 cuda_graphs  recording on an accelerator: CUDA graphs
 """

@@ -1,26 +1,27 @@
 """Capture an accelerator's work as CUDA graphs and replay them.
 
-The rules of CUDA graphs that this keeps:
+The rules of CUDA graphs that this module follows:
 
-1. There is one capture at a time in a process; what other threads do meanwhile is their own affair
-   ("thread_local"). Before it the device comes to rest, since torch sets up random numbers for a
-   capture in memory that replays read.
-2. Work is captured on streams for that, of a pool of their own (of high priority, so that no other
-   stream of torch's is one of them). Segments fork from their stream and join it by events that are
-   captured (``segments``).
-3. Two graphs that were captured on one stream share a workspace of cuBLAS, and what is not captured
-   may use it at the same time. So workspaces are given up before a capture and behind it: each
-   graph has its own, in its pool, and it goes back as memory of that stream does.
-4. Memory of a graph is of a private pool, which only its own device has: segments are on one
-   device. The pool is shared by all segments of a recording, and by copies between them. That is
-   sound, as they are replayed in the order in which they were captured, by stream: whoever takes a
-   block stands behind whoever gave it back. Between replays the caller's streams stand. A first,
-   small graph keeps the pool in being.
-5. A graph is replayed on the stream that is current, behind all that is there. Random numbers go on
-   where the generator is then; default generators are registered by torch, others that tasks were
-   given here.
-6. A capture that fails leaves no trace: it is ended, its pool is let go of, and torch's generators
-   are told so by a capture that does not fail.
+1. There is at most one capture at a time in a process. Work of other threads during a capture is
+   not restricted (mode "thread_local"). The device is synchronized before a capture, because torch
+   initialises the random number state of a capture in memory that replays read.
+2. Work is captured on dedicated streams from a separate pool (of high priority, so that no other
+   torch stream is one of them). Segments fork from their stream and join it through captured events
+   (``segments``).
+3. Two graphs that were captured on one stream share a cuBLAS workspace, and work that is not
+   captured may use it at the same time. So workspaces are released before and after a capture: each
+   graph has its own workspace, in its memory pool, and the workspace is freed as other memory of
+   that stream is.
+4. Memory of a graph comes from a private pool of one device; each segment is on one device. The
+   pool is shared by all segments of a recording, and by the copies between them. That is safe,
+   because they are replayed in the order of capture on each stream: a block is allocated after it
+   was freed by its previous user. Between replays the caller's streams order the accesses. A first,
+   small graph keeps the pool alive.
+5. A graph is replayed on the current stream, after all work there. Random numbers continue from the
+   current state of the generator. torch registers default generators; other generators that tasks
+   were given are registered here.
+6. A capture that fails leaves no trace: it is ended, its pool is released, and torch's generators
+   are reset by a capture that does not fail.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ class Replay(Accelerator):
         self.last: dict[torch.device, torch.Event] = {}
 
     def open(self, program: Program, machine: Machine) -> None:
-        """Take streams from the pool and make events. Raises MachineError for devices that are not there."""
+        """Take streams from the pool and create events. Raises MachineError for missing devices."""
         super().open(program, machine)
         records = [i for i in program if isinstance(i, Record) and i.stream in self.streams]
         self.on = {record.event: self.devices[record.stream.device] for record in records}
 
     def refusal(self) -> str | None:
-        """Return why nothing can be recorded here, if that is so."""
+        """Return the reason why nothing can be recorded here, if there is one."""
         kinds = dict.fromkeys(stream.device.type for stream in self.streams.values())
         if not kinds:
             return "nothing of it runs on an accelerator"
@@ -83,7 +84,10 @@ class Replay(Accelerator):
         return self.recorders[-1]
 
     def alone(self, recording: bool) -> Accelerator:
-        """Return this backend as if all were issued by the calling thread; to record, on streams for that."""
+        """Return this backend as if the calling thread issued everything.
+
+        For recording, on separate streams.
+        """
         twin = copying.copy(self)
         twin.own_thread = set()
         if recording:
@@ -94,7 +98,10 @@ class Replay(Accelerator):
         return twin
 
     def stays(self, leaf: Any, device: str) -> str | None:
-        """Return what a leaf is, in words, if a replay would not make it anew on a device; None if it would."""
+        """Return a description of a leaf that a replay would not compute again on a device.
+
+        None if it would.
+        """
         if not isinstance(leaf, torch.Tensor):
             return f"{leaf!r}, of type {type(leaf).__name__},"
         if leaf.device != self.devices[device]:
@@ -104,22 +111,22 @@ class Replay(Accelerator):
         return "a tensor with a history for autograd" if leaf.grad_fn is not None else None
 
     def wrote(self, tensor: Any) -> None:
-        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks its version."""
+        """Note that a replay wrote a tensor of the caller's, for autograd and other readers of its version."""
         if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
     def settle(self) -> None:
-        """Let the caller's streams wait for what was done at the end of the last replay, by whichever caller."""
+        """Make the caller's streams wait for the end of the last replay, by whichever caller."""
         for device, event in self.last.items():
             torch.accelerator.current_stream(device).wait_event(event)
 
     def settled(self) -> None:
-        """Note that the caller's streams have got what a replay left."""
+        """Note that the caller's streams have received the results of a replay."""
         for device, caller in self.callers.items():
             self.last.setdefault(device, torch.Event(device)).record(caller)
 
     def close(self) -> None:
-        """Let go of what was recorded, too."""
+        """Release recordings, too."""
         for recorder in [*self.recorders]:
             recorder.close()
         super().close()
@@ -134,7 +141,7 @@ class _Recorder:
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Capture what steps put on devices, and return its replay."""
+        """Capture the work that steps issue to devices, and return its replay."""
         device = self.backend.devices[stream.device]
         pool = self._pool(device)
         with _CAPTURING, without_collecting():
@@ -142,7 +149,7 @@ class _Recorder:
         return self.graphs[-1].replay
 
     def _pool(self, device: torch.device) -> Any:
-        """Return the handle of a device's pool, which a small graph keeps in being."""
+        """Return the handle of a device's pool, which a small graph keeps alive."""
         if device not in self.pools:
             pool = torch.cuda.graph_pool_handle()
             with _CAPTURING, without_collecting():
@@ -151,7 +158,7 @@ class _Recorder:
         return self.pools[device]
 
     def taking(self, device: str, step: Step) -> Step:
-        """Return a step that takes the memory that it needs from the pool."""
+        """Return a step that allocates its memory from the pool."""
         real = self.backend.devices[device]
 
         def taken() -> None:
@@ -161,7 +168,7 @@ class _Recorder:
         return taken
 
     def borrowed(self, tensor: Any) -> Any:
-        """Return a tensor on the same memory, which does not keep it from serving again."""
+        """Return a tensor on the same memory that does not prevent its reuse."""
         return (
             _borrowed(tensor)
             if isinstance(tensor, torch.Tensor) and tensor.device in self.pools
@@ -169,7 +176,7 @@ class _Recorder:
         )
 
     def close(self) -> None:
-        """Let go of graphs and pools, when devices have come to rest."""
+        """Release graphs and pools, when devices are idle."""
         if self in self.backend.recorders:
             self.backend.recorders.remove(self)
         with contextlib.suppress(
@@ -184,7 +191,10 @@ class _Recorder:
 
 
 def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
-    """Return the stream on which work of a stream is captured. Raises MachineError when the pool would repeat."""
+    """Return the stream on which work of a stream is captured.
+
+    Raises MachineError when the pool would repeat.
+    """
     made = _recording.setdefault(device, {})
     if name not in made:
         if len(made) == _POOL:
@@ -198,7 +208,7 @@ def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
 def _captured(
     root: torch.Stream, pool: Any, steps: Step, used: Iterable[Any]
 ) -> torch.cuda.CUDAGraph:
-    """Return what steps put on devices, as a graph. It leaves nothing behind where it fails."""
+    """Return the work that steps issue to devices, as a graph. Leaves no trace if it fails."""
     torch.accelerator.synchronize(root.device)
     graph = torch.cuda.CUDAGraph()
     for generator in used:
@@ -221,7 +231,7 @@ def _captured(
 
 @contextlib.contextmanager
 def _without_workspaces() -> Any:
-    """Give up the workspaces of cuBLAS before and behind a capture."""
+    """Release the workspaces of cuBLAS before and after a capture."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield
@@ -240,7 +250,7 @@ def _small(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> None:
-    """End a capture that has failed, and put right what torch had set up for it."""
+    """End a capture that has failed, and restore what torch had set up for it."""
     with contextlib.suppress(Exception):
         graph.capture_end()
     with contextlib.suppress(

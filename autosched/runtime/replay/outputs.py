@@ -1,8 +1,8 @@
-"""Outgoing: a recording's outputs as the caller gets them, so that no later replay changes them.
+"""Return outputs of a recording that later replays do not overwrite.
 
-What is an input, or a view of one, is that input again, or a view of it, as in any run. Of the
-recording's own memory the caller gets a copy; what shares memory there shares it in the copy. Reads
-addresses, and no number.
+An output that is an input, or a view of one, is returned as that input or a view of it, as in any
+run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
+recording share it in the copy. Compares addresses, and reads no element.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ALIGNED = 16  # bytes: any dtype may begin there
 
 
 class Outgoing:
-    """How to hand out ``outputs``, by name, as the run left them that was recorded.
+    """Hands out ``outputs``, by name, as the recorded run left them.
 
-    ``lent`` has the inputs as they were then, ``lasting`` what else stays where it is. ``borrowed`` returns a tensor on
-    the same memory which does not keep it from serving again.
+    ``lent`` has the inputs of that run, ``lasting`` other memory that keeps its address.
+    ``borrowed`` returns a tensor on the same memory that does not prevent its reuse.
 
     >>> import torch
     >>> x, y = torch.zeros(2), torch.ones(2)
@@ -49,7 +49,10 @@ class Outgoing:
         }
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return them as a replay on these inputs left them, if the caller's streams are behind it."""
+        """Return the outputs of a replay on these inputs.
+
+        The caller's streams must wait for the replay first.
+        """
         given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
         copies = {address: (line.clone(), first) for address, (line, first) in self._kept.items()}
 
@@ -70,7 +73,10 @@ class Outgoing:
         return {label: transform(made, tree) for label, tree in self._trees.items()}
 
     def _found(self, leaf: Any) -> Any:
-        """Return a tensor as a view of what it lies on; what stays where it is, or lies nowhere, as it is."""
+        """Return a tensor as a view of the memory that it is in.
+
+        Unchanged if that keeps its address or is unknown.
+        """
         if not is_plain(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
             return leaf
         if address in self._lent:
@@ -82,7 +88,10 @@ class Outgoing:
 
 
 class _Span(NamedTuple):
-    """The bytes of a storage that are handed out; ``tensor`` is, of those on it, one with the smallest elements."""
+    """The bytes of a storage that are handed out.
+
+    ``tensor`` is the tensor on it with the smallest elements.
+    """
 
     tensor: Any
     first: int
@@ -103,7 +112,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor, ``first`` bytes behind the beginning of something that is another in each run."""
+    """A tensor that begins ``first`` bytes after the beginning of memory that is another in each run."""
 
     of: Hashable
     first: int
@@ -124,7 +133,7 @@ class _View:
         )
 
     def on(self, tensor: Any, behind: int) -> Any:
-        """Return it on a tensor's memory, so many bytes further from its storage's beginning."""
+        """Return the view on a tensor's memory, this many bytes further from its storage's beginning."""
         offset = (self.first + behind) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
             return tensor.detach().as_strided(self.shape, self.stride, offset)
@@ -134,7 +143,7 @@ class _View:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether this is a tensor whose elements lie in memory of its own, as they are."""
+    """Whether this is a tensor whose elements are in its own memory, unmodified."""
     torch = sys.modules.get("torch")
     return (
         torch is not None

@@ -1,22 +1,26 @@
-"""Recording: one run of a cut program, recorded segment by segment, and how it is replayed.
+"""Record one run segment by segment, and replay it.
 
-A recorded segment reads and writes the addresses that it met. So what crosses its borders stays
-where it was:
+A recorded segment reads and writes the addresses that it was recorded with. So everything that
+crosses the border of a segment keeps its address:
 
-    inputs on devices    are taken where they are, if they come at the same addresses each time; others are copied, on
-                         the caller's stream, into buffers that the recording keeps, and back if
-                         tasks write them
-    copies to devices    go into the memory that they went into when they were recorded
-    outputs              leave the recording's memory as copies, so that the next replay does not change them; those
-                         that are an input, or a view of one, are that input or a view of it again
-    constants            are where they are
+    inputs on devices    are used where they are, if they come at the same addresses each time;
+                         weights then need no copies. An input that comes from another address is
+                         copied, on the caller's stream, into a buffer that the recording keeps, and
+                         copied back if tasks write it; this costs one more recording
+    copies to devices    go into the memory that they went into during recording
+    outputs              are returned as copies, so that the next replay does not change them; those
+                         that are an input, or a view of one, are returned as that input or its view
+    constants            are used where they are
 
-All memory that a recording takes, in segments and by copies between them, is of one pool per
-device, in which blocks are taken and freed in the order of their streams, as the program says. So
-it needs no more than the program does, and a block that serves twice serves in the same order in
-each replay.
+All memory that a recording allocates, in segments and by copies between them, comes from one pool
+per device, in which blocks are allocated and freed in the order of their streams, as the program
+says. Frees are instructions, so a block that is reused within a run is reused in the same order in
+each replay. So a recording needs no more memory than the program, and no separate memory plan.
 
-Knows of the backend that it can record what steps put on a device, and replay it; not how.
+What cannot be recorded is run: a capture that fails has had no effect, so its segment and the rest
+of that run are executed as usual.
+
+Knows that the backend can record what steps issue to a device, and replay it. Does not know how.
 """
 
 from __future__ import annotations
@@ -41,53 +45,59 @@ __all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
 
 
 class Recorder(Protocol):
-    """The memory of a recording, and what records into it."""
+    """The memory of a recording, and the methods that record into it."""
 
     def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Call ``steps``, and return what does on devices again what they did, put on whatever stream is current.
+        """Call ``steps``, and return a function that repeats their work on devices, on the current stream.
 
-        What they put on devices does not happen now. ``used`` may hold generators of random
-        numbers. Raises what they raise, and whatever says that it cannot be recorded; then nothing
-        is left of it.
+        Their work on devices does not happen now. ``used`` may hold generators of random numbers.
+        Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
+        it remains.
         """
 
     def taking(self, device: str, step: Step) -> Step:
-        """Return a step that takes the memory that it needs from this pool."""
+        """Return a step that allocates its memory from this pool."""
 
     def borrowed(self, tensor: Any) -> Any:
-        """Return a tensor on the same memory, which does not keep it from serving again."""
+        """Return a tensor on the same memory that does not prevent its reuse."""
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release everything."""
 
 
 class Replayer(Backend, Protocol):
     """A backend that can record and replay."""
 
     def refusal(self) -> str | None:
-        """Return why nothing can be recorded here, if that is so."""
+        """Return the reason why nothing can be recorded here, if there is one."""
 
     def recorder(self) -> Recorder:
-        """Return a new one."""
+        """Return a new recorder."""
 
     def alone(self, recording: bool) -> Backend:
-        """Return this backend as if all were issued by the calling thread; to record, on streams for that."""
+        """Return this backend as if the calling thread issued everything.
+
+        For recording, on separate streams.
+        """
 
     def stays(self, leaf: Any, device: str) -> str | None:
-        """Return what a leaf is, in words, if it would not be made anew on a device by a replay; None if it would."""
+        """Return a description of a leaf that a replay would not compute again on a device.
+
+        None if it would.
+        """
 
     def wrote(self, tensor: Any) -> None:
-        """Note that a replay wrote a tensor of the caller's, for autograd and whoever else asks."""
+        """Note that a replay wrote a tensor of the caller's, for autograd and other readers of its version."""
 
     def settle(self) -> None:
-        """Let the caller's streams wait for what was done on them at the end of the last replay."""
+        """Make the caller's streams wait for the end of the last replay."""
 
     def settled(self) -> None:
-        """Note that the caller's streams have got what a replay left."""
+        """Note that the caller's streams have received the results of a replay."""
 
 
 class Lines(NamedTuple):
-    """A program, what each instruction does (None: nothing), which of the whole program's it is, and who issues it."""
+    """A program, the effect of each instruction (None: nothing), its position in the whole program, and its threads."""
 
     program: Program
     calls: Sequence[Step | None]
@@ -97,7 +107,7 @@ class Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What recordings share: parts of an executor. ``calls`` are those of the whole program."""
+    """Parts of an executor that recordings share. ``calls`` are those of the whole program."""
 
     cut: Segmented
     real: Mapping[str, str | None]
@@ -109,7 +119,7 @@ class Parts:
 
     @cached_property
     def here(self) -> dict[str, str]:
-        """The inputs that live on accelerators, and where."""
+        """The inputs that are on accelerators, and their devices."""
         given = {*self.graph.input_names}
         return {
             name: device
@@ -119,7 +129,7 @@ class Parts:
 
 
 def reals(machine: Machine) -> dict[str, str | None]:
-    """Return the real device behind each name; None for the host's.
+    """Return the physical device of each name; None for the host's.
 
     >>> reals(Machine.emulated(gpus=1))
     {'cpu': None, 'cuda:0': 'cuda:0'}
@@ -131,9 +141,11 @@ def reals(machine: Machine) -> dict[str, str | None]:
 
 
 class Recording:
-    """A run of a cut program for inputs of one kind. The first tape records; those that follow replay.
+    """A run of a segmented program for inputs of one kind.
 
-    ``fixed`` are the inputs on devices that are taken where they are, with their addresses.
+    The first tape records; later ones replay.
+
+    ``fixed`` are the inputs on devices that are used where they are, with their addresses.
     """
 
     def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
@@ -147,18 +159,21 @@ class Recording:
         self._graphs: dict[int, Step] = {}  # by position in the cut program
         self._held: dict[
             int, Any
-        ] = {}  # by slot, the recording's memory that what is outside of segments touches
+        ] = {}  # by slot, the recording's memory that instructions outside segments access
         self._at = _positions(parts.cut)
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None
         self._outgoing: Outgoing | None = None
 
     def moved(self, places: Mapping[str, Hashable]) -> list[str]:
-        """Return the inputs that are not where they were recorded."""
+        """Return the inputs that are not at the address of the recording."""
         return [name for name, place in self.fixed.items() if places[name] != place]
 
     def tape(self, inputs: Mapping[str, Any]) -> Tape:
-        """Return the steps of a run, and put what they need into its slots. What has to be copied is, here and now."""
+        """Return the steps of a run, and fill its slots.
+
+        Inputs that must be copied are copied immediately.
+        """
         backend = self.parts.backend
         memory = self.parts.memory
         backend.settle()
@@ -170,7 +185,7 @@ class Recording:
         return self._replayed or self._recording()
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs when the caller's streams are behind them, and leave inputs as tasks left them."""
+        """Return the outputs when the caller's streams wait for them, and leave inputs as tasks left them."""
         parts = self.parts
         memory = self.parts.memory
         for name in (name for name in parts.here if name in memory.written):
@@ -202,15 +217,15 @@ class Recording:
         return outputs
 
     def close(self) -> None:
-        """Let go of all that was recorded."""
+        """Release everything that was recorded."""
         self._recorder.close()
 
     # ---- recording
 
     def _recording(self) -> Tape:
-        """Return steps for the calling thread that record each segment, and replay it at once.
+        """Return steps for the calling thread that record each segment, and replay it immediately.
 
-        If one cannot be recorded, it and all behind it are run as they are.
+        If one cannot be recorded, it and all later ones are run as usual.
         """
         cut = self.parts.cut
         backend = self.parts.backend.alone(recording=False)
@@ -230,7 +245,7 @@ class Recording:
         return tape
 
     def _whole(self, whole: _Whole, backend: Backend) -> Iterator[tuple[int, Step | None]]:
-        """Yield what records a segment and replays it, and what runs it if that fails."""
+        """Yield a step that records a segment and replays it, and the steps that run it if that fails."""
         segment = whole.segment
         yield segment.positions[0], lambda: self._record(whole)
         for position, step in self._inside(segment, backend):
@@ -259,7 +274,7 @@ class Recording:
         return found
 
     def _record(self, whole: _Whole) -> None:
-        """Record a segment, or say why not, and leave its slots as they were."""
+        """Record a segment, or return why not, and leave its slots unchanged."""
         if self.reason is not None:
             return
         memory = self.parts.memory
@@ -300,7 +315,7 @@ class Recording:
             )
 
     def _check(self, segment: Segment) -> None:
-        """Raise _RefusalError if a task of a segment returned what no replay makes anew."""
+        """Raise _RefusalError if a task of a segment returned a result that no replay computes again."""
         for i in segment.positions:
             run = self.parts.cut.whole.instructions[i]
             if isinstance(run, Run):
@@ -313,7 +328,7 @@ class Recording:
                         )
 
     def _kept(self, i: int) -> Step | None:
-        """Return what an instruction outside of segments does, and keep the memory on devices that it touches."""
+        """Return the step of an instruction outside segments, and keep the memory on devices that it accesses."""
         parts = self.parts
         call = self.parts.calls[i]
         instruction = self.parts.cut.whole.instructions[i]
@@ -384,12 +399,12 @@ class Recording:
 
 
 class _RefusalError(Exception):
-    """Why a segment was not recorded, in words for the user."""
+    """The reason why a segment was not recorded, for the user."""
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Stands for a segment among steps; ``at`` is its position in the cut program."""
+    """A placeholder for a segment among steps; ``at`` is its position in the segmented program."""
 
     at: int
     segment: Segment
@@ -403,13 +418,16 @@ def _nothing() -> None:
 
 
 def _works(cut: Segmented) -> dict[int, Segment | int]:
-    """Return what each run, copy and free of a cut program stands for, by its position there."""
+    """Return the segment or instruction of each run, copy and free of a segmented program, by its position there."""
     works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
     return dict(zip(works, cut.parts, strict=True))
 
 
 def _positions(cut: Segmented) -> list[int]:
-    """Return a position in the whole program for each instruction of the cut one; an event has its neighbour's."""
+    """Return a position in the whole program for each instruction of the segmented one.
+
+    An event has its neighbour's.
+    """
     works = _works(cut)
     last = 0
     found = []
@@ -435,7 +453,7 @@ def _fill(buffer: Any, item: Any) -> None:
 
 
 def _line(tensor: Any) -> Any:
-    """Return all that a tensor spans, in line: so that one which lies on itself can be copied too."""
+    """Return all memory that a tensor spans as a flat tensor, so that one that overlaps itself can be copied too."""
     span = 1 + sum(
         (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -443,7 +461,7 @@ def _line(tensor: Any) -> Any:
 
 
 def _check_alike(new: Any, into: Any, name: str) -> None:
-    """Raise ScheduleError for a tensor of another shape or dtype than that which was recorded."""
+    """Raise ScheduleError for a tensor of another shape or dtype than the recorded one."""
     for leaf, old in zip(flatten(new), flatten(into), strict=True):
         if hasattr(old, "data_ptr") and (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
             raise ScheduleError(

@@ -1,8 +1,8 @@
-"""Replaying: which runs of a schedule are recorded, which are replayed, and why others are neither.
+"""Decide which runs of a schedule are recorded and which are replayed.
 
-The first run of inputs of a kind is an ordinary one: it warms up what libraries set up at their
-first use. The second is recorded, those that follow are replayed. What a recording is, and what it
-must keep, ``recording`` knows.
+The first run with inputs of a kind is an ordinary one: it warms up what libraries initialise at
+their first use. The second is recorded, and those after it are replayed. Also reports why a run was
+not replayed. Recordings themselves, and what they must keep, are in ``recording``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _SEEN = 64  # kinds that are remembered until they come again
 
 
 class Replaying:
-    """The recordings of an executor, by the kind of inputs that each is for. ``plain`` is the tape of ordinary runs."""
+    """The recordings of an executor, by the kind of their inputs.
+
+    ``plain`` is the tape of ordinary runs.
+    """
 
     def __init__(self, parts: Parts, plain: Tape):
         self.parts = parts
@@ -46,7 +49,10 @@ class Replaying:
         }
 
     def tape(self, inputs: Mapping[str, Any], timed: bool) -> Tape:
-        """Return the steps of a run, whose inputs are in their slots already. One that is ``timed`` is not recorded."""
+        """Return the steps of a run, whose inputs are in their slots already.
+
+        A ``timed`` run is not recorded.
+        """
         self._drop_unfinished()
         kind = self._kind(inputs)
         places = self._places(inputs)
@@ -69,14 +75,14 @@ class Replaying:
         return recording.tape(inputs)
 
     def note(self, inputs: Mapping[str, Any]) -> None:
-        """Note that inputs of this kind have been run."""
+        """Note that a run with inputs of this kind has ended."""
         if self.reason is None:
             if len(self.seen) >= _SEEN:
                 self.seen.clear()
             self.seen[self._kind(inputs)] = self._places(inputs)
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs of the replay at hand, when the caller's streams are behind it."""
+        """Return the outputs of the current replay, when the caller's streams wait for them."""
         assert self.now is not None
         kind, recording = self.now
         outputs = recording.outputs(inputs)
@@ -87,7 +93,7 @@ class Replaying:
         return outputs
 
     def _drop_unfinished(self) -> None:
-        """Let go of a recording that its run did not bring to its end."""
+        """Drop a recording whose run did not finish."""
         if self.now is not None and self.recordings.get(self.now[0]) is not self.now[1]:
             self.now[1].close()
         self.now = None
@@ -106,19 +112,21 @@ class Replaying:
         return self.reason is None
 
     def _refuse(self, reason: str) -> None:
-        """Record nothing from now on. What is recorded goes on being replayed."""
+        """Record nothing from now on. Existing recordings are still replayed."""
         self.reason = reason
         warnings.warn(f"runs are not replayed: {reason}", RuntimeWarning, stacklevel=6)
 
     def _kind(self, inputs: Mapping[str, Any]) -> Hashable:
-        """Return what must be the same for a recording to fit: all of inputs but where tensors are, and their numbers.
+        """Return what must be equal for a recording to apply.
 
-        Of what stays on the host, and is no tensor, nothing counts.
+        That is all of the inputs but addresses and elements of tensors.
+
+        Host values that are not tensors are ignored.
         """
         return tuple(_look(item, name in self._numbers) for name, item in sorted(inputs.items()))
 
     def _places(self, inputs: Mapping[str, Any]) -> dict[str, Hashable]:
-        """Return the addresses of inputs that are on devices."""
+        """Return the addresses of inputs on devices."""
         return {
             name: tuple(leaf.data_ptr() for leaf in flatten(inputs[name]) if is_plain(leaf))
             for name in self.parts.here
@@ -126,7 +134,10 @@ class Replaying:
 
 
 def _look(item: Any, numbers: bool) -> Hashable:
-    """Return what a tree has of a kind; other leaves than tensors only if they are ``numbers`` that a device gets."""
+    """Return a key for the kind of a tree.
+
+    Non-tensor leaves are included only if they are ``numbers`` that a device reads.
+    """
     if is_plain(item):
         return (
             type(item).__name__,

@@ -1,14 +1,16 @@
-"""Segments: what of a program can be recorded once and replayed whole on its device, and what stays between.
+"""Divide a program into segments that can be recorded and replayed whole.
 
-What runs on the host, copies between real devices, and what frees the host's memory stays as it is.
-All else is on one real device. Two such instructions share a segment if, of all that is not on
-their device, the same is behind them and the same is ahead of them. So to begin a segment as a
-whole, and to end it as a whole, keeps nothing waiting for longer than the program did; and segments
-wait for each other in no circle. (Were a segment A behind something B of another device that is
-behind A, then B would be behind some of A and ahead of others, which therefore were not one
-segment.)
+Work on the host, copies between physical devices, and frees of host memory remain outside segments.
+Everything else is on one physical device. Two such instructions share a segment if they have the
+same predecessors and the same successors among the instructions that are not on their device. So
+beginning a segment as a whole and ending it as a whole delays no other instruction: no copy and no
+host task waits for more of a graph than it needs. Where copies are many, segments are small.
 
-Knows no function, no tensor, and not how a segment is recorded.
+Segments never wait for each other in a cycle. (Suppose that a segment A had to wait for an
+instruction B of another device, which has to wait for A. Then B would be a successor of some
+instructions of A and a predecessor of others, so these would not be in one segment.)
+
+Knows no function and no tensor, and not how a segment is recorded.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ _Before = dict[int, list[int]]  # of each run, copy and free (its position), tho
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a program that is on one real ``device``. It begins and ends on ``stream``.
+    """A part of a program that is on one physical ``device``. It begins and ends on ``stream``.
 
     Its ``program`` forks from that stream to its others, and joins them to it. ``positions`` are
-    those that its runs, copies and frees have in the whole program, in its own order.
+    those that its runs, copies and frees have in the whole program, in the order of ``program``.
     """
 
     device: str
@@ -55,10 +57,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segmented:
-    """A program in which each segment is one run, and what its runs, copies and frees stand for.
+    """A program in which each segment is one run, and the meaning of its runs, copies and frees.
 
-    That is a segment, or an instruction of the whole program, by its position. No event has a
-    number of the whole program's, nor of another segment's.
+    That is a segment, or an instruction of the whole program, by its position. Events have numbers
+    that neither the whole program nor another segment uses.
     """
 
     whole: Program
@@ -72,7 +74,7 @@ class Segmented:
 
     @cached_property
     def everything(self) -> Program:
-        """All instructions there are, for whoever makes streams and events of them."""
+        """All instructions, for creating streams and events."""
         programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
         return Program(
             tuple(instruction for program in programs for instruction in program.instructions)
@@ -80,7 +82,9 @@ class Segmented:
 
 
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
-    r"""Cut a program into segments. ``device`` is the real one behind each name; None for the host.
+    r"""Divide a program into segments.
+
+    ``device`` is the physical one of each name; None for the host.
 
     >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\ncuda:0/compute record e0\n"
     ... "cuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\ncuda:0/compute run c")
@@ -119,7 +123,7 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
 
 
 def _before(program: Program) -> dict[int, list[int]]:
-    """Return what stands right before each run, copy and free: on its streams, and by events."""
+    """Return the direct predecessors of each run, copy and free: on its streams, and by events."""
     last: dict[Stream, list[int]] = {}
     recorded: dict[int, list[int]] = {}
     found: dict[int, list[int]] = {}
@@ -137,7 +141,10 @@ def _before(program: Program) -> dict[int, list[int]]:
 
 
 def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
-    """Return the real device that a run, copy or free is on; None for what stays outside of segments."""
+    """Return the physical device that a run, copy or free is on.
+
+    None for what remains outside segments.
+    """
     if isinstance(instruction, Copy):
         source = device[instruction.source]
         destination = device[instruction.destination]
@@ -146,7 +153,7 @@ def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | 
 
 
 def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -> list[list[int]]:
-    """Return what is to be issued as one: the instructions of a segment, or one that is outside of all."""
+    """Return groups to be issued as one: the instructions of a segment, or one that is outside all segments."""
     after: dict[int, list[int]] = {i: [] for i in reversed(before)}
     for i, found in before.items():
         for p in found:
@@ -168,7 +175,10 @@ def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -
 
 
 def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, list[int]]:
-    """Return for each instruction how far along each line it is; ``own`` is the line that it is in itself."""
+    """Return for each instruction how far along each line it is.
+
+    ``own`` is the line that it is in itself.
+    """
     clocks: dict[int, list[int]] = {}
     so_far = [0] * width
     for i, found in before.items():
@@ -180,7 +190,7 @@ def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, li
 
 
 def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
-    """Return the units in an order in which none comes before what it needs, as early as they began in the program."""
+    """Return the units in topological order, with ties broken by their first position in the program."""
     users: list[list[int]] = [[] for _ in needs]
     for number, found in enumerate(needs):
         for p in found:
@@ -228,10 +238,10 @@ def _segment(
 def _branch_by_branch(
     program: Program, members: Sequence[int], before: _Before, streams: Sequence[Stream]
 ) -> list[int]:
-    """Return members in an order that goes on with a stream while it can, and otherwise with the first that can.
+    """Return members in an order that stays on a stream as long as possible.
 
-    A recorded graph is replayed on as few streams as it can be only if its branches were recorded
-    one by one, the main one first.
+    A recorded graph is replayed on the smallest number of streams only if its branches were
+    recorded one by one, the main one first.
     """
     lines = {
         stream: [i for i in reversed(members) if program.instructions[i].stream == stream]
@@ -263,7 +273,7 @@ def _work(program: Program, i: int) -> Run | Copy | Free:
 def _with_events(
     works: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], fresh: Iterable[int]
 ) -> list[Instruction]:
-    """Return instructions with the events that keep each behind the positions in ``after``, by numbers of their own."""
+    """Return instructions with events that order each after the positions in ``after``, with new event numbers."""
     result: list[Instruction] = []
     numbers: dict[int, int] = {}
     numbering = iter(fresh)

@@ -1,6 +1,7 @@
-"""A team in one thread: an instruction at a time, of whichever thread it plays is chosen.
+"""Simulate a team of threads in one thread, in a chosen interleaving.
 
-Knows no program and no device, as ``workers`` does not.
+Executes one instruction at a time. A chooser decides which of the simulated threads continues.
+Knows no program and no device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Choose = Callable[[list[str]], str]  # of the threads that could go on, the one 
 
 
 class Interleaver:
-    """Runs tapes in one thread, an instruction at a time, of whichever thread ``choose`` picks.
+    """Executes tapes in one thread, an instruction at a time, of whichever thread ``choose`` picks.
 
     >>> tape, said = Tape(), []
     >>> lock = tape.lock()
@@ -34,24 +35,26 @@ class Interleaver:
 
     @property
     def stopped(self) -> bool:
-        """Whether the last run was given up."""
+        """Whether the last run was aborted."""
         return self._given_up or self._crew.stopped
 
     @property
     def threads(self) -> frozenset[int]:
-        """The thread that takes the calling thread's part where there is a deadline."""
+        """The thread that does the calling thread's part if there is a deadline."""
         return self._crew.threads
 
     def settle(self, deadline: float | None = None) -> Late | None:
-        """Wait for a run that was let go, if any."""
+        """Wait for a run that was abandoned, if any."""
         late = self._crew.settle(deadline)
         self._given_up = False
         return None if late is None else Late(self._run.places())
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Drain a tape; return the fault of the step that raised, or where all stood when it was late.
+        """Execute a tape.
 
-        With a deadline a spare thread drains it, so that a step that hangs does not hold the
+        Return the fault of the step that raised, or all positions when it was late.
+
+        With a deadline a spare thread executes it, so that a step that hangs does not block the
         caller.
         """
         self._given_up = False
@@ -71,7 +74,7 @@ class Interleaver:
         return found[0] if found else None
 
     def _interleave(self, run: _Run, found: list[Fault]) -> None:
-        """Take one step after another until none can go on, one raises, or the run is given up."""
+        """Execute one step after another until none can continue, one raises, or the run is aborted."""
         try:
             while (ready := run.ready()) and not self._crew.stopped:
                 position, error = run.advance(self.choose(ready))
@@ -83,7 +86,7 @@ class Interleaver:
                 lock.acquire(blocking=False)
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no run is going on: now (True), or when the one that was let go ends."""
+        """Call a step when no run is in progress: now (True), or when the abandoned run ends."""
         return self._crew.afterwards(step)
 
     def close(self) -> None:
@@ -92,7 +95,7 @@ class Interleaver:
 
 
 class _Run:
-    """How far the threads that are played have come in a tape."""
+    """The positions of the simulated threads in a tape."""
 
     def __init__(self, tape: Tape):
         self.tape = tape
@@ -100,11 +103,14 @@ class _Run:
         self.inside: str | None = None  # the one that is in a step
 
     def ready(self) -> list[str]:
-        """Return the threads that can go on."""
+        """Return the threads that can continue."""
         return [name for name in self.at if _can_go_on(self.tape, name, self.at[name])]
 
     def advance(self, name: str) -> tuple[int, BaseException | None]:
-        """Take the steps of a thread's next instruction; return its position, and what it raised."""
+        """Execute the steps of a thread's next instruction.
+
+        Return its position, and the exception it raised.
+        """
         steps = self.tape.steps[name]
         position = steps[self.at[name]][0]
         self.inside = name

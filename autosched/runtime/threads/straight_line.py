@@ -1,8 +1,9 @@
-"""Straight: the steps of a thread as lines of Python functions, for tapes that one thread drains alone.
+"""Compile the steps of one thread into a function without loops.
 
-Where a device does the work, issuing it is what the host does, and a loop over steps costs as much
-again as the calls in it. Knows no program: a line says which step it is of, by which a fault is
-named.
+Used from the second run on, for lists of steps that one thread executes alone and that issue work
+to devices: there the host's work is to issue, and a loop over steps costs as much again as the
+calls in it. CPU tasks are not compiled in this way, because a run that is aborted must be able to
+stop between two of them. Knows no program: each line is mapped to its step, which names a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LINES = (
 
 
 class Straight:
-    """Steps, as one step that does them all.
+    """Steps, compiled into one step.
 
     >>> data = [None, 2, 3, None]
     >>> Straight([(7, Stretch(data, [(7, pow, 3, 1, 2, 1)])), (8, partial(data.append, 4))])()
@@ -48,7 +49,7 @@ class Straight:
             self._positions[id(self._parts[-1].__code__)] = [position for position, _ in part]
 
     def __call__(self) -> None:
-        """Do them all."""
+        """Execute them all."""
         for part in self._parts:
             part()
 
@@ -69,7 +70,7 @@ class Straight:
                 for at, fn, target, first, second, dropped in step.calls:
                     data = self._name(
                         step.data
-                    )  # anew, as it may be the first that its part has of it
+                    )  # again, because it may be the first use in this part
                     arguments = [f"{data}[{slot}]" for slot in (first, second) if slot >= 0]
                     drop = f"; {data}[{dropped}] = None" if dropped else ""
                     yield at, f"{data}[{target}] = {self._name(fn)}({', '.join(arguments)}){drop}"
@@ -82,7 +83,10 @@ class Straight:
                 yield position, f"{self._name(step)}()"
 
     def _name(self, item: Any) -> str:
-        """Return what an object is called here; ``self._means`` keeps it alive."""
+        """Return the name of an object in the generated code.
+
+        ``self._means`` keeps the object alive.
+        """
         name = self._names.setdefault(id(item), f"_{len(self._names)}")
         self._means[name] = item
         return name

@@ -1,7 +1,8 @@
-"""What is run, and how a run ends: lists of steps by thread, and the protocol of a team of threads that drains them.
+"""Lists of steps by thread, and the protocol of a thread team.
 
-Knows no program and no device: a step is a function of no arguments with a position, by which a
-fault is named.
+A tape is the list of steps that one thread executes in a run. A step is a function without
+arguments with a position in the program, which names the instruction if the step fails. Also
+defines how a run ends. Knows no program and no device.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ Step = Callable[[], Any]
 
 
 class Fault(NamedTuple):
-    """The step (its position) that raised, and what."""
+    """The step (its position) that raised, and the exception."""
 
     position: int
     error: BaseException
 
 
 class Place(NamedTuple):
-    """Where a thread stands: in the step of a position, waiting there for another thread, or before it.
+    """The position of a thread: it is in this step, waiting there for another thread, or before it.
 
-    Position -1 is before the first step; a thread that has ended is nowhere.
+    Position -1 is before the first step; a thread that has ended has no place.
     """
 
     position: int
@@ -34,22 +35,22 @@ class Place(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A run that has not ended in time: where each thread is, None if it has ended."""
+    """A run that has not ended in time: the place of each thread, None if it has ended."""
 
     places: Mapping[str | None, Place | None]
 
 
-# Position, function, and slots: of the result, of one or two arguments (-1: no second), of what is
-# dropped then.
+# Position, function, and slots: of the result, of one or two arguments (-1: no second), of the value
+# that is dropped afterwards.
 Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 
 @dataclass(eq=False)
 class Stretch:
-    """Calls one after another, on slots of ``data``, as one step.
+    """Consecutive calls, on slots of ``data``, as one step.
 
-    A small task costs less as a tuple here than as a function of its own: less memory has to be
-    fetched for it.
+    A small task costs less as a tuple here than as a function of its own, because it needs fewer
+    memory accesses.
 
     >>> data = [None, 2, 3, None, None]
     >>> Stretch(data, [(7, pow, 3, 1, 2, 1), (8, str, 4, 3, -1, 0)])()
@@ -61,7 +62,7 @@ class Stretch:
     calls: list[Call]
 
     def __call__(self) -> None:
-        """Do them all."""
+        """Execute them all."""
         data = self.data
         for _, fn, target, first, second, dropped in self.calls:
             data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
@@ -70,26 +71,26 @@ class Stretch:
 
 @dataclass
 class Tape:
-    """Steps by thread (None is the calling one), and the locks by which one thread lets another go on.
+    """Steps by thread (None is the calling one), and the locks with which one thread lets another continue.
 
     Each lock is released once and acquired once in a run, so all are ready for the next.
     """
 
     steps: dict[str | None, list[tuple[int, Step]]] = field(default_factory=dict)
     locks: list[threading.Lock] = field(default_factory=list)
-    quick: bool = False  # whether no step takes long: what they put on devices does
+    quick: bool = False  # whether no step takes long, because steps only issue work to devices
     runs: int = 0
     straight: Step | None = None  # all steps as one
 
     def lock(self) -> threading.Lock:
-        """Make a lock: ``release`` and ``acquire`` of it are steps."""
+        """Create a lock: its ``release`` and ``acquire`` are steps."""
         lock = threading.Lock()
         lock.acquire()
         self.locks.append(lock)
         return lock
 
     def add(self, thread: str | None, position: int, *steps: Step | None) -> None:
-        """Add steps to a thread; None is none. Stretches that meet become one."""
+        """Add steps to a thread; None is no step. Adjacent stretches are combined."""
         line = self.steps.setdefault(thread, [])
         for step in steps:
             last = line[-1][1] if line else None
@@ -103,31 +104,34 @@ class Tape:
 
 
 class Team(Protocol):
-    """What runs tapes. Deadlines are moments of ``time.perf_counter``."""
+    """Executes tapes. Deadlines are moments of ``time.perf_counter``."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the run was given up."""
+        """Whether the run was aborted."""
 
     @property
     def threads(self) -> frozenset[int]:
         """The identities of its own threads."""
 
     def settle(self, deadline: float | None = None) -> Late | None:
-        """Wait for threads that an earlier run let go, then be ready; to be called before each run."""
+        """Wait for threads that an earlier run abandoned, then be ready.
+
+        To be called before each run.
+        """
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Drain a tape; return the first fault, if any, or where all stood when it was late."""
+        """Execute a tape; return the first fault, if any, or all places when it was late."""
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no thread is at work any more: now (True), or in the thread that comes back last."""
+        """Call a step when no thread is working any more: now (True), or in the thread that returns last."""
 
     def close(self) -> None:
-        """End what there is to end."""
+        """End all threads."""
 
 
 def lock_awaited(step: Any) -> bool:
-    """Whether a step waits for a lock that another thread is to release, and has not yet."""
+    """Whether a step waits for a lock that another thread has yet to release."""
     lock = getattr(step, "__self__", None)
     return isinstance(lock, _Lock) and step == lock.acquire and lock.locked()
 

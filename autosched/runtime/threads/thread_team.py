@@ -1,7 +1,17 @@
-"""A team of threads that stop together when one step raises, is interrupted, or is late.
+"""A team of threads that stop together.
 
-A thread that is inside a long step cannot be stopped. It is let go: the run ends without it, and
-the next run begins when it has come back. Knows no program and no device.
+All threads stop when one step raises, is interrupted, or exceeds the timeout. An exception that is
+not an ``Exception`` reaches the caller unchanged, from whichever thread, as in the serial run: a
+task may end the program, and does not wait for the steps of other threads.
+
+A thread inside a long step cannot be stopped safely. Half a second after an interrupt or a deadline
+the run ends without it. The team keeps the run's locks, and the memory its tensors, until the last
+such thread has returned, and that thread clears both. The next run begins only then, so a late
+result never reaches it. Only when the interpreter exits is ``SystemExit`` raised in a thread that
+does not return: one inside torch would abort the process. With a timeout, a spare thread does the
+calling thread's part, so that no task can block the caller.
+
+Knows no program and no device.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ _LONGEST = 50_000  # steps of a tape that become lines of functions, at some 10 
 
 
 class Crew:
-    """Named threads that run tapes.
+    """Named threads that execute tapes.
 
     >>> tape, said = Tape(), []
     >>> lock = tape.lock()
@@ -42,7 +52,7 @@ class Crew:
         self.threads: frozenset[int] = frozenset()
         self._guard = (
             threading.RLock()
-        )  # the collector may close this crew in a thread that holds it
+        )  # garbage collection may close this team in a thread that holds the lock
         self._tape = (
             Tape()
         )  # has steps until the run has ended and all threads that it let go are back
@@ -63,7 +73,7 @@ class Crew:
         self.threads |= {worker.thread.ident or 0 for worker in hired}
 
     def settle(self, deadline: float | None = None) -> Late | None:
-        """Wait for threads that the last run let go. Returns where they are if they are late."""
+        """Wait for threads that the last run abandoned. Returns their places if they are late."""
         if self._tape.steps:
             self.stop()
             if not self._wait(deadline):
@@ -74,11 +84,11 @@ class Crew:
         return None
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
-        """Drain a tape, the calling thread's part too; return the first fault, if any.
+        """Execute a tape, the calling thread's part too; return the first fault, if any.
 
-        With a deadline a spare thread takes the calling thread's part. When this returns None, no
-        thread is at work. When the deadline has passed, or after KeyboardInterrupt, some may be:
-        they have been let go. ``stopped`` says whether the run was given up.
+        With a deadline a spare thread does the calling thread's part. When this returns None, no
+        thread is working. When the deadline has passed, or after KeyboardInterrupt, some may be:
+        they have been abandoned. ``stopped`` says whether the run was aborted.
         """
         with self._guard:
             if deadline is not None and None in tape.steps and not (self.closed or self._has_spare):
@@ -110,11 +120,11 @@ class Crew:
 
     @property
     def _interrupted(self) -> bool:
-        """Whether the calling thread wants the control back: now, not when the others are done."""
+        """Whether the calling thread was interrupted, and must return now, not when the others are done."""
         return self.fault is not None and not isinstance(self.fault.error, Exception)
 
     def _wait(self, deadline: float | None) -> bool:
-        """Wait until no thread is at work; return whether that is so in time."""
+        """Wait until no thread is working; return whether that was in time."""
         for worker in self._workers:
             left = (
                 None
@@ -132,7 +142,7 @@ class Crew:
         }
 
     def _place(self, worker: _Worker) -> Place:
-        """Read where a thread is off its frames: so it need not say so, step by step."""
+        """Read the position of a thread from its stack frames, so that threads need not report it."""
         frame = sys._current_frames().get(worker.thread.ident or 0)
         while frame is not None:
             if frame.f_code is Crew.drain.__code__ and (found := frame.f_locals)["self"] is self:
@@ -151,7 +161,7 @@ class Crew:
         self._tape = Tape()
 
     def drain(self, steps: Sequence[tuple[int, Step]]) -> None:
-        """Call steps one after another, until one raises or the run is given up."""
+        """Call steps one after another, until one raises or the run is aborted."""
         position = -1
         step = _nothing
         try:
@@ -173,7 +183,10 @@ class Crew:
             )
 
     def stop(self, fault: Fault | None = None) -> None:
-        """Give the run up; the first fault is kept, or the first interrupt, and whoever waits is let go."""
+        """Abort the run.
+
+        The first fault is kept, or the first interrupt, and waiting threads are released.
+        """
         with self._guard:
             interrupt = fault is not None and not isinstance(fault.error, Exception)
             if not self.stopped or (interrupt and self.fault is not None and not self._interrupted):
@@ -184,7 +197,7 @@ class Crew:
                     lock.release()
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no thread is at work any more: now (True), or in the thread that comes back last."""
+        """Call a step when no thread is working any more: now (True), or in the thread that returns last."""
         with self._guard:
             if not self._idle:
                 self._late = step
@@ -194,7 +207,7 @@ class Crew:
         return True
 
     def back(self, worker: _Worker) -> None:
-        """Note that a thread is at work no more."""
+        """Note that a thread has stopped working."""
         with self._guard:
             late = self._late
             if late is not None and all(
@@ -207,7 +220,7 @@ class Crew:
             worker.done.set()
 
     def close(self) -> None:
-        """End the threads, after the steps that they are in; one that is long in its step ends later, by itself."""
+        """End the threads, after their current steps; one in a long step ends later, by itself."""
         self.closed = True
         self.stop()
         _part_with(self._workers)
@@ -218,7 +231,7 @@ def _nothing() -> None:
 
 
 def _straightened(tape: Tape) -> Sequence[tuple[int, Step]]:
-    """Return the calling thread's steps: as one where that pays, and nobody needs to stop between them."""
+    """Return the calling thread's steps: compiled into one where that pays, and no abort between them is needed."""
     steps = tape.steps.get(None, ())
     tape.runs += 1
     if not tape.quick or tape.runs == 1 or len(tape.steps) > 1 or len(steps) > _LONGEST:
@@ -254,7 +267,10 @@ def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
 
 
 class _Worker:
-    """A thread that drains its part of the crew's tape whenever it is started; None is the calling thread's part."""
+    """A thread that executes its part of the team's tape whenever it is started.
+
+    None is the calling thread's part.
+    """
 
     def __init__(self, name: str | None, crew: Crew, prepare: Step):
         self.name = name
@@ -293,7 +309,7 @@ class _Worker:
                 return
             try:
                 self.done.clear()
-            finally:  # also if interrupted: whoever waits for ``done`` waits for the thread to wake up
+            finally:  # also if interrupted: a wait for ``done`` is a wait for the thread to wake up
                 with contextlib.suppress(RuntimeError):
                     self.go.release()
 
