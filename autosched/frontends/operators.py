@@ -192,10 +192,9 @@ def _offset(node: torch.fx.Node) -> Any:
 
     None for that of its argument.
     """
-    given = {
-        **dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False)),
-        **node.kwargs,
-    }  # type: ignore[union-attr]
+    target: Any = node.target
+    names = (argument.name for argument in target._schema.arguments)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return given.get("storage_offset")
 
 

@@ -7,7 +7,7 @@ import math
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import autosched as asc
 from autosched.comparison.compare import POLICIES
@@ -39,6 +39,7 @@ def pinned() -> asc.Graph:
     return graph
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(graph=graphs(), machine=machines())
 def test_each_row_is_what_schedule_predicts(graph: asc.Graph, machine: asc.Machine) -> None:
     costs = asc.Costs(default_nbytes=100)

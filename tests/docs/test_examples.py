@@ -82,7 +82,12 @@ ring, every 4 batches +\d+\.\d\d +{SECONDS} +\d\.\d+
 @pytest.mark.parametrize(
     ("script", "lines", "pictures"),
     [
-        ("automatic_parallelism", LINES, ["cpu_gpu_and_copies", "run_and_copy"]),
+        pytest.param(
+            "automatic_parallelism",
+            LINES,
+            ["cpu_gpu_and_copies", "run_and_copy"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "multi_gpu_lenet", GPU_COUNTS, ["lenet_epochs", "lenet_step"], marks=pytest.mark.slow
         ),

@@ -426,7 +426,10 @@ def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -
     assert paths[1] <= paths[0] + STEP * (len(operators) - len(auto))
 
 
-@pytest.mark.parametrize("kind", ["wired0", "unet", "transformer"])
+@pytest.mark.parametrize(
+    "kind",
+    ["wired0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("unet", "transformer"))],
+)
 def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind: str) -> None:
     torch.manual_seed(0)
     model = KINDS[kind].make()

@@ -151,7 +151,7 @@ def test_their_whole_steps_are_captured(network: str, optimizer: Any) -> None:
     assert_trains_as_eagerly(network, optimizer, captured)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", some(NETWORKS, "gpt2"))
 def test_their_results_stay_of_their_kinds(network: str) -> None:
     make, batch = NETWORKS[network]
     model, inputs = make().eval(), batch()
@@ -165,6 +165,7 @@ def test_their_results_stay_of_their_kinds(network: str) -> None:
             assert torch.equal(found["logits"], expected.logits)
 
 
+@pytest.mark.slow
 def test_what_they_cache_does_not_keep_what_a_capture_made() -> None:
     config = transformers.BeitConfig(
         image_size=8, patch_size=4, use_relative_position_bias=True, **SMALL
@@ -186,6 +187,7 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
     torch.manual_seed(0)
     model, words = llama(), torch.randint(0, 31, (2, 40))
@@ -210,6 +212,7 @@ def test_a_step_without_a_mask_has_all_gradients_of_the_eager_one() -> None:
         assert torch.equal(parameter.grad, expected[name]), name
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_looked_at_eagerly_is_told_of() -> None:
     model, words = llama(), torch.randint(0, 31, (2, 7))
     with pytest.warns(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 MODULES = HERE.parent / ".venv" / "browser"
 
 INSTALLED = (MODULES / "node_modules" / "puppeteer-core").is_dir()
