@@ -3,6 +3,7 @@
 And GPUs, for tests that run on real ones and on played ones.
 """
 
+import gc
 import signal
 import threading
 
@@ -14,13 +15,19 @@ from hypothesis import Phase, settings
 # is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
 
+# What has been imported by now stays: looking through it again and again takes a large part of the time.
+gc.freeze()
+
 # No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves;
 # deep ones search.
-settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=1000, deadline=None, print_blob=True)
 # For tests/mutants.py, where a failure is no riddle and need not be made small.
 settings.register_profile(
-    "unshrunk", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate]
+    "unshrunk",
+    settings.get_profile("quick"),
+    max_examples=25,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("quick")
 

@@ -98,10 +98,10 @@ SMALL = "mlp", "lenet", "recurrent"
 
 @pytest.mark.parametrize(
     ("policy", "kind"),
-    [(policy, kind) for policy in ("heft", scattered(0)) for kind in KINDS]
+    [(scattered(0), kind) for kind in KINDS]
     + [
         pytest.param(policy, kind, marks=[] if kind in SMALL else pytest.mark.slow)
-        for policy in ("auto", "single", "round_robin")
+        for policy in ("heft", "auto", "single", "round_robin")
         for kind in KINDS
     ],
 )
