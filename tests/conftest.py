@@ -15,9 +15,6 @@ from hypothesis import Phase, settings
 # is our first law. It also keeps the two test processes from fighting for two cores.
 torch.set_num_threads(1)
 
-# What has been imported by now stays: looking through it again and again takes a large part of the time.
-gc.freeze()
-
 # No deadline: how long an example takes depends on the neighbours. Quick runs repeat themselves;
 # deep ones search.
 settings.register_profile("quick", max_examples=15, deadline=None, derandomize=True)
@@ -30,6 +27,12 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("quick")
+
+
+def pytest_collection_finish(session):
+    """Keep the garbage collector from visiting what stays until the end: a large part of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

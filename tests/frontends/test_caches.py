@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -75,6 +76,14 @@ CACHES: dict[str, Callable[[int], Tensor]] = {
     "cached_property": lambda n: MASKS.own,
     "lru_cache of a method": lambda n: MASKS.method(n),
 }
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """Let the garbage collector see the caches of this module, which ``conftest`` has frozen."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def attending(masked: Callable[[int], Tensor]) -> Callable[[Tensor], Tensor]:
