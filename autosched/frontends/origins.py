@@ -124,7 +124,9 @@ def origins(
     for node in nodes:
         custom = node.meta.get("custom") or {}
         number = node.meta.get("seq_nr", -1)
-        if node.meta.get("autograd_backward"):
+        # The mark of a backward pass may outlast it, after an earlier capture failed in one.
+        updates = custom.get("phase") == "optimizer" and number not in forward
+        if node.meta.get("autograd_backward") and not updates:
             last = forward.get(
                 number, last
             )  # accumulation of a gradient has no number: it follows the node of the gradient
