@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch._aot_autograd import logging_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -70,6 +71,9 @@ def written_down(
         if is_capturing():
             inside.pop().close()
 
+    # torch restores the trace's state in a callback at the end of a backward pass. One that fails
+    # leaves this flag set, and no later pass would queue the callback.
+    logging_utils.callback_set = False
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
         if hasattr(torch.compiler, "_patch_engine_backward"):
@@ -124,12 +128,9 @@ def origins(
     for node in nodes:
         custom = node.meta.get("custom") or {}
         number = node.meta.get("seq_nr", -1)
-        # The mark of a backward pass may outlast it, after an earlier capture failed in one.
-        updates = custom.get("phase") == "optimizer" and number not in forward
-        if node.meta.get("autograd_backward") and not updates:
-            last = forward.get(
-                number, last
-            )  # accumulation of a gradient has no number: it follows the node of the gradient
+        if node.meta.get("autograd_backward"):
+            # The accumulation of a gradient has no number: it follows the node of the gradient.
+            last = forward.get(number, last)
             found[node] = last._replace(phase="backward")
         else:
             module = owner[node].rpartition(".")[0] if node in owner else custom.get("module", "")
@@ -137,9 +138,8 @@ def origins(
             where = where or custom.get("where", default)
             origin = Origin(where, module, custom.get("phase", "forward"), call, name)
             found[node] = origin
-            forward.setdefault(
-                number, origin
-            )  # later nodes that autograd does not record have its number too
+            # Later nodes that autograd does not record have its number, too.
+            forward.setdefault(number, origin)
     return found
 
 

@@ -487,6 +487,34 @@ def test_a_module_is_a_task_forward_and_one_backward() -> None:
     assert (origin.module, origin.phase) == ("fc1", "backward")
 
 
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ValueError("no gradient")
+
+
+def test_a_backward_pass_that_failed_leaves_the_phases_of_later_captures_alone() -> None:
+    def phases() -> list[str]:
+        model = two_layers()
+        step = stepper(model, optim.SGD(model.parameters(), lr=0.1))
+        return [task.origin.phase for task in asc.capture(step, *vectors(8)()).tasks]
+
+    def failing(x: Tensor) -> Tensor:
+        y = FailsInBackward.apply(x)
+        (y * y).sum().backward()
+        return y
+
+    expected = phases()
+    with pytest.raises(Exception, match="no gradient"):
+        asc.capture(failing, torch.ones(3, requires_grad=True))
+    assert phases() == expected
+    assert expected[-1] == "optimizer"
+
+
 def test_calls_of_a_module_are_told_apart() -> None:
     shared = nn.Linear(3, 3)
     model = nn.Sequential(shared, shared)
