@@ -7,6 +7,7 @@ no graph of autosched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import sys
@@ -143,6 +144,23 @@ def origins(
     return found
 
 
+# Most calls that a mode sees ask for metadata: they add no operator, so their line is not needed.
+_METADATA = {
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        *("device", "dtype", "grad_fn", "is_leaf", "is_mkldnn", "is_nested", "is_quantized"),
+        *("is_sparse", "layout", "ndim", "requires_grad", "shape"),
+        *("_backward_hooks", "_post_accumulate_grad_hooks", "_version"),
+    )
+} | {
+    getattr(torch.Tensor, name)
+    for name in (
+        *("dim", "is_complex", "is_conj", "is_floating_point", "is_inference", "is_neg", "numel"),
+        *("size", "storage_offset", "stride", "untyped_storage", "_is_view"),
+    )
+}
+
+
 class _Lines(TorchFunctionMode):
     """Records the user's line of each call of torch."""
 
@@ -152,15 +170,18 @@ class _Lines(TorchFunctionMode):
         self.note = note
 
     def __torch_function__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for item in flatten((args, kwargs)):
+        metadata = fn in _METADATA
+        for item in args[:1] if metadata else flatten((args, kwargs)):
             if (
                 isinstance(item, torch.Tensor)
                 and not isinstance(item, FakeTensor)
                 and not is_functorch_wrapped_tensor(item)
             ):
                 self.refuse(item)
+        if metadata:
+            return fn(*args, **(kwargs or {}))
         frame = sys._getframe(1)
-        while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
             frame = frame.f_back
         with annotate({"where": (frame.f_code.co_filename, frame.f_lineno)}):
             result = fn(*args, **(kwargs or {}))
@@ -168,5 +189,6 @@ class _Lines(TorchFunctionMode):
         return result
 
 
-def _is_ours(module: str) -> bool:
+@functools.cache
+def _is_library(module: str) -> bool:
     return module.partition(".")[0] in ("torch", "autosched", "contextlib")
