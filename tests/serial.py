@@ -50,7 +50,12 @@ def among(replicas: int, chunks: int = 1) -> Callable[[int], Rows]:
 
 def some(names: Iterable[Any], *quick: Any) -> list[Any]:
     """Return parameters of a test of which all but some are slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name
+        if name in quick
+        else pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=pytest.mark.slow)
+        for name in names
+    ]
 
 
 def momentum(parameters: Any) -> optim.Optimizer:

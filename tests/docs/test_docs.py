@@ -16,7 +16,14 @@ pages = importlib.import_module("pages")
 sys.path.remove(str(DOCS))
 
 
-@pytest.mark.parametrize("path", pages.pages(), ids=lambda path: path.stem)
+# The commands start many processes.
+PAGES = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "commands" else [])
+    for path in pages.pages()
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_the_code_of_a_page_prints_and_draws_what_the_page_says(
     path: Path, tmp_path: Path, monkeypatch
 ):

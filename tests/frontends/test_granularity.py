@@ -428,7 +428,7 @@ def test_auto_halves_the_tasks_of_a_step_and_its_longest_path_stays(kind: str) -
 
 @pytest.mark.parametrize(
     "kind",
-    ["wired0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("unet", "transformer"))],
+    some(["mlp", "wired0", "unet", "transformer"], "mlp"),
 )
 def test_compiled_steps_are_merged_where_that_is_predicted_to_be_no_slower(kind: str) -> None:
     torch.manual_seed(0)

@@ -54,7 +54,6 @@ def writers(graph: Captured, values: set[int]) -> list[asc.Task]:
         [kind for kind in KINDS if kind not in ("wired1", "wired2", "wired3", "wired4")],
         "mlp",
         "lenet",
-        "transformer",
     ),
 )
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import torch
 
 import autosched as asc
 from autosched.testing import scattered
+from tests.serial import some
 
 NORMAL = torch.Generator().manual_seed(0)
 
@@ -229,7 +230,7 @@ def left_by(run: Callable[..., dict[str, Any]], inputs: dict[str, torch.Tensor])
 
 
 @pytest.mark.parametrize("make", WORKLOADS)
-@pytest.mark.parametrize("gpus", [0, 1, 3, 7])
+@pytest.mark.parametrize("gpus", some([0, 1, 3, 7], 3))
 def test_scheduled_it_leaves_what_the_serial_run_leaves_and_that_is_right(
     make: Callable[[], Workload], gpus: int
 ) -> None:
