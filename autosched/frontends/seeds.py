@@ -58,29 +58,29 @@ class _StandIn:
     """Replaces torch's generator: by operators in the thread that captures, by the generator in others."""
 
     def get_state(self) -> torch.Tensor:
-        return _GET() if is_capturing() else _DEFAULT.get_state()
+        return _GET() if _is_traced() else _DEFAULT.get_state()
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
-        if not is_capturing():
+        if not _is_traced():
             return _DEFAULT.set_state(state)
         _SET(state)
         return _DEFAULT
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        if not is_capturing():
+        if not _is_traced():
             return _DEFAULT.manual_seed(seed)
         _SEED(int(seed) - 2**64 if seed >= 2**63 else int(seed))
         return _DEFAULT
 
     def seed(self) -> int:
-        if is_capturing():
+        if _is_traced():
             raise CaptureError(
                 "torch.seed() is another seed in each call, and a graph would ask once; set a number"
             )
         return _DEFAULT.seed()
 
     def initial_seed(self) -> int:
-        if is_capturing():
+        if _is_traced():
             raise CaptureError(
                 "torch.initial_seed() is asked, which a graph would do once; pass the seed"
             )
@@ -88,6 +88,18 @@ class _StandIn:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_DEFAULT, name)
+
+
+def _is_traced() -> bool:
+    """Whether an operator that is called here becomes a node of the graph."""
+    if not is_capturing():
+        return False
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+        raise CaptureError(
+            "the state of torch's random number generator is accessed under no_dispatch, where "
+            "operators cannot be traced; use torch.random.fork_rng, or do it outside of the step"
+        )
+    return True
 
 
 @contextlib.contextmanager

@@ -103,6 +103,8 @@ def operators() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     setattr(torch.backends, flag, before)
+    # The samples' own form switches the dispatcher off, so that no tracer would see it.
+    torch.testing._utils.freeze_rng_state = torch.random.fork_rng
     return [op for op in op_db if op.supported_dtypes("cpu") and op.name not in UNDEFINED]
 
 

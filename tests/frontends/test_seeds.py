@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
@@ -172,3 +173,13 @@ def test_a_generator_that_is_seeded_in_the_step_is_refused_and_put_back() -> Non
     ):
         asc.capture(step, torch.zeros(3))
     assert torch.equal(generator.get_state(), state)
+
+
+def test_a_state_that_cannot_be_traced_is_refused() -> None:
+    def step(x: Tensor) -> Tensor:
+        with no_dispatch():
+            state = torch.get_rng_state()
+        return x + state.numel()
+
+    with pytest.raises(asc.CaptureError, match=r"no_dispatch.*fork_rng"):
+        asc.capture(step, torch.ones(2))
