@@ -20,3 +20,14 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "autosched"
 html_static_path = []
+
+
+def _drop_generated(app, what, name, obj, options, lines):
+    """Drop the text that Python generates for the fields of named tuples."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
+def setup(app):
+    """Connect to Sphinx."""
+    app.connect("autodoc-process-docstring", _drop_generated)

@@ -50,8 +50,9 @@ def pages() -> list[Path]:
 
 
 def links(text: str) -> list[str]:
-    """Return the files that a page links or shows."""
-    return [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    """Return the files that the text of a page links or shows; blocks of code do not count."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
 
 
 def run(text: str, name: str) -> Iterator[Block]:

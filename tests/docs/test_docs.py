@@ -2,13 +2,17 @@
 
 import importlib
 import json
+import pkgutil
 import re
 import sys
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+
+import autosched as asc
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -68,3 +72,52 @@ def words(text: str) -> list[str]:
 def test_every_page_that_is_linked_is_there(path: Path):
     for target in pages.links(path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+TARGET = re.compile(r"^\.\. (currentmodule|auto\w+):: (\S+)", re.MULTILINE)
+
+
+def documented() -> dict[str, list[object]]:
+    """Return the objects that the API pages document, by page."""
+    found: dict[str, list[object]] = {}
+    for page in sorted((DOCS / "api").glob("*.md")):
+        current = "autosched"
+        for kind, target in TARGET.findall(page.read_text(encoding="utf-8")):
+            if kind == "currentmodule":
+                current = target
+                continue
+            path = target if target.startswith("autosched.") else f"{current}.{target}"
+            found.setdefault(page.stem, []).append(pkgutil.resolve_name(path))
+    return found
+
+
+@pytest.mark.parametrize("module", [asc, asc.parallel, asc.testing, asc.viz, asc.errors])
+def test_every_public_name_is_on_an_api_page(module: ModuleType):
+    objects = [id(item) for items in documented().values() for item in items]
+    missing = [name for name in public(module) if id(getattr(module, name)) not in objects]
+    assert not missing
+
+
+def public(module: ModuleType) -> list[str]:
+    """Return the public names of a module; of ``errors``, the exceptions."""
+    if module is not asc.errors:
+        return list(module.__all__)
+    return [name for name, item in vars(module).items() if isinstance(item, type)]
+
+
+def test_no_object_is_on_two_api_pages():
+    objects = [id(item) for items in documented().values() for item in items]
+    assert len(objects) == len(set(objects))
+
+
+def test_everything_on_an_api_page_has_a_docstring():
+    for items in documented().values():
+        for item in items:
+            assert item.__doc__ or not callable(item), item
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "howto").glob("*.md")), ids=lambda path: path.stem)
+def test_a_guide_is_short_and_runs_code(path: Path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.split()) <= 500
+    assert "```python" in text
