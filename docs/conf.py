@@ -23,8 +23,9 @@ html_static_path = []
 
 
 def _drop_generated(app, what, name, obj, options, lines):
-    """Drop the text that Python generates for the fields of named tuples."""
-    if lines and lines[0].startswith("Alias for field number"):
+    """Drop text that Python generates: for fields of named tuples, and for data."""
+    generated = bool(lines) and lines[0].startswith("Alias for field number")
+    if generated or (what == "data" and obj.__doc__ is type(obj).__doc__):
         lines.clear()
 
 

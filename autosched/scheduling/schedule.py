@@ -84,7 +84,8 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 class Schedule:
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
-    ``print`` it to read the program.
+    ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
+    and ``program``. Use it in a ``with`` statement, or call ``close()``, to end its threads.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()

@@ -1,6 +1,7 @@
 """The code in the documents runs, prints and draws what they say, and the notebook has the tutorial's code."""
 
 import importlib
+import inspect
 import json
 import pkgutil
 import re
@@ -74,7 +75,7 @@ def test_every_page_that_is_linked_is_there(path: Path):
         assert (path.parent / target).exists(), target
 
 
-TARGET = re.compile(r"^\.\. (currentmodule|auto\w+):: (\S+)", re.MULTILINE)
+TARGET = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)", re.MULTILINE)
 
 
 def documented() -> dict[str, list[object]]:
@@ -87,7 +88,8 @@ def documented() -> dict[str, list[object]]:
                 current = target
                 continue
             path = target if target.startswith("autosched.") else f"{current}.{target}"
-            found.setdefault(page.stem, []).append(pkgutil.resolve_name(path))
+            where, _, name = path.rpartition(".")
+            found.setdefault(page.stem, []).append(pkgutil.resolve_name(f"{where}:{name}"))
     return found
 
 
@@ -102,7 +104,8 @@ def public(module: ModuleType) -> list[str]:
     """Return the public names of a module; of ``errors``, the exceptions."""
     if module is not asc.errors:
         return list(module.__all__)
-    return [name for name, item in vars(module).items() if isinstance(item, type)]
+    exceptions = inspect.getmembers(module, inspect.isclass)
+    return [name for name, item in exceptions if issubclass(item, asc.AutoschedError)]
 
 
 def test_no_object_is_on_two_api_pages():
