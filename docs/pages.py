@@ -134,6 +134,9 @@ def make_notebook() -> str:
     notebook = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
     nbclient.NotebookClient(notebook, record_timing=False).execute()
     notebook.metadata.pop("language_info", None)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # without warnings that this computer is busy
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return str(nbformat.writes(notebook)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The code in the documents runs, prints and draws what they say, and the notebook has the tutorial's code."""
+"""The documents: their code runs, prints and draws what they show, and the API pages are complete."""
 
 import importlib
 import inspect
@@ -38,18 +38,14 @@ def test_the_code_of_a_page_prints_and_draws_what_the_page_says(
         )
 
 
-def test_the_notebook_runs_the_code_of_the_tutorial_and_prints_what_it_prints():
-    cells = [
-        c
-        for c in json.loads(pages.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-        if c["cell_type"] == "code"
-    ]
-    code = ["".join(cell["source"]) for cell in cells]
-    assert code == [cell for kind, cell in pages.cells() if kind == "code"]
+def test_the_notebook_has_the_text_the_code_and_the_output_of_the_tutorial():
+    cells = json.loads(pages.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    found = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    assert found == list(pages.cells())
     outputs = [
         cell["outputs"]
-        for cell, text in zip(cells, code, strict=True)
-        if not text.startswith("SVG(")
+        for cell, (kind, text) in zip(cells, found, strict=True)
+        if kind == "code" and not text.startswith("SVG(")
     ]
     assert all(
         output["output_type"] == "stream" and output["name"] == "stdout"
@@ -65,7 +61,7 @@ def test_the_notebook_runs_the_code_of_the_tutorial_and_prints_what_it_prints():
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text without the places in code that it names, which are others in a notebook."""
+    """Return the words of a text without source locations, which differ in a notebook."""
     return re.sub(r"\(\w+\.(md|py):\d+\)", "", text).split()
 
 
