@@ -20,3 +20,15 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "autosched"
 html_static_path = []
+
+
+def _drop_generated(app, what, name, obj, options, lines):
+    """Drop text that Python generates: for fields of named tuples, and for data."""
+    generated = bool(lines) and lines[0].startswith("Alias for field number")
+    if generated or (what == "data" and obj.__doc__ is type(obj).__doc__):
+        lines.clear()
+
+
+def setup(app):
+    """Connect to Sphinx."""
+    app.connect("autodoc-process-docstring", _drop_generated)

@@ -1,12 +1,12 @@
-"""Run the code in the pages of a folder, and write into them what it prints; make the notebook of the tutorial.
+"""Run the code in the documents and update its output in them; make the tutorial's notebook.
 
     python docs/pages.py            # rewrite what is out of date
-    python docs/pages.py --notebook # and run the tutorial as a notebook, kept with its pictures
+    python docs/pages.py --notebook # also run the tutorial as a notebook, with its pictures
 
-A block of ``python`` is code; all blocks of a page share their names, and one that begins with ``# name.py`` is that
-file, too. A block of ``console`` has commands, ``$
-autosched ...``. A block of ``text`` right behind either is what it prints, in which ``...`` stands for anything.
-Pictures that a page draws are kept in ``pictures/``.
+A block of ``python`` is code. All blocks of a page share their variables, and a block that begins
+with ``# name.py`` is also written to that file. A block of ``console`` has commands, ``$ autosched
+...``. A block of ``text`` directly after either is the expected output, in which ``...`` matches
+anything. Pictures that a page draws are stored in ``pictures/``.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """Code, what the page says that it prints, and what it printed."""
+    """Code, its expected output, and its actual output."""
 
     code: str
     expected: str
@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the page says what it printed."""
+        """Whether the actual output matches the expected one."""
         return OutputChecker().check_output(self.expected, self.printed, ELLIPSIS)
 
 
@@ -50,8 +50,9 @@ def pages() -> list[Path]:
 
 
 def links(text: str) -> list[str]:
-    """Return the files that a page links or shows."""
-    return [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    """Return the files that the text of a page links or shows; blocks of code do not count."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
 
 
 def run(text: str, name: str) -> Iterator[Block]:
@@ -71,20 +72,20 @@ def run(text: str, name: str) -> Iterator[Block]:
                     exec(compile("\n" * line + code, name, "exec"), names)
             yield Block(code, match["output"] or "", printed.getvalue())
     finally:
-        names.clear()  # functions hold on to them, and they to schedules
+        names.clear()  # functions refer to them, and they to schedules
 
 
 def command(lines: str) -> None:
-    """Run the command line, as in a shell. Raises RuntimeError where a command does not end well."""
+    """Run commands, as a shell does. Raises RuntimeError if one fails."""
     from autosched.cli import main as autosched
 
     for line in lines.splitlines():
         if autosched(shlex.split(line.removeprefix("$ autosched "))):
-            raise RuntimeError(f"does not end well: {line}")
+            raise RuntimeError(f"the command failed: {line}")
 
 
 def updated(text: str, blocks: Iterator[Block]) -> str:
-    """Return the text of a page with what its blocks printed, where it says something else."""
+    """Return the text of a page with the actual output of its blocks where it differs."""
 
     def block(match: re.Match[str]) -> str:
         made = next(blocks)
@@ -98,8 +99,8 @@ def updated(text: str, blocks: Iterator[Block]) -> str:
 
 
 @contextlib.contextmanager
-def elsewhere() -> Iterator[None]:
-    """Work in an empty folder, for pages write files."""
+def in_empty_folder() -> Iterator[None]:
+    """Change to an empty folder, because pages write files."""
     with tempfile.TemporaryDirectory() as folder:
         before = os.getcwd()
         os.chdir(folder)
@@ -110,7 +111,10 @@ def elsewhere() -> Iterator[None]:
 
 
 def cells() -> Iterator[tuple[str, str]]:
-    """Yield the cells of the tutorial's notebook as (kind, text): outputs are its own, pictures are shown by code."""
+    """Yield the cells of the tutorial's notebook as (kind, text), without outputs.
+
+    Code cells show the pictures.
+    """
     text = re.sub(r"\n```text\n.*?```\n", "", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"!\[.*?\]\(pictures/(.*?)\)\n", r'```python\nSVG("\1")\n```\n', text)
     text = text.replace("```python\n", "```python\nfrom IPython.display import SVG\n", 1)
@@ -130,13 +134,16 @@ def make_notebook() -> str:
     notebook = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
     nbclient.NotebookClient(notebook, record_timing=False).execute()
     notebook.metadata.pop("language_info", None)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # without warnings that this computer is busy
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     return str(nbformat.writes(notebook)) + "\n"
 
 
 def main() -> int:
     """Bring all pages up to date."""
     parser = argparse.ArgumentParser(
-        description="Run the code in the documents, and write what it prints into them."
+        description="Run the code in the documents and update its output in them."
     )
     parser.add_argument(
         "--notebook", action="store_true", help="also run the tutorial as a notebook"
@@ -144,8 +151,10 @@ def main() -> int:
     options = parser.parse_args()
     for path in pages():
         text = path.read_text(encoding="utf-8")
-        with elsewhere():
+        with in_empty_folder():
             new = updated(text, run(text, path.name))
+            if new != text:  # the lines that messages name may have moved
+                new = updated(new, run(new, path.name))
             for picture in sorted(Path().glob("*.svg")):
                 PICTURES.mkdir(exist_ok=True)
                 (PICTURES / picture.name).write_bytes(picture.read_bytes())
@@ -153,7 +162,7 @@ def main() -> int:
             path.write_text(new, encoding="utf-8")
             print(f"wrote {path}")
     if options.notebook:
-        with elsewhere():
+        with in_empty_folder():
             made = make_notebook()
         NOTEBOOK.write_text(made, encoding="utf-8")
         print(f"wrote {NOTEBOOK}")

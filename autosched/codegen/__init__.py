@@ -49,10 +49,10 @@ _USED_IN_STEP = "complex float range slice to torch".split()
 class Code(str):
     """Generated source; ``given`` are the objects that cannot be written as source.
 
-    They are by the keyword parameter of ``step`` that takes them. ``inputs`` has the parameters of
-    the graph's inputs; ``means`` has the objects that names of the module stand for whose source
-    was copied; ``calls`` has, by the lines of each call, its position in the program and the names
-    of what it reads.
+    ``given`` has them by the name of the keyword parameter of ``step`` that takes them. ``inputs``
+    has the parameters of the graph's inputs by name; ``means`` has the objects whose source was
+    copied, by their names in the module; ``calls`` has, by line, the position of each call in the
+    program and the names of what it reads.
     """
 
     given: Mapping[str, Any]

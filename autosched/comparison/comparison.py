@@ -55,7 +55,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows by machine and policy. ``print`` it, or see ``svg()``.
+    """Rows by machine and policy, and refusals. ``print`` it, or see ``svg()``.
 
     Each machine's best row has a star.
 

@@ -80,9 +80,9 @@ class Captured(Graph):
     It, and its schedules, are called with the arguments of the function. The tensors that modules
     and optimizers hold at that time are passed to the run, and new state, such as gradients, is put
     back. A call that names all inputs, parameters too, is given those and puts nothing back;
-    ``feed`` and ``finish`` do the two steps separately. Values that are not tensors keep their
-    value at the time of the capture: learning rates, flags; ``compile`` captures again if they
-    change. ``examples`` are the inputs with which it was captured.
+    ``feed`` and ``finish`` do the two steps separately. Values that are not tensors, such as
+    learning rates and flags, keep their value at the time of the capture; ``compile`` recaptures if
+    they change. ``examples`` are the inputs with which it was captured, by name.
 
     >>> import autosched as asc
     >>> model = torch.nn.Linear(3, 2)

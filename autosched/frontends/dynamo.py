@@ -103,10 +103,10 @@ class TorchBackend:
         return Machine.local() if self._machine is None else self._machine
 
     def schedules(self) -> tuple[Schedule, ...]:
-        """Return the schedules that are in use, graph by graph, in the order in which torch compiled the graphs.
+        """Return the schedules that are in use, in the order in which torch compiled graphs.
 
-        A graph has none before its first call, and one for each shape after; those of functions
-        that are gone are gone.
+        A graph has none before its first call, and then one for each shape. Schedules of functions
+        that no longer exist are not included.
         """
         runners = sorted(self._runners.items())
         return tuple(made for _, runner in runners for made in runner.schedules())

@@ -143,10 +143,10 @@ def _looks(tensor: torch.Tensor | None) -> Hashable:
 
 
 class Watch:
-    """The non-tensor values that functions and modules can read: numbers, flags, hooks, torch's own settings.
+    """The non-tensor values that functions and modules can read.
 
-    ``key`` is equal for equal values. The properties of tensors that a capture depends on are not
-    included.
+    They are numbers, flags, hooks, and torch's own settings. ``key`` is equal for equal values, so
+    it can be a key of a cache. Properties of tensors, such as shapes, are not included.
 
     >>> layer = torch.nn.Dropout(0.5)
     >>> watch = Watch(layer)

@@ -53,6 +53,10 @@ __all__ = ["HOST", "Dependency", "Graph", "Here", "Task", "Use", "Value", "calle
 class Graph:
     """The tasks of one step and their dependencies.
 
+    ``name`` is its title. ``generators`` are the random number generators of devices that have
+    their own, by device. ``tasks`` and ``values`` are lists in the order of addition; ``outputs``
+    has positions in ``values`` by name.
+
     >>> import autosched as asc
     >>> graph = asc.Graph("sum of squares")
     >>> x, y = graph.inputs("x", "y")

@@ -95,6 +95,10 @@ class Here:
 class Task:
     """A call and its dependencies.
 
+    ``name`` is unique in the graph, and ``index`` is the position in ``graph.tasks``. The call is
+    ``fn(*args, **kwargs)``. ``device`` is the device to which it is bound, or None; ``seconds`` are
+    those that the user gave, or None; ``origin`` says where it was added.
+
     ``reads`` are the values that it reads, in the version that it sees. ``writes`` are those of
     them that it changes in place. ``changes`` are these and all other values that see the memory
     that it writes; the task leaves ``version + 1`` of each. ``outputs`` are the values of its

@@ -84,7 +84,8 @@ class Value:
     """A variable that tasks read and write: an input, a constant, or a result of a task.
 
     Use it like a tensor: each operator, method or torch function that is applied to it adds a task,
-    and nothing runs. It has no shape yet, and Python control flow cannot depend on it.
+    and nothing runs. It has no shape yet, and Python control flow cannot depend on it. ``name`` is
+    unique in its ``graph``, and ``nbytes`` is its size in bytes, if given.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()

@@ -20,11 +20,12 @@ __all__ = ["Device", "Link", "device_line", "link_line", "plain"]
 class Device:
     """A device, named as in torch: ``"cpu"``, ``"cuda:0"``, ``torch.device("cuda:0")`` or 0.
 
-    ``streams`` is the number of compute streams that it may use (up to 24; a CPU up to 1024); the
-    rates are those that one stream reaches. ``nbytes`` of memory is a hard limit: no schedule holds
-    more there. ``physical`` is the torch device behind the name, if it differs (several logical
-    devices on one GPU). ``imagined`` devices are emulated; devices of ``Machine.emulated`` are, and
-    so is a copy with other rates.
+    ``streams`` is the number of compute streams that it may use (up to 24; a CPU up to 1024).
+    ``flops_per_second`` and ``bytes_per_second`` of memory are the rates that one stream reaches,
+    and ``launch_seconds`` is the time to launch an operator. ``nbytes`` of memory is a hard limit:
+    no schedule holds more there. ``physical`` is the torch device that the name stands for, if it
+    differs (several logical devices on one GPU). ``imagined`` devices are emulated; devices of
+    ``Machine.emulated`` are, and so is a copy with other rates.
 
     >>> Device("cuda:1").kind
     'cuda'
@@ -55,7 +56,8 @@ class Device:
 class Link:
     """A link between two devices, with the same rate in both directions.
 
-    The directions do not disturb each other. A link with ``bytes_per_second=inf, latency=0`` is
+    The directions do not disturb each other. A copy takes ``latency`` (seconds) plus its bytes
+    divided by the rate. A link with ``bytes_per_second=inf, latency=0`` is
     free. ``pageable_bytes_per_second`` is the rate of copies from or to host memory that is not
     page-locked, at most ``bytes_per_second``; None, the default, means the same rate. The model
     ignores that such a copy also blocks the thread that issues it.

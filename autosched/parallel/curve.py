@@ -16,9 +16,10 @@ __all__ = ["Curve", "Tried", "candidates"]
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to run a step: seconds, the share of time in which devices idle, the most bytes on a device.
+    """A simulated way to run a step: an order and a number of micro-batches (``chunks``).
 
-    ``fits``: whether each device has that much memory.
+    ``seconds``: the makespan; ``idle``: the share of it in which devices are idle; ``nbytes``: the
+    peak memory of a device; ``fits``: whether each device has that much.
     """
 
     order: str
@@ -36,7 +37,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Curve:
-    r"""The simulated alternatives for a number of rows. Print it, or draw it.
+    r"""The simulated ways to run a step with ``rows`` rows. ``print`` it, or draw it.
 
     >>> tried = [Tried("gpipe", n, seconds, idle, 1e6, True) for n, seconds, idle in
     ...          ((1, 4e-3, 0.5), (2, 3e-3, 0.3), (4, 5e-3, 0.2))]
@@ -59,7 +60,7 @@ class Curve:
 
     @property
     def why(self) -> str:
-        """The best, and the disadvantages of fewer and of more micro-batches."""
+        """A sentence: the best, and the disadvantages of fewer and of more micro-batches."""
         best = self.best
         same = sorted(
             (one for one in self.tried if one.order == best.order), key=lambda one: one.chunks
@@ -97,7 +98,7 @@ class Curve:
         return "\n".join([*lines, self.why])
 
     def svg(self) -> str:
-        """Draw the seconds by the size of a micro-batch, a line for each order."""
+        """Draw seconds over the size of micro-batches as SVG, a line for each order."""
         series = [
             asc.viz.Line(
                 order,

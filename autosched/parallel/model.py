@@ -116,7 +116,7 @@ def model_parallel(
 class Forward:
     """The forward of a model on several devices, without gradients.
 
-    Closed by ``close()`` or by garbage collection.
+    Closed by ``close()``, by a ``with`` statement, or by garbage collection.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Forward:
             return self._of(batch)[2]
 
     def close(self) -> None:
-        """Close all schedules, and forget them."""
+        """Close all schedules, and drop them."""
         with self._guard:
             for planned, _, _ in self._known.values():
                 planned.close()

@@ -29,10 +29,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Cuts:
-    """A model cut into stages: the blocks of each, and its device.
+    """A model cut into stages. ``print`` it to see the blocks and the device of each.
 
-    ``seconds`` are those of each stage for a micro-batch, forward and backward; ``nbytes`` the
-    bytes sent forward after each stage.
+    ``devices``: the device of each stage. ``seconds``: the predicted seconds of each stage for a
+    micro-batch, forward and backward. ``nbytes``: the bytes that each stage sends to the next.
     """
 
     blocks: tuple[Block, ...]

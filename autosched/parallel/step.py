@@ -60,7 +60,8 @@ class _Copy:
 class Step:
     """One training step of a model on several devices.
 
-    Closed by ``close()`` or by garbage collection.
+    Closed by ``close()``, by a ``with`` statement, or by garbage collection. ``grad_norm`` is the
+    norm of the gradients in the last step before they were clipped; None if they are not clipped.
 
     Between steps the model and the optimizer may be changed, but not through
     ``tensor.data.mul_(...)`` and similar calls, which torch does not report: use ``with
@@ -125,7 +126,7 @@ class Step:
             return self._inputs(self._of(batch), batch)[0]
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
-        """Return the decisions for calls like this one, and their reasons."""
+        """Return the decisions for calls like this one, and their reasons, by name."""
         with self._guard:
             return self._of(batch).notes
 

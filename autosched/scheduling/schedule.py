@@ -84,7 +84,8 @@ def load(path: str | os.PathLike[str], graph: Graph | None = None) -> Schedule:
 class Schedule:
     """A verified program for a graph on a machine. Call it with the graph's inputs.
 
-    ``print`` it to read the program.
+    ``print`` it to read the program. Its parts are ``graph``, ``machine``, ``costs``, ``placement``
+    and ``program``. Use it in a ``with`` statement, or call ``close()``, to end its threads.
 
     >>> import autosched as asc
     >>> graph = asc.Graph()
@@ -186,7 +187,10 @@ class Schedule:
         return None if made is None else "every run is checked" if made.check else made.not_replayed
 
     def run_serial(self, /, *args: Any, **inputs: Any) -> dict[str, Any]:
-        """Run the tasks one by one, in insertion order, on their devices, as a reference."""
+        """Run the tasks one by one, in insertion order, on their devices, as a reference.
+
+        Parameters and results are those of a call.
+        """
         inputs, keep = self.graph.completed(args, inputs)
         outputs = self._serial(inputs)
         if keep is not None:
@@ -209,7 +213,7 @@ class Schedule:
     def close(self) -> None:
         """End the threads. It is called on garbage collection and at interpreter exit, too.
 
-        A thread that is in a task for more than a second longer ends when the task does.
+        It waits at most about a second for a running task, whose thread ends when the task does.
         """
         with _MAKING:
             self.__dict__["_closed"] = True

@@ -23,7 +23,11 @@ __all__ = ["Explored", "attempt", "explore"]
 
 
 class Explored(NamedTuple):
-    """An interleaving, the resulting state (outputs, inputs, state of tasks), and the error if a step raised."""
+    """An interleaving and its result.
+
+    ``choices`` are the names of the streams that continued, one after another; ``left`` is the
+    resulting state (outputs, inputs, state of tasks), and ``error`` the error if a step raised.
+    """
 
     choices: tuple[str, ...]
     left: Mapping[str, Any]

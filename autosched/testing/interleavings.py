@@ -72,14 +72,14 @@ class _Bytes(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """The things that an instruction reads and writes, and the parts of memory."""
+    """What an instruction reads and writes (``changed``), and the parts of memory."""
 
     read: frozenset[_Thing]
     changed: frozenset[_Thing]
     memory: tuple[_Bytes, ...]
 
     def conflicts(self, other: Footprint) -> bool:
-        """Whether the order of the two matters."""
+        """Whether the order of the two instructions matters."""
         if self.changed & (other.read | other.changed) or other.changed & self.read:
             return True
         return any(a.meets(b) for a in self.memory for b in other.memory)
@@ -121,20 +121,26 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
 
 
 def following(choices: Sequence[str]) -> Choose:
-    """Return a choice of streams that follows a list, run after run: used to run one of ``interleavings``."""
+    """Return a choice, for the backend ``Virtual``, that repeats this list of stream names.
+
+    It runs one of ``interleavings``.
+    """
     turn = cycle(choices)
     return lambda ready: next(turn)
 
 
 def contrary(seed: int) -> Choose:
-    """Return a choice that favours some streams over others, so that unordered instructions are far apart."""
+    """Return a choice that favours some streams, for the backend ``Virtual``.
+
+    So instructions that nothing orders run far apart.
+    """
     source = random.Random(seed)
     rank: dict[str, float] = {}
     return lambda ready: max(ready, key=lambda name: rank.setdefault(name, source.random()))
 
 
 def uniform(seed: int) -> Choose:
-    """Return a choice that takes any stream that can continue."""
+    """Return a random choice among streams that can continue, for the backend ``Virtual``."""
     return random.Random(seed).choice
 
 

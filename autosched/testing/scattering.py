@@ -20,7 +20,7 @@ __all__ = ["scattered"]
 
 @dataclass(frozen=True)
 class scattered:  # noqa: N801  # it is called like the policies that are functions, and shown as it was made
-    """The policy that follows from a seed.
+    """A policy for tests: random devices and a random order, which follow from a seed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]

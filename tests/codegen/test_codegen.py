@@ -448,16 +448,6 @@ def test_partial_functions_are_calls_with_more_arguments():
 # ---- running
 
 
-def test_the_documents_show_what_the_code_says():
-    (shown,) = re.findall(
-        r"```py\n(.*?)```",
-        (ROOT / "docs" / "concepts" / "running.md").read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    for part in shown.split("...\n"):
-        assert part in TWO_LAYERS
-
-
 @under_every_policy
 @given(policy=policies, graph=graphs(), machine=machines())
 def test_the_code_does_what_the_serial_run_does(policy, graph, machine):

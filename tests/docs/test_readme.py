@@ -23,15 +23,14 @@ def test_the_code_of_the_readme_runs_and_prints_what_it_says(tmp_path, monkeypat
     with contextlib.redirect_stdout(printed):
         for block in blocks("README.md", "python"):
             exec(block, names)
-    names.clear()  # functions hold on to them, and they to schedules
+    names.clear()  # functions refer to them, and they to schedules
     expected = blocks("README.md", "text")[0].removesuffix("...\n")
     assert printed.getvalue().startswith(expected)
     table = printed.getvalue().partition("sixteen products: predicted\n")[2].splitlines()
     rows = [line.split("  ") for line in table if "GPUs" in line]
     assert len(rows) == 8
-    assert (
-        len({tuple(row[2:]) for row in rows}) > 4
-    )  # of a graph that says where everything is, all were the same
+    # If the graph bound all tasks to devices, all rows would be equal.
+    assert len({tuple(row[2:]) for row in rows}) > 4
 
 
 @pytest.mark.parametrize("path", ["README.md", "autosched/README.md", "CONTRIBUTING.md"])
@@ -42,3 +41,8 @@ def test_every_file_that_is_named_is_there(path: str):
     named = re.findall(r"`([\w/]+\.py)`", text) if path == "autosched/README.md" else []
     for target in [*linked, *named]:
         assert (here / target).exists() or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize(("path", "most"), [("README.md", 1200), ("autosched/README.md", 1500)])
+def test_a_readme_is_short(path: str, most: int):
+    assert len((ROOT / path).read_text(encoding="utf-8").split()) <= most
