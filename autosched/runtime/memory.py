@@ -15,19 +15,17 @@ from operator import itemgetter, setitem
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Run
 from autosched.program.residency import Standing
-from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends import Emulating, Located, Step, Transfer
+from autosched.runtime.threads.tapes import Call
 
 __all__ = ["Memory"]
-
-_Call = tuple[
-    int, Callable[..., Any], int, int, int, int
-]  # see autosched.runtime.threads.tapes.Call
 
 
 class Memory:
@@ -37,15 +35,13 @@ class Memory:
         self,
         program: Program,
         graph: Graph,
-        place: Callable[[str], Any],
-        here: Callable[[str, Any], Any] | None = None,
+        located: Located | None = None,
+        emulating: Emulating | None = None,
     ):
         self.program = program
         self.graph = graph
-        self.place = place
-        self.here = here or (
-            lambda device, usual: place(device) or usual
-        )  # the argument of a task for ``Here``
+        self.located = located
+        self.emulating = emulating
         self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
         self.made: dict[
@@ -70,7 +66,7 @@ class Memory:
         self._untied = (
             self._in_parts | self.written & copied
         )  # whose tensors are told apart, or become so
-        placed = [(name, place(device)) for name, device in program.inputs]
+        placed = [(name, self._place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
@@ -179,7 +175,7 @@ class Memory:
 
     # ---- steps
 
-    def call(self, i: int, task: Task, dropped: int) -> _Call | None:
+    def call(self, i: int, task: Task, dropped: int) -> Call | None:
         """Return the call of a task with one or two plain arguments and one result.
 
         None for any other.
@@ -265,7 +261,14 @@ class Memory:
         """Return the device that replaces ``Here`` in a run."""
         run = self.program.instructions[i]
         assert isinstance(run, Run)
-        return self.here(run.stream.device, leaf.usual)
+        device = run.stream.device
+        if self.emulating is not None:
+            return self.emulating.here(device, leaf.usual)
+        return self._place(device) or leaf.usual
+
+    def _place(self, device: str) -> Any:
+        """Return the ``.device`` of tensors on a device, None where any is accepted."""
+        return None if self.located is None else self.located.place(device)
 
     def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
         """Return a copy as a step."""
@@ -408,11 +411,8 @@ def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
 
 def _has_gaps(tensor: Any) -> bool:
     """Whether there is memory between a tensor's elements that does not belong to it."""
-    span = 1 + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
     own = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return bool(span > own)
+    return bool(span(tensor) > own)
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:

@@ -8,15 +8,14 @@ no program: a schedule is identified by a name.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
 
 from autosched._lib.forks import in_child
-from autosched.errors import RunTimeoutError, ScheduleError
+from autosched.errors import ScheduleError
 
-__all__ = ["Called", "Calls", "Turn"]
+__all__ = ["Called", "Calls"]
 
 
 class Called(Protocol):
@@ -109,21 +108,3 @@ class Calls:
                 yield stack[0]
             elif called in stack[:-1] and called.is_run_by(thread):
                 yield stack[stack.index(called) + 1]
-
-
-class Turn:
-    """A lock that can be acquired before a deadline."""
-
-    def __init__(self, lock: threading.Lock, deadline: float):
-        self.lock = lock
-        self.deadline = deadline
-
-    def __enter__(self) -> None:
-        left = max(0.0, self.deadline - time.perf_counter())
-        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise RunTimeoutError(
-                "the run did not begin in time: another thread's call of the schedule goes on"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()

@@ -19,7 +19,7 @@ from typing import Any
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
 from autosched.program.program import Copy, Program, Run, occupied
-from autosched.runtime.backends import Backend, Step
+from autosched.runtime.backends import Step, Timed
 from autosched.timeline.timeline import Span, Timeline, what
 
 __all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
@@ -31,7 +31,9 @@ class Notes:
     Always call ``close``, or the callback for garbage collections remains installed.
     """
 
-    def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
+    timeline: Timeline
+
+    def __init__(self, program: Program, backend: Timed, made: Callable[[int], list[Any]]):
         self.program = program
         self.backend = backend
         self.made = made
@@ -73,18 +75,17 @@ class Notes:
             self.pauses.append((self._began, self._now()))
             self._began = None
 
-    def timeline(self) -> Timeline:
-        """Return the measurements, on the backend's clock; valid after its ``join``."""
+    def finish(self) -> None:
+        """Read the backend's clock, after its ``join``, and make the timeline."""
         seconds = self.backend.seconds
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
-        told = [
+        found = [
             (max(0.0, seconds(start)), min(seconds(end), made.makespan))
             for start, end in self.pauses
         ]
-        pauses = tuple((start, end) for start, end in told if start < end)
-        doubt = getattr(self.backend, "doubt", 0.0)  # only where devices have clocks of their own
-        return Timeline(made.spans, made.arrows, pauses, doubt=doubt)
+        pauses = tuple((start, end) for start, end in found if start < end)
+        self.timeline = Timeline(made.spans, made.arrows, pauses, doubt=self.backend.doubt)
 
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]
@@ -120,7 +121,7 @@ class Trace:
         around = _annotated if self._relay is None else self._relay.around
         return around(annotation(i, instruction), step)
 
-    def telling(self, lock: Callable[[], threading.Lock]) -> list[Step]:
+    def relaying(self, lock: Callable[[], threading.Lock]) -> list[Step]:
         """Return the calling thread's step if it writes for the others.
 
         It waits for ``lock``, which is closed.

@@ -29,7 +29,7 @@ from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
 from autosched.runtime.threads.tapes import Fault, Tape
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.testing.faults import FAULTS, inject
 from tests.serial import some
 
@@ -306,8 +306,8 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         )  # of which a thousand locks, events or frames would be more
         assert slots_are_blank(schedule)
         assert len(depths) == 1
-        crew = schedule._executor.crew
-        assert (getattr(crew, "fault", None), list(schedule._executor.tape.locks)) == (None, locks)
+        team = schedule._executor.team
+        assert (getattr(team, "fault", None), list(schedule._executor.tape.locks)) == (None, locks)
         assert all(lock.locked() for lock in locks)
 
 
@@ -364,7 +364,7 @@ def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
             schedule(x=x)
         del x
         held.go_on.set()
-        assert schedule._executor.crew.settle(time.perf_counter() + GENEROUS) is None
+        assert schedule._executor.team.settle(time.perf_counter() + GENEROUS) is None
         gc.collect()
         assert [ref() for ref in (given, *held.made)] == [None, None]
         assert slots_are_blank(schedule)
@@ -453,15 +453,15 @@ def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
 
     def interrupted():
         mine.set()
-        while not crew.stopped:
+        while not team.stopped:
             time.sleep(0.001)
         raise KeyboardInterrupt
 
     tape.add("a", 0, fail)
     tape.add(None, 1, interrupted)
-    crew = Crew(["a"], prepare=lambda: None)
-    end = crew.run(tape)
-    crew.close()
+    team = ThreadTeam(["a"], prepare=lambda: None)
+    end = team.run(tape)
+    team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (1, KeyboardInterrupt)
 
@@ -476,34 +476,34 @@ def failing_first(*then):
 
     def begin():
         begun.set()
-        while not crew.stopped:
+        while not team.stopped:
             time.sleep(0.001)
         for step in then:
             step()
 
     tape.add("a", 0, fail)
     tape.add("b", 1, begin)
-    crew = Crew(["a", "b"], prepare=lambda: None)
-    return crew, tape
+    team = ThreadTeam(["a", "b"], prepare=lambda: None)
+    return team, tape
 
 
 def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
-    crew, tape = failing_first(lambda: 1 / 0)
-    end = crew.run(tape)
-    crew.close()
+    team, tape = failing_first(lambda: 1 / 0)
+    end = team.run(tape)
+    team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (0, ValueError)
 
 
 def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
     """Whoever did come has locked it himself, in passing."""
-    crew, tape = failing_first()
+    team, tape = failing_first()
     lock = tape.lock()
     tape.add("b", 2, lock.acquire)
-    crew.run(tape)
+    team.run(tape)
     assert not lock.locked()
-    assert crew.afterwards(lambda: None)
-    crew.close()
+    assert team.afterwards(lambda: None)
+    team.close()
     assert lock.locked()
 
 

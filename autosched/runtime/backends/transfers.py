@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from autosched._lib.copying import span
 from autosched._lib.tree import transform
 from autosched.runtime.backends.host import as_it_is, as_parameter, overwritten
 from autosched.runtime.backends.pinned import PIECE, Pinned
@@ -99,8 +100,7 @@ class Way:
             self._carry(_row(tensor), _row(made))
             return made
         if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
-            span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-            return self._fresh(tensor.as_strided((span,), (1,))).as_strided(shape, strides)
+            return self._fresh(tensor.as_strided((span(tensor),), (1,))).as_strided(shape, strides)
         return self._spread(
             torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target), tensor
         )

@@ -51,7 +51,7 @@ _CAPTURING = threading.RLock()
 
 
 class Replay(Accelerator):
-    """See ``autosched.runtime.backends``, and ``autosched.runtime.replay.recording.Replayer``."""
+    """See ``autosched.runtime.backends``, with all capabilities of ``Replayable``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Replay(Accelerator):
 
 
 class _Recorder:
-    """See ``autosched.runtime.replay.recording.Recorder``."""
+    """See ``autosched.runtime.backends.Recorder``."""
 
     def __init__(self, backend: Replay):
         self.backend = backend

@@ -12,14 +12,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 
-__all__ = ["Outgoing", "is_plain"]
+__all__ = ["Outputs", "is_strided"]
 
 _ALIGNED = 16  # bytes: any dtype may begin there
 
 
-class Outgoing:
+class Outputs:
     """Hands out ``outputs``, by name, as the recorded run left them.
 
     ``lent`` has the inputs of that run, ``lasting`` other memory that keeps its address.
@@ -27,8 +28,8 @@ class Outgoing:
 
     >>> import torch
     >>> x, y = torch.zeros(2), torch.ones(2)
-    >>> outgoing = Outgoing({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
-    >>> found = outgoing({"x": (other := torch.tensor([2.0, 3.0]))})
+    >>> again = Outputs({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
+    >>> found = again({"x": (other := torch.tensor([2.0, 3.0]))})
     >>> found["same"] is other, found["part"], found["new"], found["new"] is y
     (True, tensor([3.]), tensor([1., 1.]), False)
     """
@@ -77,13 +78,13 @@ class Outgoing:
 
         Unchanged if that keeps its address or is unknown.
         """
-        if not is_plain(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
+        if not is_strided(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
             return leaf
         if address in self._lent:
             place, base = self._lent[address]
             return _View.of_tensor(place, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
-        span = _Span.of(leaf, address)
-        self._spans[address] = span.joined(self._spans.get(address, span))
+        found = _Span.of(leaf, address)
+        self._spans[address] = found.joined(self._spans.get(address, found))
         return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
 
 
@@ -100,10 +101,8 @@ class _Span(NamedTuple):
     @classmethod
     def of(cls, tensor: Any, storage: int) -> _Span:
         first = tensor.data_ptr() - storage
-        span = 1 + sum(
-            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        return cls(tensor, first // _ALIGNED * _ALIGNED, first + span * tensor.element_size())
+        end = first + span(tensor) * tensor.element_size()
+        return cls(tensor, first // _ALIGNED * _ALIGNED, end)
 
     def joined(self, other: _Span) -> _Span:
         tensor = min(self.tensor, other.tensor, key=lambda tensor: tensor.element_size())
@@ -142,7 +141,7 @@ class _View:
         )
 
 
-def is_plain(leaf: Any) -> bool:
+def is_strided(leaf: Any) -> bool:
     """Whether this is a tensor whose elements are in its own memory, unmodified."""
     torch = sys.modules.get("torch")
     return (
@@ -157,7 +156,7 @@ def _tensors(trees: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
     """Yield the tensors of trees, with the name of the tree and the number of the leaf."""
     for name, tree in trees.items():
         for number, leaf in enumerate(flatten(tree)):
-            if is_plain(leaf) and leaf.numel():
+            if is_strided(leaf) and leaf.numel():
                 yield (name, number), leaf
 
 
@@ -166,10 +165,9 @@ def _storage(tensor: Any) -> int:
     return address
 
 
-def _line(span: _Span) -> Any:
+def _line(bytes_of: _Span) -> Any:
     """Return the bytes of a span as a tensor."""
-    size = span.tensor.element_size()
-    items = span.tensor.detach().as_strided(
-        ((span.end - span.first) // size,), (1,), span.first // size
-    )
+    tensor, first, end = bytes_of
+    size = tensor.element_size()
+    items = tensor.detach().as_strided(((end - first) // size,), (1,), first // size)
     return items.view(sys.modules["torch"].uint8)

@@ -25,119 +25,57 @@ Knows that the backend can record what steps issue to a device, and replay it. D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Record, Run, Stream, Wait
-from autosched.runtime.backends import Backend, Step
+from autosched.program.program import Copy, Record, Run, Wait
+from autosched.runtime.backends import Backend, Capabilities, Replayable, Step
+from autosched.runtime.compiler import Compiler, Lines
 from autosched.runtime.memory import Memory
-from autosched.runtime.replay.outputs import Outgoing
+from autosched.runtime.replay.outputs import Outputs
 from autosched.runtime.replay.segments import Segment, Segmented
 from autosched.runtime.threads.tapes import Stretch, Tape
 
-__all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
-
-
-class Recorder(Protocol):
-    """The memory of a recording, and the methods that record into it."""
-
-    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Call ``steps``, and return a function that repeats their work on devices, on the current stream.
-
-        Their work on devices does not happen now. ``used`` may hold generators of random numbers.
-        Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
-        it remains.
-        """
-
-    def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from this pool."""
-
-    def borrowed(self, tensor: Any) -> Any:
-        """Return a tensor on the same memory that does not prevent its reuse."""
-
-    def close(self) -> None:
-        """Release everything."""
-
-
-class Replayer(Backend, Protocol):
-    """A backend that can record and replay."""
-
-    def refusal(self) -> str | None:
-        """Return the reason why nothing can be recorded here, if there is one."""
-
-    def recorder(self) -> Recorder:
-        """Return a new recorder."""
-
-    def alone(self, recording: bool) -> Backend:
-        """Return this backend as if the calling thread issued everything.
-
-        For recording, on separate streams.
-        """
-
-    def stays(self, leaf: Any, device: str) -> str | None:
-        """Return a description of a leaf that a replay would not compute again on a device.
-
-        None if it would.
-        """
-
-    def wrote(self, tensor: Any) -> None:
-        """Note that a replay wrote a tensor of the caller's, for autograd and other readers of its version."""
-
-    def settle(self) -> None:
-        """Make the caller's streams wait for the end of the last replay."""
-
-    def settled(self) -> None:
-        """Note that the caller's streams have received the results of a replay."""
-
-
-class Lines(NamedTuple):
-    """A program, the effect of each instruction (None: nothing), its position in the whole program, and its threads."""
-
-    program: Program
-    calls: Sequence[Step | None]
-    at: Sequence[int]
-    backend: Backend
+__all__ = ["Parts", "Recording"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of an executor that recordings share. ``calls`` are those of the whole program."""
+    """Parts of an executor that recordings share.
+
+    ``physical`` is the physical device of each name; None for the host's.
+    """
 
     cut: Segmented
-    real: Mapping[str, str | None]
-    graph: Graph
-    memory: Memory
-    backend: Replayer
-    calls: Sequence[Step | None]
-    compile: Callable[[Lines], Tape]
+    physical: Mapping[str, str | None]
+    compiler: Compiler
+    backend: Replayable
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the whole program."""
+        return self.compiler.graph
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of a run."""
+        return self.compiler.memory
 
     @cached_property
-    def here(self) -> dict[str, str]:
+    def on_devices(self) -> dict[str, str]:
         """The inputs that are on accelerators, and their devices."""
         given = {*self.graph.input_names}
         return {
             name: device
             for name, device in self.cut.whole.inputs
-            if name in given and self.real[device]
+            if name in given and self.physical[device]
         }
-
-
-def reals(machine: Machine) -> dict[str, str | None]:
-    """Return the physical device of each name; None for the host's.
-
-    >>> reals(Machine.emulated(gpus=1))
-    {'cpu': None, 'cuda:0': 'cuda:0'}
-    """
-    return {
-        each.name: None if each.kind == "cpu" else each.physical or each.name
-        for each in machine.devices
-    }
 
 
 class Recording:
@@ -154,7 +92,7 @@ class Recording:
         self.reason: str | None = None  # why it was given up
         self._recorder = parts.backend.recorder()
         self._buffers = {
-            name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed
+            name: transform(_buffer, inputs[name]) for name in parts.on_devices if name not in fixed
         }
         self._graphs: dict[int, Step] = {}  # by position in the cut program
         self._held: dict[
@@ -163,7 +101,7 @@ class Recording:
         self._at = _positions(parts.cut)
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None
-        self._outgoing: Outgoing | None = None
+        self._outputs: Outputs | None = None
 
     def moved(self, places: Mapping[str, Hashable]) -> list[str]:
         """Return the inputs that are not at the address of the recording."""
@@ -188,7 +126,7 @@ class Recording:
         """Return the outputs when the caller's streams wait for them, and leave inputs as tasks left them."""
         parts = self.parts
         memory = self.parts.memory
-        for name in (name for name in parts.here if name in memory.written):
+        for name in (name for name in parts.on_devices if name in memory.written):
             for leaf, new in zip(
                 flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True
             ):
@@ -197,22 +135,22 @@ class Recording:
                 else:
                     leaf.copy_(new)
         outputs = memory.outputs()
-        if self._outgoing is None:
+        if self._outputs is None:
             here = {
                 label: outputs[label]
                 for label, device in parts.cut.whole.outputs
-                if parts.real[device]
+                if parts.physical[device]
             }
             lasting = {
                 value.name: value.tensor
                 for value in parts.graph.sources
                 if value.tensor is not None
             }
-            self._outgoing = Outgoing(
+            self._outputs = Outputs(
                 here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed
             )
             self._replayed = None if self.reason else self._replaying()
-        outputs.update(self._outgoing(inputs))
+        outputs.update(self._outputs(inputs))
         parts.backend.settled()
         return outputs
 
@@ -234,7 +172,7 @@ class Recording:
         for i, part in works.items():
             calls[i] = _Whole(i, part) if isinstance(part, Segment) else self._kept(part)
         tape = Tape()
-        for position, step in self.parts.compile(
+        for position, step in self.parts.compiler.tape(
             Lines(cut.program, calls, self._at, backend)
         ).steps.get(None, ()):
             if isinstance(step, _Whole):
@@ -250,7 +188,7 @@ class Recording:
         yield segment.positions[0], lambda: self._record(whole)
         for position, step in self._inside(segment, backend):
             yield position, lambda step=step: None if whole.at in self._graphs else step()  # type: ignore[misc]
-        yield segment.positions[0], backend.enter((segment.stream,))
+        yield segment.positions[0], Capabilities(backend).enter((segment.stream,))
         yield segment.positions[0], lambda: self._replay(whole.at)
 
     def _replay(self, at: int) -> None:
@@ -261,10 +199,12 @@ class Recording:
         """Return the steps of a segment, one by one."""
         at = iter(segment.positions)
         where = [-1 if isinstance(each, (Record, Wait)) else next(at) for each in segment.program]
-        calls = [None if position < 0 else self.parts.calls[position] for position in where]
+        calls = [
+            None if position < 0 else self.parts.compiler.calls[position] for position in where
+        ]
         where = [position if position >= 0 else segment.positions[0] for position in where]
         found: list[tuple[int, Step]] = []
-        for position, step in self.parts.compile(
+        for position, step in self.parts.compiler.tape(
             Lines(segment.program, calls, where, backend)
         ).steps.get(None, ()):
             if isinstance(step, Stretch):
@@ -330,18 +270,18 @@ class Recording:
     def _kept(self, i: int) -> Step | None:
         """Return the step of an instruction outside segments, and keep the memory on devices that it accesses."""
         parts = self.parts
-        call = self.parts.calls[i]
+        call = self.parts.compiler.calls[i]
         instruction = self.parts.cut.whole.instructions[i]
         if not isinstance(instruction, Copy) or call is None:
             return call
-        if parts.real[instruction.destination] and not instruction.overwrite:
+        if parts.physical[instruction.destination] and not instruction.overwrite:
             call = self._recorder.taking(instruction.destination, call)
 
         def step(copy: Copy = instruction) -> None:
-            if parts.real[copy.source]:
+            if parts.physical[copy.source]:
                 self._hold(parts.memory.reads[i][0])
             call()
-            if parts.real[copy.destination] and not copy.overwrite:
+            if parts.physical[copy.destination] and not copy.overwrite:
                 self._arrived(copy, parts.memory.made[i][0] or 0)
 
         return step
@@ -368,7 +308,9 @@ class Recording:
         calls: list[Step | None] = [None] * len(cut.program)
         for i, part in _works(cut).items():
             calls[i] = self._again(i, part)
-        return self.parts.compile(Lines(cut.program, calls, self._at, self.parts.backend))
+        return self.parts.compiler.tape(
+            Lines(cut.program, calls, self._at, self.parts.compiler.backend)
+        )
 
     def _again(self, i: int, part: Segment | int) -> Step | None:
         if isinstance(part, Segment):
@@ -378,15 +320,15 @@ class Recording:
         instruction = self.parts.cut.whole.instructions[part]
         if (
             not isinstance(instruction, Copy)
-            or not parts.real[instruction.destination]
+            or not parts.physical[instruction.destination]
             or instruction.overwrite
         ):
-            return parts.calls[part]
+            return parts.compiler.calls[part]
         data = parts.memory.data
         source = parts.memory.reads[part][0]
         target = parts.memory.made[part][0]
         assert target is not None
-        transfer = parts.backend.transfer(instruction)
+        transfer = parts.compiler.backend.transfer(instruction)
         into = self._held[target]
         name = instruction.value
 
@@ -454,10 +396,7 @@ def _fill(buffer: Any, item: Any) -> None:
 
 def _line(tensor: Any) -> Any:
     """Return all memory that a tensor spans as a flat tensor, so that one that overlaps itself can be copied too."""
-    span = 1 + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.detach().as_strided((span if tensor.numel() else 0,), (1,))
+    return tensor.detach().as_strided((span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _check_alike(new: Any, into: Any, name: str) -> None:

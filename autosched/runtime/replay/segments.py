@@ -24,6 +24,7 @@ from itertools import count
 
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
+from autosched.machine.machine import Machine
 from autosched.program.program import (
     Copy,
     Free,
@@ -36,7 +37,7 @@ from autosched.program.program import (
     occupied,
 )
 
-__all__ = ["Segment", "Segmented", "segmented"]
+__all__ = ["Segment", "Segmented", "physical", "segmented"]
 
 _Before = dict[int, list[int]]  # of each run, copy and free (its position), those right before it
 
@@ -79,6 +80,18 @@ class Segmented:
         return Program(
             tuple(instruction for program in programs for instruction in program.instructions)
         )
+
+
+def physical(machine: Machine) -> dict[str, str | None]:
+    """Return the physical device of each name; None for the host's.
+
+    >>> physical(Machine.emulated(gpus=1))
+    {'cpu': None, 'cuda:0': 'cuda:0'}
+    """
+    return {
+        each.name: None if each.kind == "cpu" else each.physical or each.name
+        for each in machine.devices
+    }
 
 
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:

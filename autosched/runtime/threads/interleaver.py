@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape, lock_awaited
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Choose", "Interleaver"]
 
@@ -30,22 +30,22 @@ class Interleaver:
     def __init__(self, choose: Choose, prepare: Step | None = None):
         self.choose = choose
         self._given_up = False
-        self._crew = Crew([], prepare or _nothing)  # without a deadline it has no thread
+        self._team = ThreadTeam([], prepare or _nothing)  # without a deadline it has no thread
         self._run = _Run(Tape())
 
     @property
     def stopped(self) -> bool:
         """Whether the last run was aborted."""
-        return self._given_up or self._crew.stopped
+        return self._given_up or self._team.stopped
 
     @property
     def threads(self) -> frozenset[int]:
         """The thread that does the calling thread's part if there is a deadline."""
-        return self._crew.threads
+        return self._team.threads
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for a run that was abandoned, if any."""
-        late = self._crew.settle(deadline)
+        late = self._team.settle(deadline)
         self._given_up = False
         return None if late is None else Late(self._run.places())
 
@@ -65,7 +65,7 @@ class Interleaver:
         else:
             whole = Tape()
             whole.add(None, 0, lambda: self._interleave(run, found))
-            end = self._crew.run(whole, deadline)
+            end = self._team.run(whole, deadline)
             if isinstance(end, Late):
                 return Late(run.places())
             if end is not None:  # raised by ``choose``: no step is to blame
@@ -76,7 +76,7 @@ class Interleaver:
     def _interleave(self, run: _Run, found: list[Fault]) -> None:
         """Execute one step after another until none can continue, one raises, or the run is aborted."""
         try:
-            while (ready := run.ready()) and not self._crew.stopped:
+            while (ready := run.ready()) and not self._team.stopped:
                 position, error = run.advance(self.choose(ready))
                 if error is not None:
                     found.append(Fault(position, error))
@@ -87,11 +87,11 @@ class Interleaver:
 
     def afterwards(self, step: Step) -> bool:
         """Call a step when no run is in progress: now (True), or when the abandoned run ends."""
-        return self._crew.afterwards(step)
+        return self._team.afterwards(step)
 
     def close(self) -> None:
         """End the spare thread, if there is one."""
-        self._crew.close()
+        self._team.close()
 
 
 class _Run:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-__all__ = ["Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
+__all__ = ["Call", "Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
 
 Step = Callable[[], Any]
 
