@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import random
 import signal
@@ -505,6 +506,52 @@ def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
     assert team.afterwards(lambda: None)
     team.close()
     assert lock.locked()
+
+
+def is_interrupted(call, moment):
+    """Call, and raise KeyboardInterrupt at a moment at which Control-C can raise it, by its number.
+
+    These are the beginnings of functions in Python, and the ends of functions in C. Returns whether
+    there was such a moment.
+    """
+    left = itertools.count(moment, -1)
+    raised = []
+
+    def count(_, event, __):
+        if event in ("call", "c_return") and not next(left):
+            sys.setprofile(None)
+            raised.append(event)
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            sys.setprofile(count)
+            call()
+        finally:
+            sys.setprofile(None)
+    return bool(raised)
+
+
+@pytest.mark.parametrize(
+    ("backend", "timeout"),
+    [("host", None), ("host", GENEROUS), ("threads", None), ("threads", GENEROUS)],
+)
+def test_an_interrupt_at_each_moment_of_a_call_leaves_no_lock_locked(backend, timeout):
+    """One within a wait for an Event left its lock locked, and the next call did not return."""
+    machine = asc.Machine.local(gpus=0, cpu_streams=2)
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x * 2 + x * 3)
+    with asc.schedule(graph, machine, policy="round_robin", backend=backend) as schedule:
+        x = torch.ones(1)
+        for _ in range(3):
+            schedule(x=x, timeout=timeout)
+        moment = 0
+        while is_interrupted(lambda: schedule(x=x, timeout=timeout), moment):
+            assert torch.is_grad_enabled()
+            assert schedule(x=x, timeout=GENEROUS) == {"y": 5}
+            moment += 1
+        assert moment > 50
 
 
 def test_interrupts_at_any_moment_leave_the_schedule_usable(monkeypatch):

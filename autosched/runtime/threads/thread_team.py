@@ -101,7 +101,7 @@ class ThreadTeam:
         they have been abandoned. ``stopped`` says whether the run was aborted.
         """
         with self._guard:
-            has_spare = any(worker.name is None for worker in self._workers)
+            has_spare = None in [worker.name for worker in self._workers]
             if deadline is not None and None in tape.steps and not (self.closed or has_spare):
                 self._add([None])
             self._tape = tape
@@ -123,7 +123,7 @@ class ThreadTeam:
 
     @property
     def _idle(self) -> bool:
-        return all(worker.idle for worker in self._workers)
+        return False not in [worker.idle for worker in self._workers]
 
     @property
     def _interrupted(self) -> bool:
@@ -132,7 +132,10 @@ class ThreadTeam:
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until no thread is working; return whether that was in time."""
-        return all(worker.wait(deadline) for worker in self._workers)
+        for worker in self._workers:
+            if not worker.wait(deadline):
+                return False
+        return True
 
     def _places(self) -> dict[str | None, Place | None]:
         return {
