@@ -132,10 +132,7 @@ class ThreadTeam:
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until no thread is working; return whether that was in time."""
-        for worker in self._workers:
-            if not worker.wait(deadline):
-                return False
-        return True
+        return False not in [worker.wait(deadline) for worker in self._workers]
 
     def _places(self) -> dict[str | None, Place | None]:
         return {
