@@ -452,8 +452,8 @@ MUTANTS = (
     Mutant(
         "a task is accused of random numbers that one beside it drew",
         "autosched/runtime/check.py",
-        "        beside = [watch.task, *watch.beside]",
-        "        beside = [watch.task]",
+        "        suspects = [watch.task, *watch.concurrent]",
+        "        suspects = [watch.task]",
         "tests/runtime/test_check.py::test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares",
     ),
     Mutant(
@@ -480,8 +480,8 @@ MUTANTS = (
     Mutant(
         "lists among arguments are those of the run before",
         "autosched/runtime/memory.py",
-        'return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(',
-        "return all(",
+        'if not isinstance(tree, tuple) and not hasattr(fn, "_schema"):',
+        "if False:",
         "tests/runtime/test_execute.py::test_lists_and_dicts_among_arguments_are_fresh_in_every_run",
     ),
     Mutant(

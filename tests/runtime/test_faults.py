@@ -610,9 +610,9 @@ def test_a_late_run_says_who_waits_for_whom():
         assert str(error.value) == (
             "the run did not end in time:\n"
             f"    cuda:0/compute runs task 'held' (added at {where})\n"
-            "    cuda:0/copy-out waits for e0, which cuda:0/compute records behind 'held'\n"
+            "    cuda:0/copy-out waits for e0, which cuda:0/compute records after 'held'\n"
             "    cuda:1/copy-in waits for cuda:0/copy-out, to copy held -> cuda:1/copy-in together\n"
-            "    cuda:1/compute waits for e1, which cuda:0/copy-out records behind 'copy held -> cuda:1/copy-in'\n"
+            "    cuda:1/compute waits for e1, which cuda:0/copy-out records after 'copy held -> cuda:1/copy-in'\n"
             "    cpu/compute has ended"
         )
         assert isinstance(error.value, TimeoutError)
@@ -653,7 +653,7 @@ def test_a_late_run_in_virtual_time_says_where_each_stream_is():
         assert (
             f"    cuda:0/compute runs task 'held' (added at {graph.task('held').source})\n" in text
         )
-        assert ", which cuda:0/compute records behind 'held'\n" in text
+        assert ", which cuda:0/compute records after 'held'\n" in text
         assert schedule(x=1) == {"y": 3}
         assert schedule(x=1, timeout=GENEROUS) == {"y": 3}
 

@@ -1,4 +1,4 @@
-"""Return outputs of a recording that later replays do not overwrite.
+"""Return outputs that later replays do not overwrite.
 
 An output that is an input, or a view of one, is returned as that input or a view of it, as in any
 run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
@@ -21,9 +21,9 @@ _ALIGNED = 16  # bytes: any dtype may begin there
 
 
 class Outputs:
-    """Hands out ``outputs``, by name, as the recorded run left them.
+    """Returns copies of ``outputs``, by name, after each replay.
 
-    ``lent`` has the inputs of that run, ``lasting`` other memory that keeps its address.
+    ``lent`` are the inputs of the recorded run, ``lasting`` other memory that keeps its address.
     ``borrowed`` returns a tensor on the same memory that does not prevent its reuse.
 
     >>> import torch
@@ -41,13 +41,11 @@ class Outputs:
         lasting: Mapping[str, Any],
         borrowed: Callable[[Any], Any],
     ):
-        self._lent = {_storage(leaf): (place, leaf) for place, leaf in _tensors(lent)}
+        self._lent = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
         self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
         self._spans: dict[int, _Span] = {}  # by address of a storage
         self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
-        self._kept = {
-            address: (borrowed(_line(span)), span.first) for address, span in self._spans.items()
-        }
+        self._rows = {at: (borrowed(_row(span)), span.first) for at, span in self._spans.items()}
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a replay on these inputs.
@@ -55,7 +53,7 @@ class Outputs:
         The caller's streams must wait for the replay first.
         """
         given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
-        copies = {address: (line.clone(), first) for address, (line, first) in self._kept.items()}
+        copies = {address: (row.clone(), first) for address, (row, first) in self._rows.items()}
 
         def made(leaf: Any) -> Any:
             if not isinstance(leaf, _View):
@@ -64,35 +62,27 @@ class Outputs:
                 copy, first = copies[leaf.of]
                 whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
                 return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
-            mine = given[leaf.of]
-            return (
-                mine
-                if leaf.is_whole
-                else leaf.on(mine, mine.storage_offset() * mine.element_size())
-            )
+            given_now = given[leaf.of]
+            if leaf.is_whole:
+                return given_now
+            return leaf.on(given_now, given_now.storage_offset() * given_now.element_size())
 
         return {label: transform(made, tree) for label, tree in self._trees.items()}
 
     def _found(self, leaf: Any) -> Any:
-        """Return a tensor as a view of the memory that it is in.
-
-        Unchanged if that keeps its address or is unknown.
-        """
+        """Return a tensor as a view; unchanged if its memory keeps its address or is unknown."""
         if not is_strided(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
             return leaf
         if address in self._lent:
-            place, base = self._lent[address]
-            return _View.of_tensor(place, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
+            key, base = self._lent[address]
+            return _View.of_tensor(key, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
         found = _Span.of(leaf, address)
         self._spans[address] = found.joined(self._spans.get(address, found))
         return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
 
 
 class _Span(NamedTuple):
-    """The bytes of a storage that are handed out.
-
-    ``tensor`` is the tensor on it with the smallest elements.
-    """
+    """The bytes of a storage that are returned; ``tensor`` has the smallest elements."""
 
     tensor: Any
     first: int
@@ -111,7 +101,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor that begins ``first`` bytes after the beginning of memory that is another in each run."""
+    """A tensor that begins ``first`` bytes into memory that is different in each run."""
 
     of: Hashable
     first: int
@@ -122,18 +112,12 @@ class _View:
 
     @classmethod
     def of_tensor(cls, of: Hashable, tensor: Any, first: int, is_whole: bool = False) -> _View:
-        return cls(
-            of,
-            first,
-            is_whole,
-            tensor.detach().new_empty(0),
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-        )
+        like = tensor.detach().new_empty(0)
+        return cls(of, first, is_whole, like, tuple(tensor.shape), tuple(tensor.stride()))
 
-    def on(self, tensor: Any, behind: int) -> Any:
-        """Return the view on a tensor's memory, this many bytes further from its storage's beginning."""
-        offset = (self.first + behind) // self.like.element_size()
+    def on(self, tensor: Any, start: int) -> Any:
+        """Return the view on a tensor's storage, whose memory begins at the byte ``start``."""
+        offset = (self.first + start) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
             return tensor.detach().as_strided(self.shape, self.stride, offset)
         return self.like.new_empty(0).set_(
@@ -142,7 +126,7 @@ class _View:
 
 
 def is_strided(leaf: Any) -> bool:
-    """Whether this is a tensor whose elements are in its own memory, unmodified."""
+    """Whether this is a tensor that is described by its memory and strides."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -165,7 +149,7 @@ def _storage(tensor: Any) -> int:
     return address
 
 
-def _line(bytes_of: _Span) -> Any:
+def _row(bytes_of: _Span) -> Any:
     """Return the bytes of a span as a tensor."""
     tensor, first, end = bytes_of
     size = tensor.element_size()
