@@ -327,8 +327,8 @@ class Executor:
             return trace.named(i, launched(i, step) if launched else step)
 
         tape = self.compiler.tape(None, call, named)
-        for relaying in trace.relaying(tape.lock):
-            tape.add(None, 0, relaying)
+        if trace.relays:
+            tape.add(None, 0, trace.relay)
         return tape
 
     def _watch(self, i: int, call: Step) -> Step:

@@ -96,24 +96,21 @@ def prepare_thread() -> None:
 
 
 def copy_in_host_memory(source: Any, into: Any) -> Any:
-    """Copy a tensor, a tree of tensors, or any other result of a task.
-
-    Over ``into`` if that is given.
-    """
+    """Copy a tensor, a tree of tensors, or any other object; over ``into`` if that is given."""
     return transform(_copied, source) if into is None else overwritten(into, source)
 
 
 def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None) -> Any:
     """Copy a tensor, an array, or a tree of them over another.
 
-    Return the old one, or the new one if it is immutable.
-
-    ``put`` copies a tensor over another and returns the latter; by default torch does.
+    Return the old one, or the new one if it is immutable. ``put`` copies a tensor over another;
+    by default torch does.
     """
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
+            kind = type(old).__name__
             raise ValueError(
-                f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere"
+                f"a task changed how many items the {kind} has, and it lives elsewhere"
             )
         if isinstance(old, dict):
             old.update({key: overwritten(old[key], item, put) for key, item in new.items()})
@@ -126,21 +123,22 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
         return copying.deepcopy(new)
     if old.shape != new.shape:
         raise ValueError(
-            f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as {tuple(old.shape)}"
+            f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as "
+            f"{tuple(old.shape)}"
         )
-    if hasattr(old, "copy_"):
-        over, source = _once(old, new)
-        if put is None:
-            over.copy_(source, non_blocking=True)
-        else:
-            put(over, source)
+    if not hasattr(old, "copy_"):
+        old[...] = new
         return old
-    old[...] = new
+    over, source = _distinct(old, new)
+    if put is None:
+        over.copy_(source, non_blocking=True)
+    else:
+        put(over, source)
     return old
 
 
-def _once(old: Any, new: Any) -> tuple[Any, Any]:
-    """Return the distinct elements of two expanded tensors, because torch does not write elements that share memory."""
+def _distinct(old: Any, new: Any) -> tuple[Any, Any]:
+    """Return the distinct elements of expanded tensors: torch does not write to shared ones."""
     if "strided" not in str(old.layout) or "strided" not in str(new.layout):
         return old, new
     strides = zip(old.shape, old.stride(), new.stride(), strict=True)
