@@ -155,8 +155,8 @@ class _Watch:
             in_parts = self.graph.in_parts(value.index) and value.root == value.index
             if in_parts and overlaps_itself(extent.tensor):
                 raise self._error(
-                    f"returned {value.name!r}, parts of which are written, lying on itself in "
-                    "memory; clone it"
+                    f"returned {value.name!r}, parts of which are written, and which "
+                    "overlaps itself in memory; clone it"
                 )
         found = first_meeting([(pair, pair[1]) for pair in made], self._matters)
         if found is not None:

@@ -190,7 +190,7 @@ class Executor:
                 if autograd:
                     torch._C._set_grad_enabled(False)
                 end = self.team.settle(deadline)
-                self._raise(end, "begin in time, as a run that was given up goes on")
+                self._raise(end, "begin in time, as an aborted run still executes")
                 return self._run(inputs, deadline, notes)
             finally:
                 if autograd:

@@ -128,7 +128,7 @@ class Memory:
         for name, extent in owned:
             if name in self._in_parts and overlaps_itself(extent.tensor):
                 raise HazardError(
-                    f"{name!r} lies on itself in memory, strides {_strides(extent.tensor)}, and "
+                    f"{name!r} overlaps itself in memory, strides {_strides(extent.tensor)}, and "
                     "parts of it are written in place; pass a clone"
                 )
 
@@ -148,8 +148,8 @@ class Memory:
                 )
             if _has_gaps(leaf):
                 raise HazardError(
-                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided "
-                    f"may look, and its copy on {copy.destination} has other numbers there; pass a "
+                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided"
+                    f" may look, and its copy on {copy.destination} has other numbers there; pass a "
                     f"clone, or let the task run on {copy.source}"
                 )
 

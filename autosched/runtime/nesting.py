@@ -76,8 +76,8 @@ class Calls:
             first, *_, last = names = [repr(item.name) for item in path]
             calls = [f"a task of {a} calls {b}" for a, b in pairwise(names)]
             raise ScheduleError(
-                f"a task of schedule {last} calls schedule {first}, and {', and '.join(calls)}: each "
-                "would wait for the other for ever; call one of them after the other has ended"
+                f"a task of schedule {last} calls schedule {first}, and {', and '.join(calls)}: "
+                "each would wait for the other for ever; call one of them after the other has ended"
             )
 
     def _path(self, me: int, stack: list[Called], path: list[Called]) -> list[Called] | None:

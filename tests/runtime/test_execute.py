@@ -603,7 +603,7 @@ def test_an_input_of_which_parts_are_written_does_not_lie_on_itself():
     x[0], x[1] = 1.0, 2.0
     with (
         placed(graph) as schedule,
-        pytest.raises(asc.HazardError, match="'x' lies on itself in memory"),
+        pytest.raises(asc.HazardError, match="'x' overlaps itself in memory"),
     ):
         schedule(x=torch.zeros(1).expand(2))
 

@@ -298,8 +298,8 @@ def _real(name: str, physical: str | None) -> torch.device:
     if kind is None or device.type != kind.type or (device.index or 0) >= count:
         here = f"{count} of {kind.type!r}" if kind is not None else "none"
         raise MachineError(
-            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can play "
-            "it, and Machine.local(gpus=n) makes logical devices of those there are"
+            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can "
+            "emulate it, and Machine.local(gpus=n) makes logical devices of those there are"
         )
     return torch.device(device.type, device.index or 0)
 

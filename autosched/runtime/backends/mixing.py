@@ -256,7 +256,8 @@ _original = torch.overrides.has_torch_function
 
 
 def _has_torch_function(args: Iterable[Any]) -> bool:
-    if isinstance(torch.overrides._get_current_function_mode(), _Mode):  # type: ignore[no-untyped-call]
+    current: Any = torch.overrides._get_current_function_mode
+    if isinstance(current(), _Mode):
         with torch.overrides._pop_mode_temporarily():
             return bool(_original(args))
     return bool(_original(args))

@@ -33,7 +33,7 @@ class Threads(Host):
             if machine.device(stream.device).kind != "cpu":
                 raise MachineError(
                     f"the threads backend runs CPU streams, and {stream.device!r} is no CPU; "
-                    f"backend='emulated' can play it"
+                    "backend='emulated' can emulate it"
                 )
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))

@@ -142,7 +142,7 @@ class Way:
         return over
 
     def _meet(self) -> None:
-        """Make the source's stream wait for the target's, so that another stream may wait for either."""
+        """Make the source's stream wait for the target's: others may wait for either."""
         if self.events:
             self._follow(self.out, self.into, self.events[1])
 

@@ -159,7 +159,8 @@ class _Recorder:
         real = self.backend.devices[device]
 
         def taken() -> None:
-            with torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool(real)), real):  # type: ignore[arg-type]
+            pool: Any = SimpleNamespace(id=self._pool(real))
+            with torch.cuda.use_mem_pool(pool, real):
                 step()
 
         return taken

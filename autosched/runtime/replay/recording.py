@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from autosched._lib.copying import span
@@ -104,7 +104,7 @@ class Recording:
     def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
         self.parts = parts
         self.fixed = fixed
-        self.reason: str | None = None  # why it was given up
+        self.reason: str | None = None  # why it is not replayed
         self._recorder = parts.backend.recorder()
         moving = [name for name in parts.on_devices if name not in fixed]
         self._buffers = {name: transform(_buffer, inputs[name]) for name in moving}
@@ -193,9 +193,13 @@ class Recording:
         first = segment.positions[0]
         yield first, lambda: self._record(at, segment)
         for position, step in self._inside(segment, backend):
-            yield position, lambda step=step: None if at in self._graphs else step()  # type: ignore[misc]
+            yield position, partial(self._run_unless_recorded, at, step)
         yield first, Capabilities(backend).enter((segment.stream,))
         yield first, lambda: self._replay(at)
+
+    def _run_unless_recorded(self, at: int, step: Step) -> None:
+        if at not in self._graphs:
+            step()
 
     def _replay(self, at: int) -> None:
         if at in self._graphs:
@@ -227,7 +231,8 @@ class Recording:
 
         def issue() -> None:
             nonlocal position
-            for position, step in self._inside(segment, parts.backend.alone(recording=True)):  # noqa: B007
+            for at_step, step in self._inside(segment, parts.backend.alone(recording=True)):
+                position = at_step
                 step()
             self._check(segment)
 
@@ -261,11 +266,11 @@ class Recording:
                 what = None if leaf is None else parts.backend.stays(leaf, run.stream.device)
                 if what:
                     raise _RefusalError(
-                        f"task {run.task!r} returned {what}, which a replay would not make anew"
+                        f"task {run.task!r} returned {what}, which a replay would not compute again"
                     )
 
     def _outside(self, i: int) -> Step | None:
-        """Return an instruction outside segments, which keeps the device memory that it accesses."""
+        """Return an instruction outside segments, which retains the memory it accesses."""
         parts = self.parts
         call = parts.compiler.calls[i]
         copy = parts.cut.whole.instructions[i]

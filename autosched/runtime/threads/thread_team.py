@@ -160,7 +160,8 @@ class ThreadTeam:
                     step()
                     continue
                 data = step.data
-                for position, fn, target, first, second, dropped in progress.within(step):  # noqa: B007, PLW2901
+                calls = progress.within(step)
+                for position, fn, target, first, second, dropped in calls:  # noqa: B007, PLW2901
                     if self.stopped:
                         return
                     data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])

@@ -379,7 +379,7 @@ def test_schedules_that_run_at_once_on_one_emulated_machine_do_not_exceed_it():
 def test_devices_that_are_not_there_are_named_with_what_would_do():
     machine = asc.Machine([asc.Device("cpu"), asc.Device("npu:7")], [asc.Link("cpu", "npu:7", 1e9)])
     message = (
-        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can play it, and "
+        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can emulate it, and "
         r"Machine.local\(gpus=n\) makes logical devices of those there are"
     )
     with (
