@@ -380,9 +380,8 @@ def test_waiting_for_a_task_that_was_let_go_can_be_interrupted_too_and_timed(bac
             schedule(x=torch.ones(1))
         with interrupted_when(again):
             schedule(x=torch.ones(1))
-        with pytest.raises(
-            asc.RunTimeoutError, match="the run did not begin in time, as a run that was given up"
-        ):
+        message = "the run did not begin in time, as an aborted run still executes"
+        with pytest.raises(asc.RunTimeoutError, match=message):
             schedule(x=torch.ones(1), timeout=0.01)
         held.go_on.set()
         assert schedule(x=torch.ones(1)) == {"y": 3}
