@@ -360,28 +360,28 @@ MUTANTS = (
     ),
     Mutant(
         "a thread is let go before the event is recorded",
-        "autosched/runtime/execute.py",
+        "autosched/runtime/compiler.py",
         "tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))",
         "tape.add(thread, i, *handshakes.record(event), backend.record(stream, event))",
         TIMELINE,
     ),
     Mutant(
         "of the threads that wait for an event only one does",
-        "autosched/runtime/execute.py",
+        "autosched/runtime/compiler.py",
         "and (event, thread) not in held\n",
         "and event not in self.waiting\n",
         INTERLEAVED,
     ),
     Mutant(
         "a copy does not hold up the second of its streams",
-        "autosched/runtime/execute.py",
+        "autosched/runtime/compiler.py",
         "        self.tape.add(others[0], i, arrived.release, done.acquire)",
         "        self.tape.add(others[0], i, arrived.release)",
         TIMELINE,
     ),
     Mutant(
         "a thread enters a stream once, and stays there",
-        "autosched/runtime/execute.py",
+        "autosched/runtime/compiler.py",
         "if current.get(thread) != streams:",
         "if thread not in current:",
         f"{LAWS}::test_law_8_what_is_put_on_streams_finds_them_entered_by_its_thread",
@@ -395,7 +395,7 @@ MUTANTS = (
     ),
     Mutant(
         "a free that goes with its run leaves views behind",
-        "autosched/runtime/execute.py",
+        "autosched/runtime/compiler.py",
         "return slots[0] if len(slots) == 1 else 0",
         "return slots[0]",
         LEFT,
@@ -452,8 +452,8 @@ MUTANTS = (
     Mutant(
         "a task is accused of random numbers that one beside it drew",
         "autosched/runtime/check.py",
-        "        beside = [watch.task, *watch.beside]",
-        "        beside = [watch.task]",
+        "        suspects = [watch.task, *watch.concurrent]",
+        "        suspects = [watch.task]",
         "tests/runtime/test_check.py::test_a_task_is_not_accused_of_random_numbers_that_one_beside_it_draws_and_declares",
     ),
     Mutant(
@@ -480,8 +480,8 @@ MUTANTS = (
     Mutant(
         "lists among arguments are those of the run before",
         "autosched/runtime/memory.py",
-        'return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(',
-        "return all(",
+        'if not isinstance(tree, tuple) and not hasattr(fn, "_schema"):',
+        "if False:",
         "tests/runtime/test_execute.py::test_lists_and_dicts_among_arguments_are_fresh_in_every_run",
     ),
     Mutant(

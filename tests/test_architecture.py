@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "frontends": [*INPUTS, "coarsening", "policies", "scheduling"],
     "measurement": [*IR, "policies", "runtime", "scheduling"],
     "testing": [*IR, "policies", "runtime", "scheduling", "simulation"],
-    "parallel": ["autosched"],  # the public API only
+    "parallel": ["_lib", "autosched"],  # the public API, and helpers
     "demo": ["autosched", "runtime", "viz"],
     "cli": [
         *[

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from autosched import Machine, Schedule, ScheduleError, Watch
+from autosched._lib.copying import clone
 from autosched.parallel.grid import Built
 from autosched.parallel.planning import gather, leaves, settle, torch_device
 from autosched.parallel.template import BeforeStep, Loss, Template
@@ -245,7 +246,7 @@ class Step:
             place = torch_device(self.machine, home) if home is not None else None
             with torch.no_grad():
                 tensor = (
-                    _copied(source.detach()) if place is None else source.detach().clone().to(place)
+                    clone(source.detach()) if place is None else source.detach().clone().to(place)
                 )
             found = self._copies[replica, name] = _Copy(
                 tensor, source, source.detach(), source._version
@@ -284,24 +285,6 @@ class Step:
         for replica, name in list(self._copies):
             if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
                 del self._copies[replica, name]
-
-
-def _copied(source: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same address modulo a cache line, because kernels of CPUs depend on it."""
-    copy = source.clone()
-    if (
-        source.device.type != "cpu"
-        or not source.data_ptr() % _LINE
-        or copy.stride() != source.stride()
-    ):
-        return copy
-    size = source.element_size()
-    room = torch.empty(source.numel() + _LINE // size, dtype=source.dtype)
-    start = (source.data_ptr() - room.data_ptr()) % _LINE // size
-    return room.as_strided(source.shape, source.stride(), start).copy_(source)
-
-
-_LINE = 64  # bytes
 
 
 @contextlib.contextmanager

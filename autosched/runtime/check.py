@@ -1,4 +1,4 @@
-"""Compare what a task writes, shares and draws with its declaration.
+"""Check writes, aliases and random numbers of tasks against their declarations.
 
 Version counters of tensors are compared before and after a task, which costs almost nothing. Where
 counters cannot decide, because tasks write parts of the same memory, copies of the arguments are
@@ -7,7 +7,7 @@ compared bit by bit; ``check="bytes"`` does so throughout. Counters do not see w
 
 Undeclared writes and aliases are errors, not warnings, because undeclared sharing makes it unsafe
 to free memory. Undeclared random numbers are a warning in the first run, because another thread of
-the user's program may have drawn them.
+the user's program may have used them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Watcher:
     def __init__(self, graph: Graph, check: Check, entangled: Callable[[int], bool]):
         self.graph = graph
         self.check = check
-        self.entangled = (
-            entangled  # whether an input (an index) shares a counter with one that is written
-        )
+        self.entangled = entangled  # whether an input shares a counter with a written one
         self._pieces: set[int] = set()  # results that share one with others of their task
         self._guard = threading.Lock()
         self._running: list[_Watch] = []
@@ -48,43 +46,41 @@ class Watcher:
     def around(
         self, task: Task, call: Callable[[], None], arguments: Values, results: Values
     ) -> Callable[[], None]:
-        """Return ``call`` with a check around it.
+        """Return ``call`` with a check around it, which raises HazardError.
 
-        The result raises HazardError naming task, argument and line.
-
-        ``arguments`` and ``results`` return what the task's ``reads`` and its used ``outputs`` hold, in order.
+        ``arguments`` and ``results`` return the contents of the task's ``reads`` and of its used
+        ``outputs``, in order.
         """
-        looks = [self._look(task, use.value) for use in task.reads]
+        states = [self._state(task, use.value) for use in task.reads]
 
         def step() -> None:
             given = list(arguments())  # the call may drop them
-            watch = _Watch(self.graph, task, looks)
+            watch = _Watch(self.graph, task, states)
             self._enter(watch)
             try:
                 before = watch.state(given)
-                drawn = _generators()
+                generators = _generators()
                 call()
                 after = watch.state(given)
-                drawn_then = _generators()
+                generators_after = _generators()
             finally:
                 self._running.remove(watch)
             watch.compare(before, after)
-            if not _same(drawn, drawn_then):
-                self._tell(watch)
-            self._pieces.update(watch.look_at(given, results()))
+            if not _same(generators, generators_after):
+                self._complain_of_random_numbers(watch)
+            self._pieces.update(watch.check_results(given, results()))
 
         return step
 
-    def _look(self, task: Task, value: int) -> Callable[[Any], Any]:
-        """Return a function that detects whether an argument was written; None where it may be."""
+    def _state(self, task: Task, value: int) -> Callable[[Any], Any]:
+        """Return a function whose result changes if a task writes an argument that it must not."""
         root = self.graph.values[value].root
         part = self.graph.values[value].part
         written = [self.graph.values[use.value] for use in task.writes]
         if any(other.root == root and other.part.overlaps(part) for other in written):
             known = effects_of(task.fn, task.args, task.kwargs).name if task.fn is not None else ""
-            return (
-                _strides if self.graph.in_parts(value) and known not in RESHAPE | MOVE else _nothing
-            )
+            reshapes = known in RESHAPE | MOVE
+            return _strides if self.graph.in_parts(value) and not reshapes else _nothing
         if self.graph.touched(task, value) is not None:  # a view, which others may write meanwhile
             return _nothing
         if self.check == "bytes" or (self.graph.in_parts(value) and self.graph.last_version(root)):
@@ -96,54 +92,54 @@ class Watcher:
     def _enter(self, watch: _Watch) -> None:
         with self._guard:
             for other in self._running:
-                other.beside.append(watch.task)
-                watch.beside.append(other.task)
+                other.concurrent.append(watch.task)
+                watch.concurrent.append(other.task)
             self._running.append(watch)
 
-    def _tell(self, watch: _Watch) -> None:
-        """Warn of undeclared random numbers, unless a task that declared them ran at the same time."""
-        beside = [watch.task, *watch.beside]
-        if any(task.random for task in beside):
+    def _complain_of_random_numbers(self, watch: _Watch) -> None:
+        """Warn, unless a task that declared random numbers ran at the same time."""
+        suspects = [watch.task, *watch.concurrent]
+        if any(task.random for task in suspects):
             return
-        names = listed(task.name for task in beside)
-        one = f"task {names}" if len(beside) == 1 else f"one of the tasks {names}"
+        names = listed(task.name for task in suspects)
+        one = f"task {names}" if len(suspects) == 1 else f"one of the tasks {names}"
         what = f"{one} drew random numbers without declaring it: graph.add(..., random=True)"
         what += f"\n    added at {watch.task.source}"
         if self.check:
             raise HazardError(what)
-        warnings.warn(
-            what, stacklevel=2
-        )  # it may have been another thread, of which we do not know
+        warnings.warn(what, stacklevel=2)  # it may have been another thread of the user's
 
 
 class _Watch:
     """The check of one run of one task."""
 
-    def __init__(self, graph: Graph, task: Task, looks: Sequence[Callable[[Any], Any]]):
+    def __init__(self, graph: Graph, task: Task, states: Sequence[Callable[[Any], Any]]):
         self.graph = graph
         self.task = task
-        self.looks = looks
+        self.states = states
         self.names = [graph.values[use.value].name for use in task.reads]
         self.made = [graph.values[use.value] for use in task.outputs if graph.is_used(use.value)]
-        self.beside: list[Task] = []  # tasks that ran at the same time
+        self.concurrent: list[Task] = []  # tasks that ran at the same time
 
     def state(self, given: Sequence[Any]) -> list[Any]:
         """Return what must not change, except as the task declared."""
-        return [look(item) for look, item in zip(self.looks, given, strict=True)]
+        return [state(item) for state, item in zip(self.states, given, strict=True)]
 
     def compare(self, before: Sequence[Any], after: Sequence[Any]) -> None:
         """Raise HazardError if the two states differ."""
-        for name, look, old, new in zip(self.names, self.looks, before, after, strict=True):
-            if look is _strides and old != new:
+        for name, state, old, new in zip(self.names, self.states, before, after, strict=True):
+            if state is _strides and old != new:
                 raise self._error(
-                    f"changed the shape of {name!r} in place, of which there are views; make a new tensor"
+                    f"changed the shape of {name!r} in place, of which there are views; make a new "
+                    "tensor"
                 )
             if not _same(old, new):
                 raise self._error(
-                    f"wrote its argument {name!r} in place without declaring it: graph.add(..., writes=[{name}])"
+                    f"wrote its argument {name!r} in place without declaring it: "
+                    f"graph.add(..., writes=[{name}])"
                 )
 
-    def look_at(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
+    def check_results(self, given: Sequence[Any], results: Sequence[Any]) -> list[int]:
         """Raise HazardError if results share memory without a declaration.
 
         Return those that share a storage.
@@ -151,51 +147,43 @@ class _Watch:
         lent = list(_owned([self.graph.values[use.value] for use in self.task.reads], given))
         made = list(_owned(self.made, results))
         for value, extent in made:
-            near = [(v, e) for v, e in lent if e.storage == extent.storage or e.meets(extent)]
-            near = [(v, e) for v, e in near if e.meets(extent)] or near
-            if (
-                near
-                and all(v.root != value.root for v, _ in near)
-                and self._matters((value, extent), near[-1])
-            ):
-                raise self._shares(value.name, near[-1][0].name)
-            if (
-                self.graph.in_parts(value.index)
-                and value.root == value.index
-                and overlaps_itself(extent.tensor)
-            ):
+            shared = [(v, e) for v, e in lent if e.storage == extent.storage or e.meets(extent)]
+            shared = [(v, e) for v, e in shared if e.meets(extent)] or shared
+            is_view = any(v.root == value.root for v, _ in shared)
+            if shared and not is_view and self._matters((value, extent), shared[-1]):
+                raise self._shares(value.name, shared[-1][0].name)
+            in_parts = self.graph.in_parts(value.index) and value.root == value.index
+            if in_parts and overlaps_itself(extent.tensor):
                 raise self._error(
-                    f"returned {value.name!r}, parts of which are written, lying on itself in memory; clone it"
+                    f"returned {value.name!r}, parts of which are written, and which "
+                    "overlaps itself in memory; clone it"
                 )
-        shared = first_meeting([(pair, pair[1]) for pair in made], self._matters)
-        if shared is not None and shared[0][0] is shared[1][0]:
+        found = first_meeting([(pair, pair[1]) for pair in made], self._matters)
+        if found is not None:
+            (one, _), (other, _) = found
+            if one is not other:
+                raise self._shares(other.name, one.name)
             raise self._error(
-                f"returned {shared[0][0].name!r}, which is written, with tensors that share memory with each other; "
-                f"clone them, or give each a name: graph.add(..., outputs=...)"
+                f"returned {one.name!r}, which is written, with tensors that share memory with "
+                "each other; clone them, or give each a name: graph.add(..., outputs=...)"
             )
-        if shared is not None:
-            raise self._shares(shared[1][0].name, shared[0][0].name)
         storages = Counter(extent.storage for _, extent in made)
         return [value.root for value, extent in made if storages[extent.storage] > 1]
 
     def _matters(self, a: _Owned, b: _Owned) -> bool:
-        """Whether shared memory matters.
-
-        An array keeps its memory alive, so it matters only if it is written.
-        """
+        """Whether shared memory matters; that of arrays, which keep it alive, only if written."""
         (one, extent), (other, also) = a, b
         written = self.graph.last_version(one.root) or self.graph.last_version(other.root)
         if one is other:
             return one.root == one.index and written > 0
-        arrays = not hasattr(extent.tensor, "untyped_storage") and not hasattr(
-            also.tensor, "untyped_storage"
-        )
-        return one.root != other.root and (written > 0 or not arrays)
+        tensors = any(hasattr(each.tensor, "untyped_storage") for each in (extent, also))
+        return one.root != other.root and (written > 0 or tensors)
 
     def _shares(self, result: str, other: str) -> HazardError:
         return HazardError(
-            f"result {result!r} of task {self.task.name!r} shares memory with {other!r} without declaring it: "
-            f"graph.add(..., aliases={other}), or return a copy\n    added at {self.task.source}"
+            f"result {result!r} of task {self.task.name!r} shares memory with {other!r} without "
+            f"declaring it: graph.add(..., aliases={other}), or return a copy\n"
+            f"    added at {self.task.source}"
         )
 
     def _error(self, what: str) -> HazardError:
@@ -213,20 +201,14 @@ def _nothing(item: Any) -> None:
 
 def _strides(item: Any) -> list[Any]:
     """Return the addresses and strides of tensors."""
-    return [
-        (extent.tensor.shape, extent.tensor.stride())
-        for extent in extents(item)
-        if hasattr(extent.tensor, "stride")
-    ]
+    tensors = [extent.tensor for extent in extents(item)]
+    return [(each.shape, each.stride()) for each in tensors if hasattr(each, "stride")]
 
 
 def _versions(item: Any) -> list[Any]:
-    """Return the version counters of tensors, and the bytes of arrays and inference tensors, which have none."""
-    return [
-        _version(leaf) if hasattr(leaf, "untyped_storage") else _copied(leaf)
-        for leaf in flatten(item)
-        if hasattr(leaf, "untyped_storage") or hasattr(leaf, "tobytes")
-    ]
+    """Return the version counters of tensors; of arrays, which have none, the bytes."""
+    leaves = [each for each in flatten(item) if _is_tensor(each) or hasattr(each, "tobytes")]
+    return [_version(leaf) if _is_tensor(leaf) else _copied(leaf) for leaf in leaves]
 
 
 def _version(tensor: Any) -> Any:
@@ -242,20 +224,18 @@ def _bytes(item: Any) -> list[Any]:
 
 
 def _copied(leaf: Any) -> Any:
-    if hasattr(leaf, "untyped_storage"):
-        if next(extents(leaf), None) is None:
-            return None
-        leaf = (
-            leaf.int_repr() if leaf.is_quantized else leaf
-        )  # another look at a quantized one's bytes crashes
-        plain = (
-            leaf.detach()
-            .resolve_conj()
-            .resolve_neg()
-            .clone(memory_format=sys.modules["torch"].contiguous_format)
-        )
-        return plain.reshape(-1).view(sys.modules["torch"].uint8)
-    return leaf.tobytes() if hasattr(leaf, "tobytes") else leaf
+    if not _is_tensor(leaf):
+        return leaf.tobytes() if hasattr(leaf, "tobytes") else leaf
+    if next(extents(leaf), None) is None:
+        return None
+    torch = sys.modules["torch"]
+    leaf = leaf.int_repr() if leaf.is_quantized else leaf  # any other view of it crashes
+    resolved = leaf.detach().resolve_conj().resolve_neg()
+    return resolved.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return hasattr(leaf, "untyped_storage")
 
 
 def _generators() -> list[Any]:
@@ -272,9 +252,9 @@ def _generators() -> list[Any]:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_same, a, b))
-    if hasattr(a, "untyped_storage"):
+    if _is_tensor(a):
         return bool(a.shape == b.shape and (a == b).all())
     try:
         return a is b or bool(a == b)
-    except Exception:  # it cannot be compared, so nothing can be said
+    except Exception:  # they cannot be compared
         return True

@@ -1,9 +1,7 @@
-"""Describe where each thread of a run is, for timeouts.
+"""Describe where each thread of a run is, for timeouts, and which task failed.
 
-The report says which instruction each thread executes or waits at, which thread it waits for, and
-what failed. It knows positions in a program, and does not know how the threads got there or whether
-they will continue. Nothing is recorded during a run: the position of a thread is read from its
-stack frames, so a timeout costs nothing where there is none.
+The report says which instruction each thread executes or waits at, and which thread it waits for.
+Knows positions in a program, and not how the threads got there or whether they will continue.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def report(program: Program, graph: Graph, places: Mapping[str | None, Place | N
 
     >>> program = Program.parse("cpu/compute run slow\ncpu/compute record e0\ngpu/compute wait e0")
     >>> print(report(program, Graph(), {"gpu/compute": Place(2), "cpu/compute": Place(1)}))
-        gpu/compute waits for e0, which cpu/compute records behind 'slow'
+        gpu/compute waits for e0, which cpu/compute records after 'slow'
         cpu/compute is at: record e0
     """
     return "\n".join(
@@ -63,8 +61,8 @@ def _recorder(program: Program, event: int) -> str:
     for instruction in program:
         match instruction:
             case Record(stream, number) if number == event:
-                behind = _name(last[stream]) if stream in last else "nothing at all"
-                return f"{stream} records behind {behind}"
+                before = f" after {_name(last[stream])}" if stream in last else " first of all"
+                return f"{stream} records{before}"
             case Run() | Copy():
                 last.update(dict.fromkeys(occupied(instruction), instruction))
     return "nobody records"
@@ -77,28 +75,28 @@ def _name(instruction: Instruction) -> str:
 def failed(
     graph: Graph, instruction: Instruction, error: Exception, arguments: Sequence[Any]
 ) -> TaskError:
-    """Return the error that names the task, its arguments and the user's line, or the copy that failed."""
-    what = f"{type(error).__name__}: {_told(str, error)}"
+    """Return the error that names the copy, or the task, its arguments and the user's line."""
+    what = f"{type(error).__name__}: {_shown(str, error)}"
     if not isinstance(instruction, Run):
         return TaskError(f"{instruction} on {instruction.stream} failed: {what}")
     task = graph.task(instruction.task)
-    described = ", ".join(_told(_described, item) for item in arguments)
+    described = ", ".join(_shown(_described, item) for item in arguments)
     return TaskError(
         f"task {task.name!r} on {instruction.stream.device} failed: {what}\n"
         f"    arguments: {described or 'none'}\n    added at {task.source}"
     )
 
 
-def _told(tell: Callable[[Any], str], item: Any) -> str:
-    """Return the ``repr`` of a user's object, or a note that it raises."""
+def _shown(show: Callable[[Any], str], item: Any) -> str:
+    """Return the text of a user's object, or a note that making it raises."""
     try:
-        return f"{tell(item)}"
+        return show(item)
     except Exception as error:
         return f"<{type(item).__name__} that cannot be shown: {type(error).__name__}>"
 
 
 def _described(item: Any) -> str:
-    """Return the description of an argument: dtype and shape of a tensor, otherwise its shortened repr."""
+    """Return dtype and shape of a tensor, otherwise the shortened repr."""
     if hasattr(item, "dtype") and hasattr(item, "shape"):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     text = repr(item)

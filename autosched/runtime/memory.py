@@ -15,19 +15,17 @@ from operator import itemgetter, setitem
 from typing import Any
 
 from autosched._lib.aliasing import Extent, are_apart, extents, first_meeting, overlaps_itself
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import GraphError, HazardError
 from autosched.graph.effects import COUNTS_IN_MEMORY, function_name
 from autosched.graph.graph import Graph, Here, Task, Value
 from autosched.program.program import Copy, Free, Program, Run
 from autosched.program.residency import Standing
-from autosched.runtime.backends import Step, Transfer
+from autosched.runtime.backends import Emulating, Located, Step, Transfer
+from autosched.runtime.threads.tapes import Call
 
 __all__ = ["Memory"]
-
-_Call = tuple[
-    int, Callable[..., Any], int, int, int, int
-]  # see autosched.runtime.threads.tapes.Call
 
 
 class Memory:
@@ -37,50 +35,41 @@ class Memory:
         self,
         program: Program,
         graph: Graph,
-        place: Callable[[str], Any],
-        here: Callable[[str, Any], Any] | None = None,
+        located: Located | None = None,
+        emulating: Emulating | None = None,
     ):
         self.program = program
         self.graph = graph
-        self.place = place
-        self.here = here or (
-            lambda device, usual: place(device) or usual
-        )  # the argument of a task for ``Here``
+        self.located = located
+        self.emulating = emulating
         self.data: list[Any] = [None]  # slot 0 is for results that nothing uses
         self.reads: dict[int, list[int]] = {}  # of each run and copy, the slots it reads
-        self.made: dict[
-            int, list[int | None]
-        ] = {}  # and those it fills; None for a result that nothing uses
+        self.made: dict[int, list[int | None]] = {}  # and fills; None for unused results
         self.freed: dict[int, list[int]] = {}
         self._slots: Standing[int, int] = Standing()
         self.sharing: dict[int, list[int]] = {}  # slots that share memory, by each of them
         self._inputs: list[tuple[str, int]] = []
         self._assign()
-        self._constants = {
-            value.name: value.tensor for value in graph.sources if value.tensor is not None
-        }
-        self.written = {
-            name for name, _ in program.inputs if graph.last_version(graph.value(name).index)
-        }
-        self._used = {name for name, _ in program.inputs if graph.is_used(graph.value(name).index)}
-        self._in_parts = {name for name in self.written if graph.in_parts(graph.value(name).index)}
+        constants = [value for value in graph.sources if value.tensor is not None]
+        self._constants = {value.name: value.tensor for value in constants}
+        index = {name: graph.value(name).index for name, _ in program.inputs}
+        self.written = {name for name in index if graph.last_version(index[name])}
+        self._used = {name for name in index if graph.is_used(index[name])}
+        self._in_parts = {name for name in self.written if graph.in_parts(index[name])}
         self.homes = {graph.values[index].name: slot for index, slot in self._home.items()}
         copied = {instruction.value for instruction in program if isinstance(instruction, Copy)}
         self._counted = _counted(program, graph)
-        self._untied = (
-            self._in_parts | self.written & copied
-        )  # whose tensors are told apart, or become so
-        placed = [(name, place(device)) for name, device in program.inputs]
+        # Inputs with several tensors, each of which is written by itself, or copied by itself.
+        self._separate = self._in_parts | self.written & copied
+        placed = [(name, self._place(device)) for name, device in program.inputs]
         self._placed = [(name, device) for name, device in placed if device is not None]
         self._entangled: set[str] = set()
         self._blank = self.data.copy()
-        self._outputs = [
-            (
-                label,
-                self._slot(graph.outputs[label], graph.last_version(graph.outputs[label]), device),
-            )
-            for label, device in program.outputs
-        ]
+        self._outputs: list[tuple[str, int]] = []
+        for label, device in program.outputs:
+            value = graph.outputs[label]
+            slot = self._slot(value, graph.last_version(value), device)
+            self._outputs.append((label, slot))
 
     # ---- during a run
 
@@ -93,9 +82,8 @@ class Memory:
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise GraphError for missing and unknown inputs, and for inputs on other devices.
 
-        HazardError if they overlap.
-
-        That is: if one that tasks write shares its memory with another, or a constant, or itself.
+        Raises HazardError if one that tasks write shares its memory with another, or a constant, or
+        itself.
         """
         if len(inputs) != len(self._inputs) or any(name not in inputs for name, _ in self._inputs):
             self.graph.bind(inputs)
@@ -110,43 +98,42 @@ class Memory:
             for leaf in flatten(given[name]):
                 if getattr(leaf, "device", device) != device:
                     raise GraphError(
-                        f"input {name!r} is on {leaf.device}, and the schedule expects it on {device}; "
-                        f"move it, or say where it lives: schedule(..., inputs={{{name!r}: ...}})"
+                        f"input {name!r} is on {leaf.device}, and the schedule expects it on "
+                        f"{device}; move it, or say where it lives: "
+                        f"schedule(..., inputs={{{name!r}: ...}})"
                     )
 
     def _check_apart(self, given: Mapping[str, Any]) -> None:
+        """Raise HazardError if inputs overlap, and note which share a storage."""
         written = self.written
-        in_parts = self._in_parts
-        owned = [
-            (name, extent)
-            for name, item in given.items()
-            if name in self._used
-            for extent in extents(item)
-        ]
+        used = [(name, item) for name, item in given.items() if name in self._used]
+        owned = [(name, extent) for name, item in used for extent in extents(item)]
         self._entangled = _sharing_storage(owned, written)
-        untied = self._untied
-        shared = first_meeting(
-            owned, lambda a, b: a in untied if a == b else a in written or b in written
-        )
+
+        def matters(a: str, b: str) -> bool:
+            return a in self._separate if a == b else a in written or b in written
+
+        shared = first_meeting(owned, matters)
         if shared is not None and shared[0] == shared[1]:
             raise HazardError(
-                f"tensors in {shared[0]!r} share memory with each other, and it is written in place; pass clones, or "
-                f"give each tensor an input of its own"
+                f"tensors in {shared[0]!r} share memory with each other, and it is written in "
+                "place; pass clones, or give each tensor an input of its own"
             )
         if shared is not None:
+            a, b = shared
             raise HazardError(
-                f"{shared[0]!r} and {shared[1]!r} share memory, and {shared[shared[0] not in written]!r} is written in "
-                f"place; pass a clone, or make one a view of the other in the graph"
+                f"{a!r} and {b!r} share memory, and {(a if a in written else b)!r} is written in "
+                "place; pass a clone, or make one a view of the other in the graph"
             )
         for name, extent in owned:
-            if name in in_parts and overlaps_itself(extent.tensor):
+            if name in self._in_parts and overlaps_itself(extent.tensor):
                 raise HazardError(
-                    f"{name!r} lies on itself in memory, strides {_strides(extent.tensor)}, and parts of it are "
-                    f"written in place; pass a clone"
+                    f"{name!r} overlaps itself in memory, strides {_strides(extent.tensor)}, and "
+                    "parts of it are written in place; pass a clone"
                 )
 
     def check_copy(self, i: int, copy: Copy) -> None:
-        """Raise HazardError if ``as_strided`` would find other elements in the copy than in the original."""
+        """Raise HazardError if ``as_strided`` would find other elements in a copy."""
         value = self.graph.value(copy.value)
         absolute = self._counted.get((value.root, copy.destination))
         for leaf in flatten(self.data[self.reads[i][0]]) if absolute is not None else ():
@@ -154,15 +141,16 @@ class Memory:
                 continue
             if absolute and leaf.storage_offset():
                 raise HazardError(
-                    f"{copy.value!r} begins at element {leaf.storage_offset()} of its memory, from which as_strided "
-                    f"counts, and its copy on {copy.destination} has a memory of its own; pass a clone, leave "
-                    f"storage_offset out, or let the task run on {copy.source}"
+                    f"{copy.value!r} begins at element {leaf.storage_offset()} of its memory, from "
+                    f"which as_strided counts, and its copy on {copy.destination} has a memory of "
+                    "its own; pass a clone, leave storage_offset out, or let the task run on "
+                    f"{copy.source}"
                 )
             if _has_gaps(leaf):
                 raise HazardError(
-                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided may look, and its "
-                    f"copy on {copy.destination} has other numbers there; pass a clone, or let the task run on "
-                    f"{copy.source}"
+                    f"{copy.value!r} has gaps in memory, strides {_strides(leaf)}, where as_strided"
+                    f" may look, and its copy on {copy.destination} has other numbers there; pass a "
+                    f"clone, or let the task run on {copy.source}"
                 )
 
     def is_entangled(self, value: int) -> bool:
@@ -179,18 +167,19 @@ class Memory:
 
     # ---- steps
 
-    def call(self, i: int, task: Task, dropped: int) -> _Call | None:
-        """Return the call of a task with one or two plain arguments and one result.
+    def call(self, i: int, task: Task, dropped: int) -> Call | None:
+        """Return the call of a task with one result that is only ``fn(a)`` or ``fn(a, b)``.
 
-        None for any other.
-
-        The call drops slot ``dropped`` at its end.
+        None for any other. The call drops slot ``dropped`` at its end.
         """
-        target = self._target(i, task)
-        if target is None or task.fn is None or len(task.args) > 2:
+        if not isinstance(task.result, Value) or task.kwargs or not 1 <= len(task.args) <= 2:
+            return None
+        target = self.made[i][0]
+        fn = task.fn
+        if target is None or fn is None or not all(_is_whole(fn, arg) for arg in task.args):
             return None
         first, second = ([self._argument(i, task, arg) for arg in task.args] + [-1])[:2]
-        return i, task.fn, target, first, second, dropped
+        return i, fn, target, first, second, dropped
 
     def run(self, i: int, task: Task, dropped: int) -> Step:
         """Return the call of any task as a step, which drops slot ``dropped`` at its end."""
@@ -222,34 +211,29 @@ class Memory:
         kwargs = task.kwargs
         assert fn is not None
         if any(isinstance(leaf, Here) for leaf in flatten((args, kwargs))):
-            args, kwargs = transform(
-                lambda leaf: self._here(i, leaf) if isinstance(leaf, Here) else leaf, (args, kwargs)
-            )
-        whole = all(_is_whole(fn, arg) for arg in args) and all(
-            _is_fixed(fn, item) for item in kwargs.values()
-        )
-        if args and whole:
+
+            def located(leaf: Any) -> Any:
+                return self._here(i, leaf) if isinstance(leaf, Here) else leaf
+
+            args, kwargs = transform(located, (args, kwargs))
+        fixed = all(_is_fixed(fn, item) for item in kwargs.values())
+        if args and fixed and all(_is_whole(fn, arg) for arg in args):
             slots = [self._argument(i, task, arg) for arg in args]
             if len(slots) == 1:
                 (only,) = slots
                 return lambda: fn(data[only], **kwargs)
             gather = itemgetter(*slots)
             return lambda: fn(*gather(data), **kwargs)
-        where = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+        slot_of = dict(zip((use.value for use in task.reads), self.reads[i], strict=True))
+
+        def current(leaf: Any) -> Any:
+            return data[slot_of[leaf.index]] if isinstance(leaf, Value) else leaf
 
         def general() -> Any:
-            found, named = transform(
-                lambda leaf: data[where[leaf.index]] if isinstance(leaf, Value) else leaf,
-                (args, kwargs),
-            )
+            found, named = transform(current, (args, kwargs))
             return fn(*found, **named)
 
         return general
-
-    def _target(self, i: int, task: Task) -> int | None:
-        """Return the slot of a task's result, if the task is only ``fn(*args)``."""
-        plain = task.args and not task.kwargs and all(_is_whole(task.fn, arg) for arg in task.args)
-        return self.made[i][0] if plain and isinstance(task.result, Value) else None
 
     def _argument(self, i: int, task: Task, arg: Any) -> int:
         """Return the slot of an argument. An argument that is not a Value gets a permanent slot."""
@@ -265,7 +249,14 @@ class Memory:
         """Return the device that replaces ``Here`` in a run."""
         run = self.program.instructions[i]
         assert isinstance(run, Run)
-        return self.here(run.stream.device, leaf.usual)
+        device = run.stream.device
+        if self.emulating is not None:
+            return self.emulating.here(device, leaf.usual)
+        return self._place(device) or leaf.usual
+
+    def _place(self, device: str) -> Any:
+        """Return the ``.device`` of tensors on a device, None where any is accepted."""
+        return None if self.located is None else self.located.place(device)
 
     def copy(self, i: int, copy: Copy, transfer: Transfer) -> Step:
         """Return a copy as a step."""
@@ -281,11 +272,8 @@ class Memory:
             self.check_copy(i, copy)
             step()
 
-        return (
-            checked
-            if (self.graph.value(copy.value).root, copy.destination) in self._counted
-            else step
-        )
+        is_counted = (self.graph.value(copy.value).root, copy.destination) in self._counted
+        return checked if is_counted else step
 
     def free(self, i: int, spoil: Callable[[Any], None] | None) -> Step:
         """Return a free as a step; ``spoil`` is what the backend does to freed memory."""
@@ -313,12 +301,12 @@ class Memory:
     # ---- numbering
 
     def _assign(self) -> None:
+        """Give each buffer of the program a slot, in issue order."""
         homes = dict(self.program.inputs)
         self._home: dict[int, int] = {}
         for value in self.graph.sources:
-            slot = self._home[value.index] = self._new(
-                value.index, 0, homes[value.name], value.tensor
-            )
+            slot = self._new(value.index, 0, homes[value.name], value.tensor)
+            self._home[value.index] = slot
             if value.tensor is None:
                 self._inputs.append((value.name, slot))
         for i, instruction in enumerate(self.program.instructions):
@@ -352,11 +340,8 @@ class Memory:
             used = self.graph.is_used(use.value)
             self.made[i].append(self._new(*use, device) if used else None)
             if used and value.root != value.index:
-                slots = zip(task.reads, self.reads[i], strict=True)
-                base = next(
-                    slot for read, slot in slots if self.graph.values[read.value].root == value.root
-                )
-                group = self.sharing[base]
+                roots = [self.graph.values[read.value].root for read in task.reads]
+                group = self.sharing[self.reads[i][roots.index(value.root)]]
                 group.append(len(self.data) - 1)
                 self.sharing[len(self.data) - 1] = group
 
@@ -383,16 +368,18 @@ def _is_fixed(fn: Any, tree: Any) -> bool:
 
     Torch operators do not change lists.
     """
-    if isinstance(tree, (tuple, list, dict)):
-        items = tree.values() if isinstance(tree, dict) else tree
-        return (isinstance(tree, tuple) or hasattr(fn, "_schema")) and all(
-            _is_fixed(fn, item) for item in items
-        )
-    return not isinstance(tree, Value)
+    if not isinstance(tree, (tuple, list, dict)):
+        return not isinstance(tree, Value)
+    if not isinstance(tree, tuple) and not hasattr(fn, "_schema"):
+        return False
+    return all(_is_fixed(fn, item) for item in (tree.values() if isinstance(tree, dict) else tree))
 
 
 def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
-    """Return the values (by root) in whose memory on a device ``as_strided`` counts: whether from its beginning."""
+    """Return the values (by root) in whose memory on a device ``as_strided`` counts.
+
+    True if it counts from the beginning of the memory.
+    """
     found: dict[tuple[int, str], bool] = {}
     for instruction in program:
         task = graph.task(instruction.task) if isinstance(instruction, Run) else None
@@ -408,11 +395,8 @@ def _counted(program: Program, graph: Graph) -> dict[tuple[int, str], bool]:
 
 def _has_gaps(tensor: Any) -> bool:
     """Whether there is memory between a tensor's elements that does not belong to it."""
-    span = 1 + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
     own = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return bool(span > own)
+    return bool(span(tensor) > own)
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
@@ -424,6 +408,5 @@ def _sharing_storage(owned: Sequence[tuple[str, Extent]], written: Set[str]) -> 
     by_storage: dict[int, set[str]] = {}
     for name, extent in owned:
         by_storage.setdefault(extent.storage, set()).add(name)
-    return set().union(
-        *(names for names in by_storage.values() if len(names) > 1 and names & written)
-    )
+    shared = [names for names in by_storage.values() if len(names) > 1 and names & written]
+    return set().union(*shared)

@@ -8,15 +8,14 @@ no program: a schedule is identified by a name.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
 
 from autosched._lib.forks import in_child
-from autosched.errors import RunTimeoutError, ScheduleError
+from autosched.errors import ScheduleError
 
-__all__ = ["Called", "Calls", "Turn"]
+__all__ = ["Called", "Calls"]
 
 
 class Called(Protocol):
@@ -52,8 +51,7 @@ class Calls:
         """
         me = threading.get_ident()
         with self._guard:
-            # An interrupt may have prevented the removal of a call, so keep only those in
-            # progress.
+            # An interrupt may have prevented the removal of a call: keep only those in progress.
             stack = [item for item in self._stacks.get(me, ()) if item.is_run_by(me)]
             if self._stacks:
                 self._check(called, me, stack)
@@ -72,34 +70,25 @@ class Calls:
             raise ScheduleError(
                 "a task calls the schedule that it is part of, and would wait for itself"
             )
-        path = (
-            stack[stack.index(called) :]
-            if called in stack
-            else self._path(called, me, stack, [called])
-        )
+        in_stack = called in stack
+        path = stack[stack.index(called) :] if in_stack else self._path(me, stack, [called])
         if path is not None:
-            names = [repr(item.name) for item in path]
+            first, *_, last = names = [repr(item.name) for item in path]
+            calls = [f"a task of {a} calls {b}" for a, b in pairwise(names)]
             raise ScheduleError(
-                f"a task of schedule {names[-1]} calls schedule {names[0]}, and "
-                + ", and ".join(f"a task of {a} calls {b}" for a, b in pairwise(names))
-                + ": each would wait for the other for ever; call one of them after the other has ended"
+                f"a task of schedule {last} calls schedule {first}, and {', and '.join(calls)}: "
+                "each would wait for the other for ever; call one of them after the other has ended"
             )
 
-    def _path(
-        self, called: Called, me: int, stack: list[Called], path: list[Called]
-    ) -> list[Called] | None:
-        """Return how ``called`` waits for a run of this thread.
-
-        None if it does not. The result is a chain of calls.
-        """
-        for other in self._waited_for(called):
+    def _path(self, me: int, stack: list[Called], path: list[Called]) -> list[Called] | None:
+        """Return a chain of waits from the path's end to a run of this thread, None if none."""
+        for other in self._waited_for(path[-1]):
             if (other is stack[-1]) if stack else (me in other.threads):
                 return [*path, other]
-            if (
-                other not in path
-                and (found := self._path(other, me, stack, [*path, other])) is not None
-            ):
-                return found
+            if other not in path:
+                found = self._path(me, stack, [*path, other])
+                if found is not None:
+                    return found
         return None
 
     def _waited_for(self, called: Called) -> Iterator[Called]:
@@ -109,21 +98,3 @@ class Calls:
                 yield stack[0]
             elif called in stack[:-1] and called.is_run_by(thread):
                 yield stack[stack.index(called) + 1]
-
-
-class Turn:
-    """A lock that can be acquired before a deadline."""
-
-    def __init__(self, lock: threading.Lock, deadline: float):
-        self.lock = lock
-        self.deadline = deadline
-
-    def __enter__(self) -> None:
-        left = max(0.0, self.deadline - time.perf_counter())
-        if not self.lock.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-            raise RunTimeoutError(
-                "the run did not begin in time: another thread's call of the schedule goes on"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()

@@ -11,27 +11,30 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from autosched._lib.tree import flatten
 from autosched.errors import MachineError
 from autosched.program.program import Copy, Program, Run, occupied
-from autosched.runtime.backends import Backend, Step
+from autosched.runtime.backends import Step, Timed
 from autosched.timeline.timeline import Span, Timeline, what
 
 __all__ = ["Notes", "Trace", "annotation", "is_traced", "ranged"]
+
+_NAP = 0.05  # seconds after which a thread that waits notices that the run was aborted
 
 
 class Notes:
     """The measurements of one run.
 
-    Always call ``close``, or the callback for garbage collections remains installed.
+    Call ``close`` in any case: it removes the callback for garbage collections.
     """
 
-    def __init__(self, program: Program, backend: Backend, made: Callable[[int], list[Any]]):
+    timeline: Timeline
+
+    def __init__(self, program: Program, backend: Timed, made: Callable[[int], list[Any]]):
         self.program = program
         self.backend = backend
         self.made = made
@@ -42,7 +45,7 @@ class Notes:
         self._began: Any = None
 
     def timed(self, i: int, step: Step) -> Step:
-        """Return a run or a copy that measures when it began and ended, and the bytes that it moved."""
+        """Return a run or a copy that measures when it begins and ends, and how much it moves."""
         instruction = self.program.instructions[i]
         stamp = self.backend.stamp(occupied(instruction))
         stamps = self.stamps
@@ -73,18 +76,17 @@ class Notes:
             self.pauses.append((self._began, self._now()))
             self._began = None
 
-    def timeline(self) -> Timeline:
-        """Return the measurements, on the backend's clock; valid after its ``join``."""
+    def finish(self) -> None:
+        """Read the backend's clock, after its ``join``, and make the timeline."""
         seconds = self.backend.seconds
         spans = [self._span(i, *map(seconds, pair)) for i, pair in sorted(self.stamps.items())]
         made = Timeline.of(spans, self.program.arrows)
-        told = [
+        found = [
             (max(0.0, seconds(start)), min(seconds(end), made.makespan))
             for start, end in self.pauses
         ]
-        pauses = tuple((start, end) for start, end in told if start < end)
-        doubt = getattr(self.backend, "doubt", 0.0)  # only where devices have clocks of their own
-        return Timeline(made.spans, made.arrows, pauses, doubt=doubt)
+        pauses = tuple((start, end) for start, end in found if start < end)
+        self.timeline = Timeline(made.spans, made.arrows, pauses, doubt=self.backend.doubt)
 
     def _span(self, i: int, start: float, end: float) -> Span:
         instruction = self.program.instructions[i]
@@ -103,92 +105,55 @@ def is_traced() -> bool:
 class Trace:
     """Names runs and copies in the trace of a torch.profiler.
 
-    By default the profiler sees the thread in which it was started. If this one is ``idle`` while
-    others work, it writes their steps into the trace.
+    By default the profiler sees only the thread in which it was started. If this one is ``idle``
+    while others work, it writes their steps into the trace: they post when each begins and ends.
+    Then what happens inside a step is not visible, times are some microseconds late, and slices of
+    steps that overlap are on one thread.
     """
 
     def __init__(self, program: Program, idle: bool, stopped: Callable[[], bool]):
         import torch
 
+        self.relays = idle and torch._C._autograd._profiler_enabled()
         self._program = program
-        self._relay = _Relay(stopped) if idle and torch._C._autograd._profiler_enabled() else None
+        self._stopped = stopped
+        self._posted: SimpleQueue[tuple[int, str]] = SimpleQueue()  # "": the end of this position
+        self._expected = 0  # ends
 
     def named(self, i: int, step: Step) -> Step:
         """Return a run or a copy that appears in the trace under its name."""
         instruction = self._program.instructions[i]
         assert isinstance(instruction, (Run, Copy))
-        around = _annotated if self._relay is None else self._relay.around
-        return around(annotation(i, instruction), step)
-
-    def telling(self, lock: Callable[[], threading.Lock]) -> list[Step]:
-        """Return the calling thread's step if it writes for the others.
-
-        It waits for ``lock``, which is closed.
-        """
-        return [] if self._relay is None else [self._relay.serving(lock())]
-
-
-class _Relay:
-    """Makes the calling thread write the steps of other threads into a trace.
-
-    For a profiler that sees only the calling thread. The calling thread is idle while they work.
-    Each of them posts the begin and the end of its steps; what happens inside a step is not
-    visible. The times are some microseconds late, and slices of steps that overlap are on one
-    thread.
-    """
-
-    def __init__(self, stopped: Callable[[], bool]):
-        self._stopped = stopped
-        self._posted: deque[tuple[int, str]] = (
-            deque()
-        )  # the number of a step, and its name, or "" at its end
-        self._expected = 0  # ends
-        self._lock = threading.Lock()
-
-    def around(self, name: str, step: Step) -> Step:
-        """Return a step that posts when it begins and ends."""
-        number = self._expected
-        posted = self._posted
+        name = annotation(i, instruction)
+        if not self.relays:
+            return _annotated(name, step)
+        post = self._posted.put
         self._expected += 1
 
-        def relayed() -> None:
-            posted.append((number, name))
-            self._wake()
+        def posted() -> None:
+            post((i, name))
             try:
                 step()
             finally:
-                posted.append((number, ""))
-                self._wake()
+                post((i, ""))
 
-        return relayed
+        return posted
 
-    def serving(self, lock: threading.Lock) -> Step:
-        """Return the calling thread's step.
-
-        Whoever aborts the run opens the ``lock``, which is closed.
-        """
-        self._lock = lock
-        return self._serve
-
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # open already: the calling thread is about to look
-            self._lock.release()
-
-    def _serve(self) -> None:
+    def relay(self) -> None:
+        """Write the steps of other threads into the trace, until they have ended."""
         from torch.profiler import record_function
 
         slices: dict[int, record_function] = {}
         ended = 0
         try:
             while ended < self._expected and not self._stopped():
-                self._lock.acquire()
-                while self._posted:
-                    number, name = self._posted.popleft()
+                with contextlib.suppress(Empty):
+                    i, name = self._posted.get(timeout=_NAP)
                     if name:
-                        slices[number] = record_function(name)
-                        slices[number].__enter__()  # type: ignore[no-untyped-call]
+                        slices[i] = record_function(name)
+                        slices[i].__enter__()  # type: ignore[no-untyped-call]
                     else:
-                        slices.pop(number).__exit__(None, None, None)
+                        slices.pop(i).__exit__(None, None, None)
                         ended += 1
         finally:
             for found in slices.values():
@@ -219,8 +184,7 @@ def _annotated(name: str, step: Step) -> Step:
 def ranged(name: str, step: Step) -> Step:
     """Return a step in a range of NVTX, for Nsight. Raises MachineError where torch has none.
 
-    Pushed and popped by the thread that issues it: Nsight itself lays the range over the kernels
-    launched in it.
+    The thread that issues it pushes and pops: Nsight extends the range to the kernels launched.
     """
     import torch
 

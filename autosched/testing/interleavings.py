@@ -87,7 +87,7 @@ class Footprint(NamedTuple):
 
 def footprints(program: Program, graph: Graph) -> list[Footprint]:
     """Return what each instruction accesses: slots, their memory, and state that tasks share."""
-    memory = Memory(program, graph, lambda device: None)
+    memory = Memory(program, graph)
     found = []
     for i, instruction in enumerate(program):
         reads = memory.reads.get(i, [])

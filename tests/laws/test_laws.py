@@ -185,7 +185,7 @@ def test_law_5_every_interleaving_in_virtual_time_gives_the_timeline_of_the_simu
 class AnyStep(Virtual):
     """Goes on with any stream after each step, where ``Virtual`` ends the instruction first."""
 
-    class Crew(Interleaver):
+    class Switched(Interleaver):
         def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
             steps = {
                 name: [(n, step) for n, (_, step) in enumerate(line)]
@@ -193,8 +193,8 @@ class AnyStep(Virtual):
             }
             return super().run(Tape(steps, tape.locks), deadline)
 
-    def crew(self, threads: Sequence[str]) -> Team:
-        return AnyStep.Crew(self.choose)
+    def team(self, threads: Sequence[str]) -> Team:
+        return AnyStep.Switched(self.choose)
 
 
 @pytest.mark.parametrize("policy", ["heft", "round_robin"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import random
 import signal
@@ -29,7 +30,7 @@ from autosched.runtime.backends.host import Host
 from autosched.runtime.backends.virtual import Virtual
 from autosched.runtime.execute import Executor
 from autosched.runtime.threads.tapes import Fault, Tape
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 from autosched.testing.faults import FAULTS, inject
 from tests.serial import some
 
@@ -306,8 +307,8 @@ def test_a_thousand_failing_calls_leave_nothing_behind(backend, timed):
         )  # of which a thousand locks, events or frames would be more
         assert slots_are_blank(schedule)
         assert len(depths) == 1
-        crew = schedule._executor.crew
-        assert (getattr(crew, "fault", None), list(schedule._executor.tape.locks)) == (None, locks)
+        team = schedule._executor.team
+        assert (getattr(team, "fault", None), list(schedule._executor.tape.locks)) == (None, locks)
         assert all(lock.locked() for lock in locks)
 
 
@@ -364,7 +365,7 @@ def test_what_a_task_returns_after_it_was_let_go_goes_nowhere(backend):
             schedule(x=x)
         del x
         held.go_on.set()
-        assert schedule._executor.crew.settle(time.perf_counter() + GENEROUS) is None
+        assert schedule._executor.team.settle(time.perf_counter() + GENEROUS) is None
         gc.collect()
         assert [ref() for ref in (given, *held.made)] == [None, None]
         assert slots_are_blank(schedule)
@@ -379,9 +380,8 @@ def test_waiting_for_a_task_that_was_let_go_can_be_interrupted_too_and_timed(bac
             schedule(x=torch.ones(1))
         with interrupted_when(again):
             schedule(x=torch.ones(1))
-        with pytest.raises(
-            asc.RunTimeoutError, match="the run did not begin in time, as a run that was given up"
-        ):
+        message = "the run did not begin in time, as an aborted run still executes"
+        with pytest.raises(asc.RunTimeoutError, match=message):
             schedule(x=torch.ones(1), timeout=0.01)
         held.go_on.set()
         assert schedule(x=torch.ones(1)) == {"y": 3}
@@ -453,15 +453,15 @@ def test_an_interrupt_that_comes_behind_a_fault_is_not_lost():
 
     def interrupted():
         mine.set()
-        while not crew.stopped:
+        while not team.stopped:
             time.sleep(0.001)
         raise KeyboardInterrupt
 
     tape.add("a", 0, fail)
     tape.add(None, 1, interrupted)
-    crew = Crew(["a"], prepare=lambda: None)
-    end = crew.run(tape)
-    crew.close()
+    team = ThreadTeam(["a"], prepare=lambda: None)
+    end = team.run(tape)
+    team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (1, KeyboardInterrupt)
 
@@ -476,35 +476,81 @@ def failing_first(*then):
 
     def begin():
         begun.set()
-        while not crew.stopped:
+        while not team.stopped:
             time.sleep(0.001)
         for step in then:
             step()
 
     tape.add("a", 0, fail)
     tape.add("b", 1, begin)
-    crew = Crew(["a", "b"], prepare=lambda: None)
-    return crew, tape
+    team = ThreadTeam(["a", "b"], prepare=lambda: None)
+    return team, tape
 
 
 def test_the_first_fault_is_told_of_and_not_what_fails_behind_it():
-    crew, tape = failing_first(lambda: 1 / 0)
-    end = crew.run(tape)
-    crew.close()
+    team, tape = failing_first(lambda: 1 / 0)
+    end = team.run(tape)
+    team.close()
     assert isinstance(end, Fault)
     assert (end.position, type(end.error)) == (0, ValueError)
 
 
 def test_a_lock_to_which_nobody_came_in_a_run_that_failed_is_locked_again():
     """Whoever did come has locked it himself, in passing."""
-    crew, tape = failing_first()
+    team, tape = failing_first()
     lock = tape.lock()
     tape.add("b", 2, lock.acquire)
-    crew.run(tape)
+    team.run(tape)
     assert not lock.locked()
-    assert crew.afterwards(lambda: None)
-    crew.close()
+    assert team.afterwards(lambda: None)
+    team.close()
     assert lock.locked()
+
+
+def is_interrupted(call, moment):
+    """Call, and raise KeyboardInterrupt at a moment at which Control-C can raise it, by its number.
+
+    These are the beginnings of functions in Python, and the ends of functions in C. Returns whether
+    there was such a moment.
+    """
+    left = itertools.count(moment, -1)
+    raised = []
+
+    def count(_, event, __):
+        if event in ("call", "c_return") and not next(left):
+            sys.setprofile(None)
+            raised.append(event)
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            sys.setprofile(count)
+            call()
+        finally:
+            sys.setprofile(None)
+    return bool(raised)
+
+
+@pytest.mark.parametrize(
+    ("backend", "timeout"),
+    [("host", None), ("host", GENEROUS), ("threads", None), ("threads", GENEROUS)],
+)
+def test_an_interrupt_at_each_moment_of_a_call_leaves_no_lock_locked(backend, timeout):
+    """One within a wait for an Event left its lock locked, and the next call did not return."""
+    machine = asc.Machine.local(gpus=0, cpu_streams=2)
+    graph = asc.Graph()
+    x = graph.input("x")
+    graph.output(y=x * 2 + x * 3)
+    with asc.schedule(graph, machine, policy="round_robin", backend=backend) as schedule:
+        x = torch.ones(1)
+        for _ in range(3):
+            schedule(x=x, timeout=timeout)
+        moment = 0
+        while is_interrupted(lambda: schedule(x=x, timeout=timeout), moment):
+            assert torch.is_grad_enabled()
+            assert schedule(x=x, timeout=GENEROUS) == {"y": 5}
+            moment += 1
+        assert moment > 50
 
 
 def test_interrupts_at_any_moment_leave_the_schedule_usable(monkeypatch):
@@ -563,9 +609,9 @@ def test_a_late_run_says_who_waits_for_whom():
         assert str(error.value) == (
             "the run did not end in time:\n"
             f"    cuda:0/compute runs task 'held' (added at {where})\n"
-            "    cuda:0/copy-out waits for e0, which cuda:0/compute records behind 'held'\n"
+            "    cuda:0/copy-out waits for e0, which cuda:0/compute records after 'held'\n"
             "    cuda:1/copy-in waits for cuda:0/copy-out, to copy held -> cuda:1/copy-in together\n"
-            "    cuda:1/compute waits for e1, which cuda:0/copy-out records behind 'copy held -> cuda:1/copy-in'\n"
+            "    cuda:1/compute waits for e1, which cuda:0/copy-out records after 'copy held -> cuda:1/copy-in'\n"
             "    cpu/compute has ended"
         )
         assert isinstance(error.value, TimeoutError)
@@ -606,7 +652,7 @@ def test_a_late_run_in_virtual_time_says_where_each_stream_is():
         assert (
             f"    cuda:0/compute runs task 'held' (added at {graph.task('held').source})\n" in text
         )
-        assert ", which cuda:0/compute records behind 'held'\n" in text
+        assert ", which cuda:0/compute records after 'held'\n" in text
         assert schedule(x=1) == {"y": 3}
         assert schedule(x=1, timeout=GENEROUS) == {"y": 3}
 

@@ -8,7 +8,7 @@ import pytest
 from autosched.runtime.threads import straight_line
 from autosched.runtime.threads.straight_line import Straight
 from autosched.runtime.threads.tapes import Stretch, Tape
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 
 
 def steps_on(data):
@@ -76,10 +76,10 @@ def test_only_the_calling_threads_steps_of_a_tape_that_runs_again_are_lines(monk
         tape.add(None, 0, partial(said.append, kind))
     tapes["threads"].add("a", 1, partial(said.append, "other"))
     for tape in tapes.values():
-        crew = Crew([name for name in tape.steps if name], prepare=lambda: None)
+        team = ThreadTeam([name for name in tape.steps if name], prepare=lambda: None)
         for _ in range(3):
-            assert crew.run(tape) is None
-            crew.afterwards(lambda: None)
-        crew.close()
+            assert team.run(tape) is None
+            team.afterwards(lambda: None)
+        team.close()
     assert made == [tapes["quick"].steps[None]]
     assert sorted(said) == ["other"] * 3 + ["quick"] * 3 + ["slow"] * 3 + ["threads"] * 3

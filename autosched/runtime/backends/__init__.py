@@ -1,4 +1,4 @@
-"""The Backend protocol, and the table of available backends.
+"""The Backend protocol, its optional capabilities, and the table of backends.
 
     host          runs each instruction immediately, in the calling thread, in issue order
     threads       one thread for each CPU stream
@@ -7,21 +7,21 @@
     accelerator   torch streams and events: CUDA, XPU and other accelerators
     replay        as accelerator; a run is recorded once and then replayed: CUDA graphs
 
-A backend knows streams, events and memory. It does not know tasks, graphs or policies. Its methods
-are called once, when a program is compiled, and return *steps*: functions without arguments that
-the executor calls in every run, in the thread that issues the stream. ``None`` instead of a step
-means that there is nothing to do.
+A backend knows streams, events and memory. It does not know tasks, graphs or policies. Most of its
+methods are called once, when a program is compiled, and return *steps*: functions without arguments
+that the executor calls in every run, in the thread that issues the stream. ``None`` instead of a
+step means that there is nothing to do.
 
 On every backend, a wait takes effect only if it is issued after its event was recorded, because
 CUDA ignores a wait for an event that was not recorded.
 
-To add a backend, write an object with these methods and pass it as ``backend=``. An entry in
-``BACKENDS`` gives it a name.
+To add a backend, write an object with the methods of ``Backend``, and of those capabilities that it
+has, and pass it as ``backend=``. An entry in ``BACKENDS`` gives it a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,29 +30,18 @@ from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.threads.tapes import Step, Team
 
-__all__ = ["BACKENDS", "Backend", "Step", "Transfer", "make"]
+__all__ = ["BACKENDS", "Backend", "Capabilities", "Emulating", "Entered", "Freeing", "HandsOut"]
+__all__ += ["Located", "Recorder", "Replayable", "Step", "Threaded", "Timed", "Transfer", "make"]
 
 Transfer = Callable[[Any, Any], Any]  # (source, destination or None) -> the copy
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """The methods of a backend, in the order in which they are called."""
+    """The methods of every backend, in the order in which they are called."""
 
     def open(self, program: Program, machine: Machine) -> None:
         """Acquire the resources that the program needs. Raises MachineError for missing devices."""
-
-    def place(self, device: str) -> Any:
-        """Return the ``.device`` of tensors on a device, or None where any is accepted."""
-
-    def thread(self, stream: Stream) -> str | None:
-        """Return the name of the thread that issues a stream; None for the calling thread."""
-
-    def crew(self, threads: Sequence[str]) -> Team:
-        """Return the team that runs steps in these threads."""
-
-    def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Make streams current in their thread, so that the next work is issued to them."""
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Issue a call to streams; ``seconds`` is its modelled duration."""
@@ -66,20 +55,54 @@ class Backend(Protocol):
     def wait(self, stream: Stream, event: int) -> Step | None:
         """Make a stream wait for an event."""
 
-    def free(self, stream: Stream) -> Callable[[Any], None] | None:
-        """Return what to do with memory that is freed, before its last reference is dropped."""
-
-    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
-        """Return a function that marks a moment on streams.
-
-        Without streams, in the calling thread.
-        """
-
     def begin(self, stopped: Callable[[], bool]) -> None:
         """Start a run; ``stopped()`` says whether it has been aborted in the meantime."""
 
     def join(self) -> None:
         """End a run: return when the caller may use its outputs."""
+
+    def close(self) -> None:
+        """Release all resources."""
+
+
+@runtime_checkable
+class Threaded(Protocol):
+    """Issues streams from several threads. Others issue all from the calling thread."""
+
+    def thread(self, stream: Stream) -> str | None:
+        """Return the name of the thread that issues a stream; None for the calling thread."""
+
+    def team(self, threads: Sequence[str]) -> Team:
+        """Return the team that runs steps in these threads."""
+
+
+@runtime_checkable
+class Located(Protocol):
+    """Has tensors on devices. Others accept tensors on any device."""
+
+    def place(self, device: str) -> Any:
+        """Return the ``.device`` of tensors on a device, or None where any is accepted."""
+
+
+@runtime_checkable
+class Entered(Protocol):
+    """Issues work to the current streams of a thread."""
+
+    def enter(self, streams: Sequence[Stream]) -> Step | None:
+        """Make streams current in their thread, so that the next work is issued to them."""
+
+
+@runtime_checkable
+class Freeing(Protocol):
+    """Acts on memory that is freed. With others, dropping the last reference is all."""
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Return what to do with memory that is freed, before its last reference is dropped."""
+
+
+@runtime_checkable
+class HandsOut(Protocol):
+    """Prepares outputs for the caller."""
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
         """Pass outputs to the caller, after ``join``.
@@ -87,11 +110,115 @@ class Backend(Protocol):
         The caller's streams now decide when their memory is freed.
         """
 
+
+@runtime_checkable
+class Timed(Protocol):
+    """Measures times. Only such backends can be profiled."""
+
+    @property
+    def doubt(self) -> float:
+        """The bound, in seconds, on the error of ``seconds``."""
+
+    def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
+        """Return a function that marks a moment on streams.
+
+        Without streams, in the calling thread.
+        """
+
     def seconds(self, stamp: Any) -> float:
         """Return the time of a stamp in seconds after ``begin``; valid after ``join``."""
 
+
+@runtime_checkable
+class Emulating(Protocol):
+    """Emulates devices in host memory."""
+
+    def here(self, device: str, usual: Any) -> Any:
+        """Return the argument of a task on a device that replaces ``asc.Here``."""
+
+    def watched(
+        self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
+    ) -> Step:
+        """Return the call of a task that raises if it mixes tensors of several devices."""
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """Can record the work that steps issue to devices, and replay it."""
+
+    def refusal(self) -> str | None:
+        """Return the reason why nothing can be recorded here, if there is one."""
+
+    def recorder(self) -> Recorder:
+        """Return a new recorder."""
+
+    def alone(self, recording: bool) -> Backend:
+        """Return this backend as if the calling thread issued everything.
+
+        For recording, on separate streams.
+        """
+
+    def stays(self, leaf: Any, device: str) -> str | None:
+        """Return a description of a leaf that a replay would not compute again on a device.
+
+        None if it would.
+        """
+
+    def wrote(self, tensor: Any) -> None:
+        """Increment the version of a tensor of the caller's that a replay wrote."""
+
+    def settle(self) -> None:
+        """Make the caller's streams wait for the end of the last replay."""
+
+    def settled(self) -> None:
+        """Note that the caller's streams have received the results of a replay."""
+
+
+class Recorder(Protocol):
+    """The memory of a recording, and the methods that record into it."""
+
+    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
+        """Call ``steps``; return a function that repeats their work on the current stream.
+
+        Their work on devices does not happen now. ``used`` may hold generators of random numbers.
+        Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
+        it remains.
+        """
+
+    def taking(self, device: str, step: Step) -> Step:
+        """Return a step that allocates its memory from this pool."""
+
+    def borrowed(self, tensor: Any) -> Any:
+        """Return a tensor on the same memory that does not prevent its reuse."""
+
     def close(self) -> None:
-        """Release all resources."""
+        """Release everything."""
+
+
+class Capabilities:
+    """The optional capabilities of a backend, detected once; None for each that it lacks."""
+
+    def __init__(self, backend: Backend):
+        self.threaded = backend if isinstance(backend, Threaded) else None
+        self.located = backend if isinstance(backend, Located) else None
+        self.entered = backend if isinstance(backend, Entered) else None
+        self.freeing = backend if isinstance(backend, Freeing) else None
+        self.hands_out = backend if isinstance(backend, HandsOut) else None
+        self.timed = backend if isinstance(backend, Timed) else None
+        self.emulating = backend if isinstance(backend, Emulating) else None
+        self.replayable = backend if isinstance(backend, Replayable) else None
+
+    def thread(self, stream: Stream) -> str | None:
+        """Return the name of the thread that issues a stream; None for the calling thread."""
+        return None if self.threaded is None else self.threaded.thread(stream)
+
+    def enter(self, streams: Sequence[Stream]) -> Step | None:
+        """Return the step that makes streams current, if the backend has current streams."""
+        return None if self.entered is None else self.entered.enter(streams)
+
+    def free(self, stream: Stream) -> Callable[[Any], None] | None:
+        """Return what the backend does to memory that is freed."""
+        return None if self.freeing is None else self.freeing.free(stream)
 
 
 BACKENDS = {

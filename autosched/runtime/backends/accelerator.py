@@ -43,6 +43,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -76,10 +77,9 @@ class Accelerator(Host):
         self.streams: dict[Stream, torch.Stream] = {}
         self.events: dict[int, torch.Event | None] = {}  # None: recorded by a CPU stream
         self.own_thread: set[Stream] = set()
-        self.with_host: list[torch.Stream] = []  # that copy from or to the host's memory
-        self.returned: set[tuple[str, int]] = (
-            set()
-        )  # versions that copies leave in the caller's host memory
+        self.with_host: list[torch.Stream] = []  # that copy from or to host memory
+        # Versions that copies leave in the caller's host memory.
+        self.returned: set[tuple[str, int]] = set()
         self.pinned = Pinned()
         self.starts: dict[torch.device, torch.Event] = {}
         self.ends: list[tuple[torch.Stream, torch.Event]] = []
@@ -93,38 +93,29 @@ class Accelerator(Host):
         """Take streams from the pool and create events. Raises MachineError for missing devices."""
         if machine.accelerators and not machine.contention:
             raise MachineError(
-                "a machine without contention is for planning: copies of real devices need copy streams"
+                "a machine without contention is for planning: "
+                "copies of real devices need copy streams"
             )
         self.streams = {}
         self.events = {}
-        self.devices = {
-            device.name: _real(device.name, device.physical) for device in machine.devices
-        }
+        self.devices = {d.name: _real(d.name, d.physical) for d in machine.devices}
         for stream in program.streams:
             if self.devices[stream.device].type != "cpu":
                 self.streams[stream] = _pooled(self.devices[stream.device], stream)
-        for instruction in program:
-            if isinstance(instruction, Record):
-                stream = instruction.stream
-                gpu = stream in self.streams
-                self.events[instruction.event] = (
-                    torch.Event(self.devices[stream.device]) if gpu else None
-                )
+        for record in [i for i in program if isinstance(i, Record)]:
+            is_gpu = record.stream in self.streams
+            device = self.devices[record.stream.device]
+            self.events[record.event] = torch.Event(device) if is_gpu else None
         self.own_thread = set() if self.serial else _waiting_for_host(program, set(self.streams))
         copies = [i for i in program if isinstance(i, Copy)]
-        host = {
-            i.stream
-            for i in copies
-            if "cpu" in (self.devices[i.source].type, self.devices[i.destination].type)
-        }
+        on_cpu = {name for name, device in self.devices.items() if device.type == "cpu"}
+        host = {i.stream for i in copies if i.source in on_cpu or i.destination in on_cpu}
         self.with_host = [stream for name, stream in self.streams.items() if name in host]
-        back = [i for i in copies if i.overwrite and self.devices[i.destination].type == "cpu"]
+        back = [i for i in copies if i.overwrite and i.destination in on_cpu]
         self.returned = {(i.value, i.version) for i in back if i.stream in host}
-        self.starts = {
-            device: torch.Event(device)
-            for device in (stream.device for stream in self.streams.values())
-        }
-        self.ends = [(stream, torch.Event(stream.device)) for stream in self.streams.values()]
+        streams = self.streams.values()
+        self.starts = {stream.device: torch.Event(stream.device) for stream in streams}
+        self.ends = [(stream, torch.Event(stream.device)) for stream in streams]
 
     def place(self, device: str) -> Any:
         """Return the torch device."""
@@ -140,9 +131,6 @@ class Accelerator(Host):
         If several are on one device, the last is current, and allocates the memory of copies.
         """
         current = [self.streams[stream] for stream in streams if stream in self.streams]
-        if not current:
-            return None
-
         if len(current) == 1:
             return partial(torch.accelerator.set_stream, current[0])
 
@@ -150,7 +138,7 @@ class Accelerator(Host):
             for stream in current:
                 torch.accelerator.set_stream(stream)
 
-        return step
+        return step if current else None
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call a function.
@@ -158,22 +146,28 @@ class Accelerator(Host):
         Between two streams of one GPU, synchronize with events, as torch does between two GPUs.
         """
         real = [self.streams[stream] for stream in streams if stream in self.streams]
+
+        def serial() -> None:
+            call()
+            for stream in real:
+                stream.synchronize()
+
         if self.serial:
-            return lambda: _synchronized(call, real)
+            return serial
         if len(real) < 2 or real[0].device != real[1].device:
             return call
         other, own = real
         before = torch.Event(own.device)
         after = torch.Event(own.device)
 
-        def step() -> None:
+        def synchronized() -> None:
             before.record(other)
             own.wait_event(before)
             call()
             after.record(own)
             other.wait_event(after)
 
-        return step
+        return synchronized
 
     def transfer(self, copy: Copy) -> Transfer:
         """Copy without blocking; between CPU devices, in host memory."""
@@ -182,13 +176,8 @@ class Accelerator(Host):
         if source.type == target.type == "cpu":
             return copy_in_host_memory
         streams = [self.streams[stream] for stream in occupied(copy) if stream in self.streams]
-        return Way(
-            source,
-            target,
-            streams,
-            self.pinned,
-            relayed=(copy.value, copy.version) in self.returned,
-        )
+        relayed = (copy.value, copy.version) in self.returned
+        return Way(source, target, streams, self.pinned, relayed)
 
     def record(self, stream: Stream, event: int) -> Step | None:
         """Record the event on the stream. A CPU stream needs none: its work is complete."""
@@ -274,13 +263,10 @@ class Accelerator(Host):
             clock.end()
 
     def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Prevent the reuse of an output's block before the caller's stream has finished its work with it."""
+        """Prevent the reuse of an output's block while the caller's stream uses it."""
         for leaf in flatten(outputs):
-            if (
-                isinstance(leaf, torch.Tensor)
-                and leaf.layout == torch.strided
-                and leaf.device in self.callers
-            ):
+            is_strided = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+            if is_strided and leaf.device in self.callers:
                 leaf.record_stream(self.callers[leaf.device])
 
     @property
@@ -299,12 +285,6 @@ class Accelerator(Host):
         self.pinned.clear()
 
 
-def _synchronized(call: Step, streams: Sequence[torch.Stream]) -> None:
-    call()
-    for stream in streams:
-        stream.synchronize()
-
-
 def _real(name: str, physical: str | None) -> torch.device:
     """Return the torch device of a name. Raises MachineError if it is missing."""
     if name.partition(":")[0] == "cpu":
@@ -318,8 +298,8 @@ def _real(name: str, physical: str | None) -> torch.device:
     if kind is None or device.type != kind.type or (device.index or 0) >= count:
         here = f"{count} of {kind.type!r}" if kind is not None else "none"
         raise MachineError(
-            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can play it, and "
-            f"Machine.local(gpus=n) makes logical devices of those there are"
+            f"device {name!r} is not there (accelerators here: {here}); backend='emulated' can "
+            "emulate it, and Machine.local(gpus=n) makes logical devices of those there are"
         )
     return torch.device(device.type, device.index or 0)
 
@@ -342,17 +322,12 @@ def _pooled(device: torch.device, name: Stream) -> torch.Stream:
 
 
 def _waiting_for_host(program: Program, gpu: set[Stream]) -> set[Stream]:
-    """Return the CPU streams, and all streams that wait, directly or not, for an event recorded by one of them."""
+    """Return the CPU streams, and all streams that wait, directly or not, for one of them."""
     recorder = {i.event: i.stream for i in program if isinstance(i, Record)}
     pairs = [(i.stream, recorder[i.event]) for i in program if isinstance(i, Wait)]
-    pairs += [
-        (a, b)
-        for i in program
-        if isinstance(i, (Run, Copy))
-        for a in occupied(i)
-        for b in occupied(i)
-    ]
+    for streams in [occupied(i) for i in program if isinstance(i, (Run, Copy))]:
+        pairs += product(streams, streams)
     waiting = {stream for stream in program.streams if stream not in gpu}
-    while found := {stream for stream, behind in pairs if behind in waiting} - waiting:
+    while found := {stream for stream, other in pairs if other in waiting} - waiting:
         waiting |= found
     return waiting

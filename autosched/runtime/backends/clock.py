@@ -20,16 +20,12 @@ import torch
 __all__ = ["DeviceClock", "drift"]
 
 _TRIES = 3
-_FASTEST = (
-    1e-3  # of drift: crystals are off by 1e-4 at most, and a host's clock is slewed by 5e-4 at most
-)
+# The largest drift: crystals are off by at most 1e-4, and a host's clock is slewed by at most 5e-4.
+_FASTEST = 1e-3
 
 
 class Tick(NamedTuple):
-    """A moment on a device, and its time on the host's clock, in seconds.
-
-    ``doubt`` bounds the error.
-    """
+    """A moment on a device, and its time on the host's clock, up to ``doubt`` seconds."""
 
     event: torch.Event
     seconds: float
@@ -37,11 +33,9 @@ class Tick(NamedTuple):
 
 
 class DeviceClock:
-    """Converts a device's events to seconds of the host's clock.
+    """Converts a device's events to seconds of the host's clock, up to ``doubt`` seconds.
 
     Created and ended while the device is idle.
-
-    ``doubt`` bounds the error, in seconds.
     """
 
     def __init__(self, stream: torch.Stream) -> None:
@@ -66,8 +60,9 @@ class DeviceClock:
             return
         self.doubt += abs(gap)
         warnings.warn(
-            f"in {own:.3g} s of its own the clock of {self.stream.device} came {gap:+.3g} s away from the host's, as "
-            f"no clock does; its times stand as it told them, and may be off by {self.doubt:.3g} s",
+            f"in {own:.3g} s of its own the clock of {self.stream.device} came {gap:+.3g} s away "
+            "from the host's, as no clock does; its times are not corrected, and may be off by "
+            f"{self.doubt:.3g} s",
             stacklevel=2,
         )
 
@@ -80,10 +75,9 @@ class DeviceClock:
 def drift(own: float, gap: float, slack: float) -> float:
     """Return the least drift of a clock.
 
-    It advanced ``own`` seconds while the host's advanced ``gap`` seconds more.
-
-    Of the gap, ``slack`` seconds may be the uncertainty of the ticks. The drift of a clock that did
-    not advance is infinite.
+    It advanced ``own`` seconds while the host's advanced ``gap`` seconds more, of which ``slack``
+    seconds may be the uncertainty of the ticks. The drift of a clock that did not advance is
+    infinite.
 
     >>> drift(2.0, 0.5, 1.0), drift(2.0, -0.5, 0.25), drift(0.0, 1.0, 0.5)
     (0.0, -0.125, inf)

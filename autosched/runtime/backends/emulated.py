@@ -34,7 +34,7 @@ from autosched.runtime.backends.pace import Pace
 
 __all__ = ["Emulated", "Queues"]
 
-_NAP = 0.05  # seconds: how soon a sleeping stream notices that the run was given up
+_NAP = 0.05  # seconds after which a sleeping stream notices that the run was aborted
 
 
 class Queues:
@@ -50,22 +50,16 @@ class Queues:
         self._until: dict[Stream, float] = {}
 
     def take(self, streams: Sequence[Stream], start: float, seconds: float) -> float:
-        """Occupy streams for a duration, from ``start`` or from when they are free.
-
-        Return the start.
-        """
+        """Occupy streams from ``start``, or from when they are free, and return the start."""
         with self._guard:
             start = max([start, *(self._until.get(stream, start) for stream in streams)])
             self._until.update(dict.fromkeys(streams, start + seconds))
         return start
 
     def leave(self, streams: Sequence[Stream], end: float) -> None:
-        """Free streams that were occupied until ``end``, if that is later than now.
-
-        Streams that another schedule has occupied since are not changed.
-        """
+        """Free streams, except those that another schedule has occupied since."""
         now = time.perf_counter()
-        if now >= end:  # as ever, unless a run was given up
+        if now >= end:  # always, unless a run was aborted
             return
         with self._guard:
             for stream in streams:
@@ -91,7 +85,7 @@ def _queues_of(machine: Machine) -> Queues:
 
 @in_child
 def _free() -> None:
-    """Free all streams in a child process, which does not wait for what the parent runs on its machines."""
+    """Free all streams in a child process, which does not wait for the parent's runs."""
     for queues in _queues.values():
         queues.clear()
 
@@ -131,12 +125,12 @@ class Emulated(Host):
         """Return the device that replaces ``Here`` on a device: for torch, the CPU."""
         if not isinstance(usual, (str, torch.device)) or torch.device(usual).type != "cpu":
             return usual
-        return self.mixing.told(device, torch.device(usual))
+        return self.mixing.named(device, torch.device(usual))
 
     def watched(
         self, device: str, fn: Any, call: Step, arguments: Callable[[], Sequence[Any]]
     ) -> Step:
-        """Return the call of a task that raises, as torch does on GPUs, if it mixes tensors of several devices."""
+        """Return the call of a task that raises, as on GPUs, if it mixes devices."""
         return self.mixing.watched(device, fn, call, arguments) if self.mixes else call
 
     def begin(self, stopped: Callable[[], bool]) -> None:
@@ -188,9 +182,8 @@ class Emulated(Host):
         """Advance the stream's clock to the event's."""
 
         def step() -> None:
-            self.clock[stream] = max(
-                self.clock[stream], self.events.get(event, 0.0)
-            )  # 0: ignored, as CUDA does
+            # An event that was not recorded is ignored, as by CUDA.
+            self.clock[stream] = max(self.clock[stream], self.events.get(event, 0.0))
             self.pace.wait(stream, event)
 
         return step
@@ -209,12 +202,11 @@ def _computes(stream: Stream) -> bool:
 
 
 def _poison(value: Any) -> None:
-    """Set all bits of tensors, and of nothing else in their storage: NaN in every floating point format."""
-    for extent in extents(value):
-        if not isinstance(extent.tensor, torch.Tensor):
+    """Set all bits of tensors, and of nothing else in their storage: NaN in all formats."""
+    for leaf in [extent.tensor for extent in extents(value)]:
+        if not isinstance(leaf, torch.Tensor):
             continue
-        leaf = extent.tensor
-        size = extent.tensor.element_size()
+        size = leaf.element_size()
         shape = (*leaf.shape, size)
         strides = (*(n * size for n in leaf.stride()), 1)
         raw = torch.empty(0, dtype=torch.uint8, device=leaf.device)

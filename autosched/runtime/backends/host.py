@@ -9,20 +9,18 @@ from __future__ import annotations
 import copy as copying
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from autosched._lib.copying import clone
 from autosched._lib.tree import transform
 from autosched.machine.machine import Machine
 from autosched.program.program import Copy, Program, Stream
 from autosched.runtime.backends import Step, Transfer
 from autosched.runtime.threads.tapes import Team
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 
-__all__ = ["ALIGNMENT", "Host", "copy_in_host_memory"]
-
-# Bytes of a cache line, and of the widest vectors of CPUs. Torch allocates at multiples of it.
-ALIGNMENT = 64
+__all__ = ["Host", "copy_in_host_memory", "prepare_thread"]
 
 
 class Host:
@@ -34,33 +32,17 @@ class Host:
     def open(self, program: Program, machine: Machine) -> None:
         """Do nothing."""
 
-    def place(self, device: str) -> Any:
-        """Accept tensors on any device."""
-        return None
-
     def thread(self, stream: Stream) -> str | None:
         """Issue every stream from the calling thread."""
         return None
 
-    def crew(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str]) -> Team:
         """Return a team with these threads."""
-        return Crew(threads, self.prepare)
+        return ThreadTeam(threads, self.prepare)
 
     def prepare(self) -> None:
-        """Set up a thread of the team: its autograd mode and intra-op threads.
-
-        Autograd is disabled if torch is imported, and the number of intra-op threads is that of the
-        calling thread. torch gives a new thread as many intra-op threads as the process has when
-        that thread first asks; oneDNN does not ask, and other numbers of threads sum in another
-        order.
-        """
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_grad_enabled(False)
-            torch.get_num_threads()
-
-    def enter(self, streams: Sequence[Stream]) -> Step | None:
-        """Do nothing."""
-        return None
+        """Set up a thread of the team."""
+        prepare_thread()
 
     def launch(self, streams: Sequence[Stream], seconds: float, call: Step) -> Step:
         """Call the function immediately."""
@@ -78,9 +60,10 @@ class Host:
         """Do nothing."""
         return None
 
-    def free(self, stream: Stream) -> Callable[[Any], None] | None:
-        """Do nothing: reference counts free the memory."""
-        return None
+    @property
+    def doubt(self) -> float:
+        """Nothing: there is one clock."""
+        return 0.0
 
     def stamp(self, streams: Sequence[Stream]) -> Callable[[], Any]:
         """Read the clock."""
@@ -93,9 +76,6 @@ class Host:
     def join(self) -> None:
         """Do nothing: all work has finished."""
 
-    def hand_out(self, outputs: Mapping[str, Any]) -> None:
-        """Do nothing: reference counts free the memory."""
-
     def seconds(self, stamp: Any) -> float:
         """Return seconds since ``begin``."""
         return float(stamp - self.begun)
@@ -104,25 +84,33 @@ class Host:
         """Do nothing."""
 
 
-def copy_in_host_memory(source: Any, into: Any) -> Any:
-    """Copy a tensor, a tree of tensors, or any other result of a task.
+def prepare_thread() -> None:
+    """Set up a thread: disable autograd, and take over the number of intra-op threads.
 
-    Over ``into`` if that is given.
+    torch gives a new thread as many intra-op threads as the process has when that thread first
+    asks; oneDNN does not ask, and other numbers of threads sum in another order.
     """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_grad_enabled(False)
+        torch.get_num_threads()
+
+
+def copy_in_host_memory(source: Any, into: Any) -> Any:
+    """Copy a tensor, a tree of tensors, or any other object; over ``into`` if that is given."""
     return transform(_copied, source) if into is None else overwritten(into, source)
 
 
 def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None) -> Any:
     """Copy a tensor, an array, or a tree of them over another.
 
-    Return the old one, or the new one if it is immutable.
-
-    ``put`` copies a tensor over another and returns the latter; by default torch does.
+    Return the old one, or the new one if it is immutable. ``put`` copies a tensor over another;
+    by default torch does.
     """
     if isinstance(old, (dict, list, tuple)):
         if len(old) != len(new) or (isinstance(old, dict) and old.keys() != new.keys()):
+            kind = type(old).__name__
             raise ValueError(
-                f"a task changed how many items the {type(old).__name__} has, and it lives elsewhere"
+                f"a task changed how many items the {kind} has, and it lives elsewhere"
             )
         if isinstance(old, dict):
             old.update({key: overwritten(old[key], item, put) for key, item in new.items()})
@@ -135,21 +123,22 @@ def overwritten(old: Any, new: Any, put: Callable[[Any, Any], Any] | None = None
         return copying.deepcopy(new)
     if old.shape != new.shape:
         raise ValueError(
-            f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as {tuple(old.shape)}"
+            f"a task changed its shape to {tuple(new.shape)}, and it lives elsewhere as "
+            f"{tuple(old.shape)}"
         )
-    if hasattr(old, "copy_"):
-        over, source = _once(old, new)
-        if put is None:
-            over.copy_(source, non_blocking=True)
-        else:
-            put(over, source)
+    if not hasattr(old, "copy_"):
+        old[...] = new
         return old
-    old[...] = new
+    over, source = _distinct(old, new)
+    if put is None:
+        over.copy_(source, non_blocking=True)
+    else:
+        put(over, source)
     return old
 
 
-def _once(old: Any, new: Any) -> tuple[Any, Any]:
-    """Return the distinct elements of two expanded tensors, because torch does not write elements that share memory."""
+def _distinct(old: Any, new: Any) -> tuple[Any, Any]:
+    """Return the distinct elements of expanded tensors: torch does not write to shared ones."""
     if "strided" not in str(old.layout) or "strided" not in str(new.layout):
         return old, new
     strides = zip(old.shape, old.stride(), new.stride(), strict=True)
@@ -163,7 +152,7 @@ def _once(old: Any, new: Any) -> tuple[Any, Any]:
 def _copied(leaf: Any) -> Any:
     if not hasattr(leaf, "data_ptr"):
         return copying.deepcopy(leaf)
-    return as_parameter(as_it_is(_with_its_strides, leaf.detach()), leaf)
+    return as_parameter(as_it_is(clone, leaf.detach()), leaf)
 
 
 def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
@@ -178,66 +167,6 @@ def as_it_is(copied: Callable[[Any], Any], tensor: Any) -> Any:
         negated = sys.modules["torch"]._neg_view
         return negated(as_it_is(copied, negated(tensor)))
     return copied(tensor)
-
-
-def _with_its_strides(leaf: Any) -> Any:
-    """Return a copy with the strides of the original, because sums over other strides differ in the last bits.
-
-    So do products at another alignment: matrix kernels of CPUs take another path where data begins
-    inside a vector word. Therefore the address of a copy in host memory is that of its source,
-    modulo ``ALIGNMENT``.
-    """
-    if "strided" not in str(leaf.layout) or leaf.numel() == 0:
-        return leaf.clone()
-    if _is_plain_on_cpu(leaf) and (beyond := leaf.data_ptr() % ALIGNMENT):
-        return _aligned(leaf, beyond)
-    if leaf.is_contiguous():
-        return leaf.clone()
-    return leaf.as_strided((_span(leaf),), (1,)).clone().as_strided(leaf.shape, leaf.stride())
-
-
-def _is_plain_on_cpu(leaf: Any) -> bool:
-    """Whether a tensor is fully described by its bytes in host memory.
-
-    A subclass may have other state.
-    """
-    torch = sys.modules.get("torch")
-    if (
-        torch is None
-        or type(leaf) not in (torch.Tensor, torch.nn.Parameter)
-        or leaf.device.type != "cpu"
-    ):
-        return False
-    return not (leaf.is_conj() or leaf.is_neg() or leaf.is_quantized)
-
-
-def _aligned(leaf: Any, beyond: int) -> Any:
-    """Return a copy that begins ``beyond`` a multiple of ``ALIGNMENT``, at the beginning of a storage of its own.
-
-    The storage begins there too, so that the offset of the copy in it is 0, as that of every copy.
-    Only DLPack makes such a storage: of a slice of an allocation of torch's, which begins at a
-    multiple.
-    """
-    torch = sys.modules["torch"]
-    span = _span(leaf)
-    room = torch.empty(span * leaf.element_size() + beyond, dtype=torch.uint8)
-    start = (beyond - room.data_ptr()) % ALIGNMENT
-    if start > beyond:  # of an allocator that aligns to less
-        room = torch.empty(room.numel() + ALIGNMENT, dtype=torch.uint8)
-        start = (beyond - room.data_ptr()) % ALIGNMENT
-    part = room[start : start + span * leaf.element_size()]
-    dlpack = torch.utils.dlpack  # whose two halves cost a tenth of ``torch.from_dlpack``
-    storage = dlpack.from_dlpack(dlpack.to_dlpack(part)).untyped_storage()
-    row = torch.empty(0, dtype=leaf.dtype).set_(storage, 0, (span,), (1,))
-    row.copy_(leaf.as_strided((span,), (1,)))
-    return row.set_(storage, 0, leaf.shape, leaf.stride())
-
-
-def _span(leaf: Any) -> int:
-    """Return the number of elements from a tensor's first to its last in memory, both included."""
-    return 1 + sum(
-        (int(n) - 1) * int(stride) for n, stride in zip(leaf.shape, leaf.stride(), strict=True)
-    )
 
 
 def as_parameter(copy: Any, leaf: Any) -> Any:

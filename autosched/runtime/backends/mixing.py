@@ -40,10 +40,11 @@ CPU = "cpu"
 
 # Functions that take tensors of several devices, or that only read shapes and types.
 _FREE = frozenset(
-    "__deepcopy__ __getitem__ __reduce_ex__ __setitem__ _ctc_loss _index_put_impl_ _pack_padded_sequence "
-    "_pad_packed_sequence _to_copy as_tensor asarray backward broadcast_tensors can_cast copy_ cpu ctc_loss cuda "
-    "expand_as grad gru index index_put index_put_ is_same_size lstm new_tensor reshape_as result_type rnn_relu "
-    "rnn_tanh set_ tensor tensor_split to type type_as view_as".split()
+    "__deepcopy__ __getitem__ __reduce_ex__ __setitem__ _ctc_loss _index_put_impl_ "
+    "_pack_padded_sequence _pad_packed_sequence _to_copy as_tensor asarray backward "
+    "broadcast_tensors can_cast copy_ cpu ctc_loss cuda expand_as grad gru index index_put "
+    "index_put_ is_same_size lstm new_tensor reshape_as result_type rnn_relu rnn_tanh set_ tensor "
+    "tensor_split to type type_as view_as".split()
 )
 _FROM_DATA = frozenset(("tensor", "as_tensor", "asarray"))
 _MOVING = frozenset(("to", "cpu", "type_as"))
@@ -53,24 +54,22 @@ class Mixing:
     """The known devices of the tensors of a run, one run at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[
-            int, tuple[weakref.ref[Any], str, str]
-        ] = {}  # by id: where it is, and where it was made
-        self._said: dict[
-            int, tuple[torch.device, str | None]
-        ] = {}  # devices that are passed to tasks, by id
-        self._told: dict[tuple[str, str], torch.device] = {}
+        # Of tensors by identity: the device, and the line that created it.
+        self._known: dict[int, tuple[weakref.ref[Any], str, str]] = {}
+        # The emulated devices of objects that are passed to tasks, by identity.
+        self._devices: dict[int, tuple[torch.device, str | None]] = {}
+        self._named: dict[tuple[str, str], torch.device] = {}
 
     def forget(self) -> None:
         """Begin a run."""
         self._known.clear()
 
-    def told(self, device: str, real: torch.device) -> torch.device:
-        """Return an equal of ``real`` that is recognized as an emulated device wherever it is passed."""
-        made = self._told.get((device, str(real)))
+    def named(self, device: str, real: torch.device) -> torch.device:
+        """Return an object equal to ``real`` that ``meant`` recognizes as an emulated device."""
+        made = self._named.get((device, str(real)))
         if made is None:
-            made = self._told.setdefault((device, str(real)), torch.device(str(real)))
-            self._said[id(made)] = (made, device)
+            made = self._named.setdefault((device, str(real)), torch.device(str(real)))
+            self._devices[id(made)] = (made, device)
         return made
 
     def watched(
@@ -109,8 +108,8 @@ class Mixing:
         return found[2] if found is not None else ""
 
     def meant(self, device: Any) -> str | None:
-        """Return the emulated device that ``device=`` means, if it was passed to a task by ``told``."""
-        found = self._said.get(id(device))
+        """Return the emulated device that ``device=`` means, if ``named`` returned it."""
+        found = self._devices.get(id(device))
         return None if found is None else found[1]
 
 
@@ -133,22 +132,18 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
-            return (
-                args[0]
-                if args and self.mixing.meant(args[0]) is not None
-                else func(*args, **kwargs)
-            )
+            is_emulated = args and self.mixing.meant(args[0]) is not None
+            return args[0] if is_emulated else func(*args, **kwargs)
         name = getattr(func, "__name__", "").partition(".")[0]
         tensors = [leaf for leaf in flatten((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         common = self._common(name, tensors)
         result = func(*args, **kwargs)
         if type(result) is torch.device:
             device = self._of(args[0]) if args else None
-            return result if device is None else self.mixing.told(device, result)
+            return result if device is None else self.mixing.named(device, result)
         if isinstance(result, (torch.Tensor, tuple, list)):
-            return self._placed(
-                result, name, args, kwargs, self._target(name, args, kwargs, tensors, common)
-            )
+            target = self._target(name, args, kwargs, tensors, common)
+            return self._placed(result, name, args, kwargs, target)
         return result
 
     def _of(self, tensor: Any) -> str | None:
@@ -158,10 +153,7 @@ class _Mode(TorchFunctionMode):
         return CPU if found is None and self.outside.get(id(tensor)) is tensor else found
 
     def _common(self, name: str, tensors: Sequence[torch.Tensor]) -> str | None:
-        """Return the device that tensors share, None if it is unknown.
-
-        Raises RuntimeError if they share none.
-        """
+        """Return the tensors' device, None if unknown. Raises RuntimeError if there are several."""
         on: dict[str, torch.Tensor] = {}
         unknown = False
         for number, tensor in enumerate(tensors):
@@ -218,8 +210,8 @@ class _Mode(TorchFunctionMode):
     def _complaint(self, name: str, on: Mapping[str, torch.Tensor]) -> str:
         first, second = sorted(on, key=CPU.__eq__)[:2]
         text = (
-            f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}! "
-            f"({name}{_line()}, emulated as on a GPU)"
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{first} and {second}! ({name}{_line()}, emulated as on a GPU)"
         )
         tensor = on[second]
         if id(tensor) in self.outside:
@@ -246,17 +238,11 @@ def _captured(fn: Any) -> Iterator[torch.Tensor]:
 
 
 def _line() -> str:
-    """Return the line of the task's own code that is being executed.
-
-    Nothing if the task is an operator.
-    """
+    """Return the current line of the task's own code; nothing if the task is an operator."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not _STEP:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in (
-            "autosched",
-            "torch",
-            "contextlib",
-        ):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("autosched", "torch", "contextlib"):
             return f" at {frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -270,7 +256,8 @@ _original = torch.overrides.has_torch_function
 
 
 def _has_torch_function(args: Iterable[Any]) -> bool:
-    if isinstance(torch.overrides._get_current_function_mode(), _Mode):  # type: ignore[no-untyped-call]
+    current: Any = torch.overrides._get_current_function_mode
+    if isinstance(current(), _Mode):
         with torch.overrides._pop_mode_temporarily():
             return bool(_original(args))
     return bool(_original(args))

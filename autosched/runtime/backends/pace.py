@@ -1,8 +1,7 @@
-"""Warn when emulation takes longer than its modelled time.
+"""Warn when emulation repeatedly takes much longer than its modelled time.
 
-Adds up the time that an emulated run would take if all work were done in its modelled seconds,
-warns when runs repeatedly take much longer, and states how much slower the machine would have to
-be. Knows no task, and nothing about the machine.
+Computes the modelled time of a run, and states how much slower the machine would have to be. Knows
+no task, and nothing about the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from autosched.program.program import Stream
 __all__ = ["Pace", "rounded_up"]
 
 _LATE = 2.0  # times as long as modelled; less may be due to delays of the operating system
-_RUNS = 3  # in a row: the first run is watched, and one may be late by chance
+_RUNS = 3  # in a row: the first run is checked, and one may be late by chance
 
 
 class Pace:
@@ -27,7 +26,7 @@ class Pace:
         self._clock: dict[Stream, float] = {}
         self._events: dict[int, float] = {}
         self._begun = False
-        self._told = False
+        self._warned = False
         self._late: list[float] = []
 
     def begin(self) -> None:
@@ -38,10 +37,8 @@ class Pace:
 
     def run(self, streams: Sequence[Stream], seconds: float) -> None:
         """Advance the clocks of streams."""
-        clock = self._clock
-        clock.update(
-            dict.fromkeys(streams, max(clock.get(stream, 0.0) for stream in streams) + seconds)
-        )
+        start = max(self._clock.get(stream, 0.0) for stream in streams)
+        self._clock.update(dict.fromkeys(streams, start + seconds))
 
     def record(self, stream: Stream, event: int) -> None:
         """Store a stream's clock."""
@@ -60,32 +57,29 @@ class Pace:
             return
         self._begun = False
         modelled = max(self._clock.values(), default=0.0)
-        if self._told or modelled <= 0.0 or measured <= _LATE * modelled:
+        if self._warned or modelled <= 0.0 or measured <= _LATE * modelled:
             self._late.clear()
             return
         self._late.append(measured / modelled)
         if len(self._late) == _RUNS:
-            self._told = True
-            warnings.warn(
-                f"this CPU cannot keep up with the emulated machine: a run is predicted to take {modelled * 1e3:.3g} "
-                f"ms and took {measured * 1e3:.3g} ms, so what is measured says little of the machine; with "
-                f"machine.slower({rounded_up(min(self._late))}), or machine.slower('auto'), all ratios stay and it can "
-                f"(costs that are given as seconds, or by default, stay as they are: examples= estimates them)",
-                RuntimeWarning,
-                stacklevel=_users(),
+            self._warned = True
+            message = (
+                "this CPU cannot keep up with the emulated machine: a run is predicted to take "
+                f"{modelled * 1e3:.3g} ms and took {measured * 1e3:.3g} ms, so what is measured "
+                f"says little of the machine; with machine.slower({rounded_up(min(self._late))}), "
+                "or machine.slower('auto'), all ratios stay and it can (costs that are given as "
+                "seconds, or by default, stay as they are: examples= estimates them)"
             )
+            warnings.warn(message, RuntimeWarning, stacklevel=_users())
 
 
 def _users() -> int:
     """Return the number of stack frames up to the nearest one outside this package."""
     frame = sys._getframe(1)
     level = 1
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] == "autosched"
-    ):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("autosched."):
         frame = frame.f_back
-        level = level + 1
+        level += 1
     return level
 
 

@@ -20,16 +20,15 @@ import torch
 
 __all__ = ["PIECE", "Piece", "Pinned"]
 
-PIECE = (
-    4 << 20
-)  # bytes: moved by the host in some 0.4 ms, in which a link is not idle for want of the next piece
+# Bytes that the host moves in some 0.4 ms, so that a link does not wait for the next piece.
+PIECE = 4 << 20
 _LEAST = 4 << 10
-_LIMIT = 256 << 20  # bytes of all pieces; who wants more waits for the oldest copy
+_LIMIT = 256 << 20  # bytes of all pieces; if all are in use, a copy must end first
 
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """Bytes of host memory, the event after the copy that uses them, and a function to call after it."""
+    """Bytes of host memory, the event after a copy that uses them, and what to do after it."""
 
     device: torch.device
     memory: torch.Tensor
@@ -40,9 +39,8 @@ class Piece:
 class Pinned:
     """Pieces, shared by the threads that issue copies.
 
-    A piece belongs to one device, as its event does.
-
-    Sizes are powers of two, because torch rounds page-locked memory up to these anyway.
+    A piece belongs to one device, as its event does. Sizes are powers of two, because torch rounds
+    page-locked memory up to these anyway.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -50,12 +48,10 @@ class Pinned:
         self.total = 0
         self.lock = threading.Lock()
         self.idle: dict[tuple[torch.device, int], list[Piece]] = {}
-        self.flying: dict[
-            torch.Stream, deque[Piece]
-        ] = {}  # of each stream, in the order of its copies
+        self.flying: dict[torch.Stream, deque[Piece]] = {}  # by stream, in the order of copies
 
     def take(self, device: torch.device, nbytes: int) -> Piece:
-        """Return an unused piece of this many bytes or more, to be sent on a stream of the device."""
+        """Return an unused piece of this many bytes or more, for streams of the device."""
         size = max(_LEAST, 1 << (nbytes - 1).bit_length())
         with self.lock:
             while not (idle := self.idle.get((device, size))):
@@ -63,14 +59,14 @@ class Pinned:
                     continue
                 if self.total + size <= self.limit:
                     return self._make(device, size)
-                if not self._give_up() and not self._wait():
-                    return self._make(device, size)  # all are about to be sent by other threads
+                if not self._free_idle() and not self._wait():
+                    return self._make(device, size)  # other threads are about to send them all
             return idle.pop()
 
     def send(
         self, piece: Piece, stream: torch.Stream, landing: Callable[[], object] | None = None
     ) -> None:
-        """Keep a piece until its device's stream has finished all work issued so far, and then let it land."""
+        """Keep a piece until a stream has finished all work issued so far, and then land it."""
         piece.landing = landing
         with self.lock:
             piece.event.record(stream)
@@ -95,7 +91,7 @@ class Pinned:
         with self.lock:
             while self._wait():
                 pass
-            self._give_up()
+            self._free_idle()
 
     def _make(self, device: torch.device, size: int) -> Piece:
         self.total += size
@@ -122,7 +118,7 @@ class Pinned:
         line[0].event.synchronize()
         return self._settle()
 
-    def _give_up(self) -> bool:
+    def _free_idle(self) -> bool:
         """Free idle pieces; return whether there were any."""
         idle = [piece for pieces in self.idle.values() for piece in pieces]
         self.total -= sum(piece.memory.numel() for piece in idle)
@@ -131,10 +127,7 @@ class Pinned:
 
 
 def _locked(nbytes: int) -> torch.Tensor:
-    """Return page-locked bytes.
-
-    Pageable bytes, which are correct but slower, for a device that cannot use page-locked ones.
-    """
+    """Return page-locked bytes; pageable ones, which are slower, if a device has none."""
     try:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     except (RuntimeError, NotImplementedError):

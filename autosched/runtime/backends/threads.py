@@ -33,7 +33,7 @@ class Threads(Host):
             if machine.device(stream.device).kind != "cpu":
                 raise MachineError(
                     f"the threads backend runs CPU streams, and {stream.device!r} is no CPU; "
-                    f"backend='emulated' can play it"
+                    "backend='emulated' can emulate it"
                 )
         computing = [stream for stream in program.streams if stream.name.startswith("compute")]
         self.intra_op_threads = max(1, torch.get_num_threads() // max(1, len(computing)))
@@ -43,16 +43,16 @@ class Threads(Host):
         """Return a separate thread for each stream, unless there is only one stream."""
         return str(stream) if self.shared else None
 
-    def crew(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str]) -> Team:
         """Return a team of these threads.
 
         Torch applies each one's number of intra-op threads to the calling thread too, so restore
         that.
         """
         before = torch.get_num_threads()
-        crew = super().crew(threads)
+        team = super().team(threads)
         torch.set_num_threads(before)
-        return crew
+        return team
 
     def prepare(self) -> None:
         """Set this thread's number of intra-op threads, and disable autograd."""

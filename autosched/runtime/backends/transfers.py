@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from autosched._lib.copying import span
 from autosched._lib.tree import transform
 from autosched.runtime.backends.host import as_it_is, as_parameter, overwritten
 from autosched.runtime.backends.pinned import PIECE, Pinned
@@ -71,9 +72,9 @@ class Way:
 
     def __call__(self, value: Any, into: Any) -> Any:
         """Copy a tensor, or a tree with tensors; over ``into`` if that is given."""
-        return (
-            transform(self._copied, value) if into is None else overwritten(into, value, self._put)
-        )
+        if into is None:
+            return transform(self._copied, value)
+        return overwritten(into, value, self._put)
 
     def _copied(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -81,8 +82,8 @@ class Way:
         return as_parameter(as_it_is(self._alike, leaf.detach()), leaf)
 
     def _alike(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy, plain or not."""
-        if tensor.device == self.source and _is_plain(tensor):
+        """Return a copy with the same strides."""
+        if tensor.device == self.source and _is_strided(tensor):
             return self._fresh(tensor)
         copy = tensor.to(self.target, non_blocking=True, copy=True)
         self._meet()
@@ -92,29 +93,23 @@ class Way:
         """Return a copy in newly allocated memory."""
         shape = tensor.shape
         strides = tensor.stride()
-        if _is_dense(tensor):
-            if self._is_direct(tensor, None):
-                return tensor.to(self.target, non_blocking=True, copy=True)
-            made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target)
-            self._carry(_row(tensor), _row(made))
-            return made
+        is_dense = _is_dense(tensor)
+        if is_dense and self._is_direct(tensor, None):
+            return tensor.to(self.target, non_blocking=True, copy=True)
         if any(stride == 0 and n > 1 for n, stride in zip(shape, strides, strict=True)):
-            span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-            return self._fresh(tensor.as_strided((span,), (1,))).as_strided(shape, strides)
-        return self._spread(
-            torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target), tensor
-        )
+            return self._fresh(tensor.as_strided((span(tensor),), (1,))).as_strided(shape, strides)
+        made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.target)
+        if not is_dense:
+            return self._spread(made, tensor)
+        self._carry(_row(tensor), _row(made))
+        return made
 
     def _put(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Copy over the memory of another tensor of the same shape."""
         tensor = new.detach()
         over = old.detach()
-        if not (
-            tensor.device == self.source
-            and over.device == self.target
-            and _is_plain(tensor)
-            and _is_plain(over)
-        ):
+        is_here = tensor.device == self.source and over.device == self.target
+        if not is_here or not _is_strided(tensor) or not _is_strided(over):
             old.copy_(new, non_blocking=not self.to_host)
             self._meet()
             return old
@@ -135,7 +130,10 @@ class Way:
         return self.peers
 
     def _spread(self, over: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor that has gaps, or other strides than its destination: packed, and spread after arrival."""
+        """Copy a tensor that has gaps, or other strides than its destination.
+
+        It is packed, and spread after its arrival.
+        """
         packed = self._fresh(tensor.contiguous())
         if self.to_host:
             self.out.synchronize()
@@ -144,7 +142,7 @@ class Way:
         return over
 
     def _meet(self) -> None:
-        """Make the source's stream wait for the target's, so that another stream may wait for either."""
+        """Make the source's stream wait for the target's: others may wait for either."""
         if self.events:
             self._follow(self.out, self.into, self.events[1])
 
@@ -201,14 +199,12 @@ def are_peers(source: torch.device, target: torch.device) -> bool:
     return bool(ask(source.index, target.index))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is fully described by its bytes and strides."""
+def _is_strided(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is fully described by its bytes and strides, as parameters are."""
     kind = type(tensor)
-    if (
-        kind is not torch.Tensor
-        and kind.__torch_function__ is not torch._C._disabled_torch_function_impl
-    ):
-        return False  # of a class with ideas of its own, as parameters are not
+    default = torch._C._disabled_torch_function_impl
+    if kind is not torch.Tensor and kind.__torch_function__ is not default:
+        return False
     if tensor.layout != torch.strided or tensor.numel() == 0 or hasattr(kind, "__tensor_flatten__"):
         return False
     return not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
@@ -219,10 +215,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     if tensor.is_contiguous():
         return True
     step = 1
-    for stride, n in sorted(
-        (stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
-    ):
-        if stride != step:
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1 and stride != step:
             return False
         step *= n
     return True

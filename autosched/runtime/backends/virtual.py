@@ -38,7 +38,7 @@ class Virtual(Emulated):
         super().open(program, machine)
         self.named = {str(stream): stream for stream in program.streams}
 
-    def crew(self, threads: Sequence[str]) -> Team:
+    def team(self, threads: Sequence[str]) -> Team:
         """Run the steps of all threads in one thread, interleaved."""
         return Interleaver(self.choose, self.prepare)
 

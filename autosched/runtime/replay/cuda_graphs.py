@@ -51,7 +51,7 @@ _CAPTURING = threading.RLock()
 
 
 class Replay(Accelerator):
-    """See ``autosched.runtime.backends``, and ``autosched.runtime.replay.recording.Replayer``."""
+    """See ``autosched.runtime.backends``, with all capabilities of ``Replayable``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,10 @@ class Replay(Accelerator):
         if others:
             return f"of {others[0]!r} torch has no graphs that replay, as CUDA has"
         if not hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
-            return "this build of torch keeps the workspaces of cuBLAS for good, and graphs would share them"
+            return (
+                "this build of torch keeps the workspaces of cuBLAS for good, "
+                "and graphs would share them"
+            )
         return None
 
     def recorder(self) -> _Recorder:
@@ -84,34 +87,28 @@ class Replay(Accelerator):
         return self.recorders[-1]
 
     def alone(self, recording: bool) -> Accelerator:
-        """Return this backend as if the calling thread issued everything.
-
-        For recording, on separate streams.
-        """
+        """Return this backend as if the calling thread issued everything."""
         twin = copying.copy(self)
         twin.own_thread = set()
         if recording:
-            twin.streams = {
-                name: stream_to_record(stream.device, name) for name, stream in self.streams.items()
-            }
+            own = self.streams.items()
+            twin.streams = {name: stream_to_record(stream.device, name) for name, stream in own}
             twin.events = {event: torch.Event(device) for event, device in self.on.items()}
         return twin
 
     def stays(self, leaf: Any, device: str) -> str | None:
-        """Return a description of a leaf that a replay would not compute again on a device.
-
-        None if it would.
-        """
+        """Return a description of a leaf that a replay would not compute again on a device."""
         if not isinstance(leaf, torch.Tensor):
             return f"{leaf!r}, of type {type(leaf).__name__},"
         if leaf.device != self.devices[device]:
             return f"a tensor on {leaf.device}"
         if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
-            return "a tensor that is more than its numbers: sparse, quantized, or conjugated when it is read"
+            kinds = "sparse, quantized, or conjugated when it is read"
+            return f"a tensor that is more than its numbers: {kinds}"
         return "a tensor with a history for autograd" if leaf.grad_fn is not None else None
 
     def wrote(self, tensor: Any) -> None:
-        """Note that a replay wrote a tensor of the caller's, for autograd and other readers of its version."""
+        """Increment the version of a tensor of the caller's that a replay wrote."""
         if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
@@ -133,7 +130,7 @@ class Replay(Accelerator):
 
 
 class _Recorder:
-    """See ``autosched.runtime.replay.recording.Recorder``."""
+    """See ``autosched.runtime.backends.Recorder``."""
 
     def __init__(self, backend: Replay):
         self.backend = backend
@@ -162,26 +159,23 @@ class _Recorder:
         real = self.backend.devices[device]
 
         def taken() -> None:
-            with torch.cuda.use_mem_pool(SimpleNamespace(id=self._pool(real)), real):  # type: ignore[arg-type]
+            pool: Any = SimpleNamespace(id=self._pool(real))
+            with torch.cuda.use_mem_pool(pool, real):
                 step()
 
         return taken
 
     def borrowed(self, tensor: Any) -> Any:
         """Return a tensor on the same memory that does not prevent its reuse."""
-        return (
-            _borrowed(tensor)
-            if isinstance(tensor, torch.Tensor) and tensor.device in self.pools
-            else tensor
-        )
+        is_ours = isinstance(tensor, torch.Tensor) and tensor.device in self.pools
+        return _borrowed(tensor) if is_ours else tensor
 
     def close(self) -> None:
         """Release graphs and pools, when devices are idle."""
         if self in self.backend.recorders:
             self.backend.recorders.remove(self)
-        with contextlib.suppress(
-            Exception
-        ):  # at the interpreter's exit there may be no device any more
+        # At the interpreter's exit there may be no device any more.
+        with contextlib.suppress(Exception):
             for device in self.pools:
                 torch.accelerator.synchronize(device)
             for graph in self.graphs:
@@ -193,14 +187,13 @@ class _Recorder:
 def stream_to_record(device: torch.device, name: Stream) -> torch.Stream:
     """Return the stream on which work of a stream is captured.
 
-    Raises MachineError when the pool would repeat.
+    Raises MachineError if torch has no other stream.
     """
     made = _recording.setdefault(device, {})
     if name not in made:
         if len(made) == _POOL:
-            raise MachineError(
-                f"{device} has no stream left to record {name} on: torch repeats itself after {_POOL}"
-            )
+            what = f"{device} has no stream left to record {name} on"
+            raise MachineError(f"{what}: torch repeats itself after {_POOL}")
         made[name] = torch.Stream(device, priority=-1)
     return made[name]
 
@@ -253,9 +246,8 @@ def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any) -> No
     """End a capture that has failed, and restore what torch had set up for it."""
     with contextlib.suppress(Exception):
         graph.capture_end()
-    with contextlib.suppress(
-        Exception
-    ):  # torch before 2.13 leaves this to a capture that ends well
+    # torch before 2.13 leaves this to a capture that succeeds.
+    with contextlib.suppress(Exception):
         torch._C._cuda_endAllocateToPool(device.index, pool)
     with contextlib.suppress(Exception):
         graph.reset()

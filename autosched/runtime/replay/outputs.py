@@ -1,4 +1,4 @@
-"""Return outputs of a recording that later replays do not overwrite.
+"""Return outputs that later replays do not overwrite.
 
 An output that is an input, or a view of one, is returned as that input or a view of it, as in any
 run. Of the recording's own memory the caller gets a copy, and outputs that share memory in the
@@ -12,23 +12,24 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 
-__all__ = ["Outgoing", "is_plain"]
+__all__ = ["Outputs", "is_strided"]
 
 _ALIGNED = 16  # bytes: any dtype may begin there
 
 
-class Outgoing:
-    """Hands out ``outputs``, by name, as the recorded run left them.
+class Outputs:
+    """Returns copies of ``outputs``, by name, after each replay.
 
-    ``lent`` has the inputs of that run, ``lasting`` other memory that keeps its address.
+    ``lent`` are the inputs of the recorded run, ``lasting`` other memory that keeps its address.
     ``borrowed`` returns a tensor on the same memory that does not prevent its reuse.
 
     >>> import torch
     >>> x, y = torch.zeros(2), torch.ones(2)
-    >>> outgoing = Outgoing({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
-    >>> found = outgoing({"x": (other := torch.tensor([2.0, 3.0]))})
+    >>> again = Outputs({"same": x, "part": x[1:], "new": y}, {"x": x}, {}, lambda tensor: tensor)
+    >>> found = again({"x": (other := torch.tensor([2.0, 3.0]))})
     >>> found["same"] is other, found["part"], found["new"], found["new"] is y
     (True, tensor([3.]), tensor([1., 1.]), False)
     """
@@ -40,13 +41,11 @@ class Outgoing:
         lasting: Mapping[str, Any],
         borrowed: Callable[[Any], Any],
     ):
-        self._lent = {_storage(leaf): (place, leaf) for place, leaf in _tensors(lent)}
+        self._lent = {_storage(leaf): (key, leaf) for key, leaf in _tensors(lent)}
         self._lasting = {_storage(leaf) for _, leaf in _tensors(lasting)}
         self._spans: dict[int, _Span] = {}  # by address of a storage
         self._trees = {label: transform(self._found, tree) for label, tree in outputs.items()}
-        self._kept = {
-            address: (borrowed(_line(span)), span.first) for address, span in self._spans.items()
-        }
+        self._rows = {at: (borrowed(_row(span)), span.first) for at, span in self._spans.items()}
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a replay on these inputs.
@@ -54,7 +53,7 @@ class Outgoing:
         The caller's streams must wait for the replay first.
         """
         given: dict[Hashable, Any] = dict(_tensors(inputs)) if self._lent else {}
-        copies = {address: (line.clone(), first) for address, (line, first) in self._kept.items()}
+        copies = {address: (row.clone(), first) for address, (row, first) in self._rows.items()}
 
         def made(leaf: Any) -> Any:
             if not isinstance(leaf, _View):
@@ -63,35 +62,27 @@ class Outgoing:
                 copy, first = copies[leaf.of]
                 whole = copy.numel() // leaf.like.element_size() * leaf.like.element_size()
                 return leaf.on(copy[:whole].view(leaf.like.dtype), -first)
-            mine = given[leaf.of]
-            return (
-                mine
-                if leaf.is_whole
-                else leaf.on(mine, mine.storage_offset() * mine.element_size())
-            )
+            given_now = given[leaf.of]
+            if leaf.is_whole:
+                return given_now
+            return leaf.on(given_now, given_now.storage_offset() * given_now.element_size())
 
         return {label: transform(made, tree) for label, tree in self._trees.items()}
 
     def _found(self, leaf: Any) -> Any:
-        """Return a tensor as a view of the memory that it is in.
-
-        Unchanged if that keeps its address or is unknown.
-        """
-        if not is_plain(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
+        """Return a tensor as a view; unchanged if its memory keeps its address or is unknown."""
+        if not is_strided(leaf) or not leaf.numel() or (address := _storage(leaf)) in self._lasting:
             return leaf
         if address in self._lent:
-            place, base = self._lent[address]
-            return _View.of_tensor(place, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
-        span = _Span.of(leaf, address)
-        self._spans[address] = span.joined(self._spans.get(address, span))
+            key, base = self._lent[address]
+            return _View.of_tensor(key, leaf, leaf.data_ptr() - base.data_ptr(), leaf is base)
+        found = _Span.of(leaf, address)
+        self._spans[address] = found.joined(self._spans.get(address, found))
         return _View.of_tensor(address, leaf, leaf.data_ptr() - address)
 
 
 class _Span(NamedTuple):
-    """The bytes of a storage that are handed out.
-
-    ``tensor`` is the tensor on it with the smallest elements.
-    """
+    """The bytes of a storage that are returned; ``tensor`` has the smallest elements."""
 
     tensor: Any
     first: int
@@ -100,10 +91,8 @@ class _Span(NamedTuple):
     @classmethod
     def of(cls, tensor: Any, storage: int) -> _Span:
         first = tensor.data_ptr() - storage
-        span = 1 + sum(
-            (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        return cls(tensor, first // _ALIGNED * _ALIGNED, first + span * tensor.element_size())
+        end = first + span(tensor) * tensor.element_size()
+        return cls(tensor, first // _ALIGNED * _ALIGNED, end)
 
     def joined(self, other: _Span) -> _Span:
         tensor = min(self.tensor, other.tensor, key=lambda tensor: tensor.element_size())
@@ -112,7 +101,7 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class _View:
-    """A tensor that begins ``first`` bytes after the beginning of memory that is another in each run."""
+    """A tensor that begins ``first`` bytes into memory that is different in each run."""
 
     of: Hashable
     first: int
@@ -123,18 +112,12 @@ class _View:
 
     @classmethod
     def of_tensor(cls, of: Hashable, tensor: Any, first: int, is_whole: bool = False) -> _View:
-        return cls(
-            of,
-            first,
-            is_whole,
-            tensor.detach().new_empty(0),
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-        )
+        like = tensor.detach().new_empty(0)
+        return cls(of, first, is_whole, like, tuple(tensor.shape), tuple(tensor.stride()))
 
-    def on(self, tensor: Any, behind: int) -> Any:
-        """Return the view on a tensor's memory, this many bytes further from its storage's beginning."""
-        offset = (self.first + behind) // self.like.element_size()
+    def on(self, tensor: Any, start: int) -> Any:
+        """Return the view on a tensor's storage, whose memory begins at the byte ``start``."""
+        offset = (self.first + start) // self.like.element_size()
         if tensor.dtype == self.like.dtype:
             return tensor.detach().as_strided(self.shape, self.stride, offset)
         return self.like.new_empty(0).set_(
@@ -142,8 +125,8 @@ class _View:
         )
 
 
-def is_plain(leaf: Any) -> bool:
-    """Whether this is a tensor whose elements are in its own memory, unmodified."""
+def is_strided(leaf: Any) -> bool:
+    """Whether this is a tensor that is described by its memory and strides."""
     torch = sys.modules.get("torch")
     return (
         torch is not None
@@ -157,7 +140,7 @@ def _tensors(trees: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Any]]:
     """Yield the tensors of trees, with the name of the tree and the number of the leaf."""
     for name, tree in trees.items():
         for number, leaf in enumerate(flatten(tree)):
-            if is_plain(leaf) and leaf.numel():
+            if is_strided(leaf) and leaf.numel():
                 yield (name, number), leaf
 
 
@@ -166,10 +149,9 @@ def _storage(tensor: Any) -> int:
     return address
 
 
-def _line(span: _Span) -> Any:
+def _row(bytes_of: _Span) -> Any:
     """Return the bytes of a span as a tensor."""
-    size = span.tensor.element_size()
-    items = span.tensor.detach().as_strided(
-        ((span.end - span.first) // size,), (1,), span.first // size
-    )
+    tensor, first, end = bytes_of
+    size = tensor.element_size()
+    items = tensor.detach().as_strided(((end - first) // size,), (1,), first // size)
     return items.view(sys.modules["torch"].uint8)

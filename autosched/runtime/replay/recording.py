@@ -5,8 +5,8 @@ crosses the border of a segment keeps its address:
 
     inputs on devices    are used where they are, if they come at the same addresses each time;
                          weights then need no copies. An input that comes from another address is
-                         copied, on the caller's stream, into a buffer that the recording keeps, and
-                         copied back if tasks write it; this costs one more recording
+                         copied, on the caller's stream, into a buffer of the recording, and copied
+                         back if tasks write it; this costs one more recording
     copies to devices    go into the memory that they went into during recording
     outputs              are returned as copies, so that the next replay does not change them; those
                          that are an input, or a view of one, are returned as that input or its view
@@ -17,166 +17,115 @@ per device, in which blocks are allocated and freed in the order of their stream
 says. Frees are instructions, so a block that is reused within a run is reused in the same order in
 each replay. So a recording needs no more memory than the program, and no separate memory plan.
 
-What cannot be recorded is run: a capture that fails has had no effect, so its segment and the rest
-of that run are executed as usual.
-
-Knows that the backend can record what steps issue to a device, and replay it. Does not know how.
+A capture that fails has had no effect, so its segment and the rest of that run are executed as
+usual. Knows that the backend can record what steps issue to a device, and replay it, and not how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any
 
+from autosched._lib.copying import span
 from autosched._lib.tree import flatten, transform
 from autosched.errors import ScheduleError
 from autosched.graph.graph import Graph
-from autosched.machine.machine import Machine
-from autosched.program.program import Copy, Program, Record, Run, Stream, Wait
-from autosched.runtime.backends import Backend, Step
+from autosched.program.program import Copy, Record, Run, Wait
+from autosched.runtime.backends import Backend, Capabilities, Replayable, Step
+from autosched.runtime.compiler import Compiler, Lines
 from autosched.runtime.memory import Memory
-from autosched.runtime.replay.outputs import Outgoing
+from autosched.runtime.replay.outputs import Outputs
 from autosched.runtime.replay.segments import Segment, Segmented
 from autosched.runtime.threads.tapes import Stretch, Tape
 
-__all__ = ["Lines", "Parts", "Recorder", "Recording", "Replayer", "reals"]
-
-
-class Recorder(Protocol):
-    """The memory of a recording, and the methods that record into it."""
-
-    def record(self, stream: Stream, steps: Step, used: Iterable[Any]) -> Step:
-        """Call ``steps``, and return a function that repeats their work on devices, on the current stream.
-
-        Their work on devices does not happen now. ``used`` may hold generators of random numbers.
-        Raises what the steps raise, and an error if the work cannot be recorded; then no trace of
-        it remains.
-        """
-
-    def taking(self, device: str, step: Step) -> Step:
-        """Return a step that allocates its memory from this pool."""
-
-    def borrowed(self, tensor: Any) -> Any:
-        """Return a tensor on the same memory that does not prevent its reuse."""
-
-    def close(self) -> None:
-        """Release everything."""
-
-
-class Replayer(Backend, Protocol):
-    """A backend that can record and replay."""
-
-    def refusal(self) -> str | None:
-        """Return the reason why nothing can be recorded here, if there is one."""
-
-    def recorder(self) -> Recorder:
-        """Return a new recorder."""
-
-    def alone(self, recording: bool) -> Backend:
-        """Return this backend as if the calling thread issued everything.
-
-        For recording, on separate streams.
-        """
-
-    def stays(self, leaf: Any, device: str) -> str | None:
-        """Return a description of a leaf that a replay would not compute again on a device.
-
-        None if it would.
-        """
-
-    def wrote(self, tensor: Any) -> None:
-        """Note that a replay wrote a tensor of the caller's, for autograd and other readers of its version."""
-
-    def settle(self) -> None:
-        """Make the caller's streams wait for the end of the last replay."""
-
-    def settled(self) -> None:
-        """Note that the caller's streams have received the results of a replay."""
-
-
-class Lines(NamedTuple):
-    """A program, the effect of each instruction (None: nothing), its position in the whole program, and its threads."""
-
-    program: Program
-    calls: Sequence[Step | None]
-    at: Sequence[int]
-    backend: Backend
+__all__ = ["Parts", "Recording"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of an executor that recordings share. ``calls`` are those of the whole program."""
+    """Parts of an executor that recordings share.
+
+    ``physical`` is the physical device of each name; None for the host's.
+    """
 
     cut: Segmented
-    real: Mapping[str, str | None]
-    graph: Graph
-    memory: Memory
-    backend: Replayer
-    calls: Sequence[Step | None]
-    compile: Callable[[Lines], Tape]
+    physical: Mapping[str, str | None]
+    compiler: Compiler
+    backend: Replayable
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the whole program."""
+        return self.compiler.graph
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of a run."""
+        return self.compiler.memory
 
     @cached_property
-    def here(self) -> dict[str, str]:
+    def on_devices(self) -> dict[str, str]:
         """The inputs that are on accelerators, and their devices."""
-        given = {*self.graph.input_names}
-        return {
-            name: device
-            for name, device in self.cut.whole.inputs
-            if name in given and self.real[device]
-        }
+        names = {*self.graph.input_names}
+        homes = self.cut.whole.inputs
+        return {name: home for name, home in homes if name in names and self.physical[home]}
 
+    @cached_property
+    def works(self) -> dict[int, Segment | int]:
+        """The meaning of each run, copy and free of the segmented program, by its position."""
+        cut = self.cut
+        works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
+        return dict(zip(works, cut.parts, strict=True))
 
-def reals(machine: Machine) -> dict[str, str | None]:
-    """Return the physical device of each name; None for the host's.
+    @cached_property
+    def positions(self) -> list[int]:
+        """A position in the whole program for each instruction of the segmented one.
 
-    >>> reals(Machine.emulated(gpus=1))
-    {'cpu': None, 'cuda:0': 'cuda:0'}
-    """
-    return {
-        each.name: None if each.kind == "cpu" else each.physical or each.name
-        for each in machine.devices
-    }
+        An event has that of the instruction before it.
+        """
+        found = []
+        last = 0
+        for i in range(len(self.cut.program)):
+            part = self.works.get(i, last)
+            last = part.positions[0] if isinstance(part, Segment) else part
+            found.append(last)
+        return found
 
 
 class Recording:
     """A run of a segmented program for inputs of one kind.
 
-    The first tape records; later ones replay.
-
-    ``fixed`` are the inputs on devices that are used where they are, with their addresses.
+    The first tape records; later ones replay. ``fixed`` are the inputs on devices that are used
+    where they are, with their addresses.
     """
 
     def __init__(self, parts: Parts, inputs: Mapping[str, Any], fixed: Mapping[str, Hashable]):
         self.parts = parts
         self.fixed = fixed
-        self.reason: str | None = None  # why it was given up
+        self.reason: str | None = None  # why it is not replayed
         self._recorder = parts.backend.recorder()
-        self._buffers = {
-            name: transform(_buffer, inputs[name]) for name in parts.here if name not in fixed
-        }
-        self._graphs: dict[int, Step] = {}  # by position in the cut program
-        self._held: dict[
-            int, Any
-        ] = {}  # by slot, the recording's memory that instructions outside segments access
-        self._at = _positions(parts.cut)
+        moving = [name for name in parts.on_devices if name not in fixed]
+        self._buffers = {name: transform(_buffer, inputs[name]) for name in moving}
+        self._graphs: dict[int, Step] = {}  # by position in the segmented program
+        # By slot, the recording's memory that instructions outside segments access.
+        self._held: dict[int, Any] = {}
         self._homes = {*parts.memory.homes.values()}
         self._replayed: Tape | None = None
-        self._outgoing: Outgoing | None = None
+        self._outputs: Outputs | None = None
 
-    def moved(self, places: Mapping[str, Hashable]) -> list[str]:
+    def moved(self, addresses: Mapping[str, Hashable]) -> list[str]:
         """Return the inputs that are not at the address of the recording."""
-        return [name for name, place in self.fixed.items() if places[name] != place]
+        return [name for name, address in self.fixed.items() if addresses[name] != address]
 
     def tape(self, inputs: Mapping[str, Any]) -> Tape:
         """Return the steps of a run, and fill its slots.
 
         Inputs that must be copied are copied immediately.
         """
-        backend = self.parts.backend
         memory = self.parts.memory
-        backend.settle()
+        self.parts.backend.settle()
         for name, buffer in self._buffers.items():
             _fill(buffer, inputs[name])
             memory.data[memory.homes[name]] = buffer
@@ -185,34 +134,30 @@ class Recording:
         return self._replayed or self._recording()
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs when the caller's streams wait for them, and leave inputs as tasks left them."""
+        """Return the outputs, and leave inputs as tasks left them.
+
+        The caller's streams must wait for the run first.
+        """
         parts = self.parts
-        memory = self.parts.memory
-        for name in (name for name in parts.here if name in memory.written):
-            for leaf, new in zip(
-                flatten(inputs[name]), flatten(self._buffers.get(name, inputs[name])), strict=True
-            ):
-                if leaf is new:
+        outputs = parts.memory.outputs()
+        for name in [name for name in parts.on_devices if name in parts.memory.written]:
+            new = flatten(self._buffers.get(name, inputs[name]))
+            for leaf, changed in zip(flatten(inputs[name]), new, strict=True):
+                if leaf is changed:
                     parts.backend.wrote(leaf)
                 else:
-                    leaf.copy_(new)
-        outputs = memory.outputs()
-        if self._outgoing is None:
-            here = {
-                label: outputs[label]
-                for label, device in parts.cut.whole.outputs
-                if parts.real[device]
-            }
-            lasting = {
-                value.name: value.tensor
-                for value in parts.graph.sources
-                if value.tensor is not None
-            }
-            self._outgoing = Outgoing(
-                here, {**inputs, **self._buffers}, lasting, self._recorder.borrowed
+                    leaf.copy_(changed)
+        if self._outputs is None:
+            on_devices = [label for label, at in parts.cut.whole.outputs if parts.physical[at]]
+            sources = [value for value in parts.graph.sources if value.tensor is not None]
+            self._outputs = Outputs(
+                {label: outputs[label] for label in on_devices},
+                {**inputs, **self._buffers},
+                {value.name: value.tensor for value in sources},
+                self._recorder.borrowed,
             )
             self._replayed = None if self.reason else self._replaying()
-        outputs.update(self._outgoing(inputs))
+        outputs.update(self._outputs(inputs))
         parts.backend.settled()
         return outputs
 
@@ -227,31 +172,34 @@ class Recording:
 
         If one cannot be recorded, it and all later ones are run as usual.
         """
-        cut = self.parts.cut
-        backend = self.parts.backend.alone(recording=False)
-        works = _works(cut)
-        calls: list[Step | None] = [None] * len(cut.program)
-        for i, part in works.items():
-            calls[i] = _Whole(i, part) if isinstance(part, Segment) else self._kept(part)
+        parts = self.parts
+        backend = parts.backend.alone(recording=False)
+        calls: list[Step | None] = [None] * len(parts.cut.program)
+        for i, part in parts.works.items():
+            calls[i] = _Placeholder(i, part) if isinstance(part, Segment) else self._outside(part)
+        lines = Lines(parts.cut.program, calls, parts.positions, backend)
         tape = Tape()
-        for position, step in self.parts.compile(
-            Lines(cut.program, calls, self._at, backend)
-        ).steps.get(None, ()):
-            if isinstance(step, _Whole):
-                for inner in self._whole(step, backend):
+        for position, step in parts.compiler.tape(lines).steps.get(None, ()):
+            if isinstance(step, _Placeholder):
+                for inner in self._recorded(step, backend):
                     tape.add(None, *inner)
             else:
                 tape.add(None, position, step)
         return tape
 
-    def _whole(self, whole: _Whole, backend: Backend) -> Iterator[tuple[int, Step | None]]:
-        """Yield a step that records a segment and replays it, and the steps that run it if that fails."""
-        segment = whole.segment
-        yield segment.positions[0], lambda: self._record(whole)
+    def _recorded(self, whole: _Placeholder, backend: Backend) -> Iterator[tuple[int, Step | None]]:
+        """Yield steps that record a segment and replay it, and run it if recording fails."""
+        at, segment = whole.at, whole.segment
+        first = segment.positions[0]
+        yield first, lambda: self._record(at, segment)
         for position, step in self._inside(segment, backend):
-            yield position, lambda step=step: None if whole.at in self._graphs else step()  # type: ignore[misc]
-        yield segment.positions[0], backend.enter((segment.stream,))
-        yield segment.positions[0], lambda: self._replay(whole.at)
+            yield position, partial(self._run_unless_recorded, at, step)
+        yield first, Capabilities(backend).enter((segment.stream,))
+        yield first, lambda: self._replay(at)
+
+    def _run_unless_recorded(self, at: int, step: Step) -> None:
+        if at not in self._graphs:
+            step()
 
     def _replay(self, at: int) -> None:
         if at in self._graphs:
@@ -259,101 +207,96 @@ class Recording:
 
     def _inside(self, segment: Segment, backend: Backend) -> list[tuple[int, Step]]:
         """Return the steps of a segment, one by one."""
-        at = iter(segment.positions)
-        where = [-1 if isinstance(each, (Record, Wait)) else next(at) for each in segment.program]
-        calls = [None if position < 0 else self.parts.calls[position] for position in where]
-        where = [position if position >= 0 else segment.positions[0] for position in where]
+        compiler = self.parts.compiler
+        rest = iter(segment.positions)
+        own = [None if isinstance(i, (Record, Wait)) else next(rest) for i in segment.program]
+        calls = [None if position is None else compiler.calls[position] for position in own]
+        at = [segment.positions[0] if position is None else position for position in own]
         found: list[tuple[int, Step]] = []
-        for position, step in self.parts.compile(
-            Lines(segment.program, calls, where, backend)
-        ).steps.get(None, ()):
+        tape = compiler.tape(Lines(segment.program, calls, at, backend))
+        for position, step in tape.steps.get(None, ()):
             if isinstance(step, Stretch):
                 found += [(call[0], Stretch(step.data, [call])) for call in step.calls]
             else:
                 found.append((position, step))
         return found
 
-    def _record(self, whole: _Whole) -> None:
-        """Record a segment, or return why not, and leave its slots unchanged."""
+    def _record(self, at: int, segment: Segment) -> None:
+        """Record a segment, or note why not, and leave its slots unchanged."""
         if self.reason is not None:
             return
-        memory = self.parts.memory
-        segment = whole.segment
-        before = memory.data.copy()
+        parts = self.parts
+        before = parts.memory.data.copy()
         position = segment.positions[0]
 
-        def drain() -> None:
+        def issue() -> None:
             nonlocal position
-            for position, step in self._inside(segment, self.parts.backend.alone(recording=True)):  # noqa: B007
+            for at_step, step in self._inside(segment, parts.backend.alone(recording=True)):
+                position = at_step
                 step()
             self._check(segment)
 
-        tasks = [self.parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
+        tasks = [parts.graph.task(run.task) for run in segment.program if isinstance(run, Run)]
+        has_copies = any(isinstance(instruction, Copy) for instruction in segment.program)
         try:
-            if all(task.view for task in tasks) and not any(
-                isinstance(each, Copy) for each in segment.program
-            ):
-                drain()
-                self._graphs[whole.at] = _nothing
+            if not has_copies and all(task.view for task in tasks):
+                issue()
+                self._graphs[at] = _nothing
             else:
-                used = [
-                    leaf
-                    for task in tasks
-                    for leaf in (*task.shared, *flatten((task.args, dict(task.kwargs))))
-                ]
-                self._graphs[whole.at] = self._recorder.record(segment.stream, drain, used)
+                arguments = [(*task.shared, task.args, dict(task.kwargs)) for task in tasks]
+                self._graphs[at] = self._recorder.record(segment.stream, issue, flatten(arguments))
+        except _RefusalError as refusal:
+            parts.memory.data[:] = before
+            self.reason = str(refusal)
         except Exception as error:
-            memory.data[:] = before
-            instruction = self.parts.cut.whole.instructions[position]
-            name = (
-                f"task {instruction.task!r}" if isinstance(instruction, Run) else f"{instruction}"
-            )
-            self.reason = (
-                str(error)
-                if isinstance(error, _RefusalError)
-                else f"{name} failed: {_first_line(error)}"
-            )
+            parts.memory.data[:] = before
+            run = parts.cut.whole.instructions[position]
+            name = f"task {run.task!r}" if isinstance(run, Run) else f"{run}"
+            first_line = str(error).strip().partition("\n")[0]
+            self.reason = f"{name} failed: {type(error).__name__}: {first_line}"
 
     def _check(self, segment: Segment) -> None:
-        """Raise _RefusalError if a task of a segment returned a result that no replay computes again."""
-        for i in segment.positions:
-            run = self.parts.cut.whole.instructions[i]
-            if isinstance(run, Run):
-                for leaf in flatten(self.parts.memory.results(i)):
-                    if leaf is not None and (
-                        what := self.parts.backend.stays(leaf, run.stream.device)
-                    ):
-                        raise _RefusalError(
-                            f"task {run.task!r} returned {what}, which a replay would not make anew"
-                        )
-
-    def _kept(self, i: int) -> Step | None:
-        """Return the step of an instruction outside segments, and keep the memory on devices that it accesses."""
+        """Raise _RefusalError if a task returned a result that no replay computes again."""
         parts = self.parts
-        call = self.parts.calls[i]
-        instruction = self.parts.cut.whole.instructions[i]
-        if not isinstance(instruction, Copy) or call is None:
-            return call
-        if parts.real[instruction.destination] and not instruction.overwrite:
-            call = self._recorder.taking(instruction.destination, call)
+        for i in segment.positions:
+            run = parts.cut.whole.instructions[i]
+            if not isinstance(run, Run):
+                continue
+            for leaf in flatten(parts.memory.results(i)):
+                what = None if leaf is None else parts.backend.stays(leaf, run.stream.device)
+                if what:
+                    raise _RefusalError(
+                        f"task {run.task!r} returned {what}, which a replay would not compute again"
+                    )
 
-        def step(copy: Copy = instruction) -> None:
-            if parts.real[copy.source]:
+    def _outside(self, i: int) -> Step | None:
+        """Return an instruction outside segments, which retains the memory it accesses."""
+        parts = self.parts
+        call = parts.compiler.calls[i]
+        copy = parts.cut.whole.instructions[i]
+        if not isinstance(copy, Copy) or call is None:
+            return call
+        arrives = parts.physical[copy.destination] and not copy.overwrite
+        if arrives:
+            call = self._recorder.taking(copy.destination, call)
+
+        def step() -> None:
+            if parts.physical[copy.source]:
                 self._hold(parts.memory.reads[i][0])
             call()
-            if parts.real[copy.destination] and not copy.overwrite:
+            if arrives:
                 self._arrived(copy, parts.memory.made[i][0] or 0)
 
         return step
 
     def _arrived(self, copy: Copy, slot: int) -> None:
-        made = self.parts.graph.value(copy.value).producer is not None
-        for leaf in flatten(self.parts.memory.data[slot]):
-            what = None if leaf is None else self.parts.backend.stays(leaf, copy.destination)
-            if what is not None and made:
-                self.reason = (
-                    self.reason or f"{copy.value!r}, which tasks make elsewhere, is {what}"
-                )
+        """Keep what was copied, and refuse what a replay would not copy into the same memory."""
+        parts = self.parts
+        made = parts.graph.value(copy.value).producer is not None
+        for leaf in flatten(parts.memory.data[slot]):
+            what = None if leaf is None else parts.backend.stays(leaf, copy.destination)
+            if what is not None and made and self.reason is None:
+                self.reason = f"{copy.value!r}, which tasks make elsewhere, is {what}"
         self._hold(slot)
 
     def _hold(self, slot: int) -> None:
@@ -364,35 +307,31 @@ class Recording:
 
     def _replaying(self) -> Tape:
         """Return the steps of a replay, thread by thread."""
-        cut = self.parts.cut
-        calls: list[Step | None] = [None] * len(cut.program)
-        for i, part in _works(cut).items():
-            calls[i] = self._again(i, part)
-        return self.parts.compile(Lines(cut.program, calls, self._at, self.parts.backend))
-
-    def _again(self, i: int, part: Segment | int) -> Step | None:
-        if isinstance(part, Segment):
-            graph = self._graphs[i]
-            return None if graph is _nothing else graph
         parts = self.parts
-        instruction = self.parts.cut.whole.instructions[part]
-        if (
-            not isinstance(instruction, Copy)
-            or not parts.real[instruction.destination]
-            or instruction.overwrite
-        ):
-            return parts.calls[part]
-        data = parts.memory.data
-        source = parts.memory.reads[part][0]
-        target = parts.memory.made[part][0]
-        assert target is not None
-        transfer = parts.backend.transfer(instruction)
-        into = self._held[target]
-        name = instruction.value
+        calls: list[Step | None] = [None] * len(parts.cut.program)
+        for i, part in parts.works.items():
+            if not isinstance(part, Segment):
+                calls[i] = self._again(part)
+            elif self._graphs[i] is not _nothing:
+                calls[i] = self._graphs[i]
+        compiler = parts.compiler
+        return compiler.tape(Lines(parts.cut.program, calls, parts.positions, compiler.backend))
+
+    def _again(self, i: int) -> Step | None:
+        """Return an instruction outside segments; copies go into the memory of the recording."""
+        parts = self.parts
+        memory = parts.memory
+        copy = parts.cut.whole.instructions[i]
+        if not isinstance(copy, Copy) or not parts.physical[copy.destination] or copy.overwrite:
+            return parts.compiler.calls[i]
+        data = memory.data
+        source = memory.reads[i][0]
+        transfer = parts.compiler.backend.transfer(copy)
+        into = self._held[memory.made[i][0] or 0]
 
         def step() -> None:
-            _check_alike(data[source], into, name)
-            parts.memory.check_copy(part, instruction)
+            _check_alike(data[source], into, copy.value)
+            memory.check_copy(i, copy)
             transfer(data[source], into)
 
         return step
@@ -403,8 +342,8 @@ class _RefusalError(Exception):
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A placeholder for a segment among steps; ``at`` is its position in the segmented program."""
+class _Placeholder:
+    """Takes the place of a segment among steps; ``at`` is its position among the segments."""
 
     at: int
     segment: Segment
@@ -417,29 +356,8 @@ def _nothing() -> None:
     pass
 
 
-def _works(cut: Segmented) -> dict[int, Segment | int]:
-    """Return the segment or instruction of each run, copy and free of a segmented program, by its position there."""
-    works = [i for i, each in enumerate(cut.program) if not isinstance(each, (Record, Wait))]
-    return dict(zip(works, cut.parts, strict=True))
-
-
-def _positions(cut: Segmented) -> list[int]:
-    """Return a position in the whole program for each instruction of the segmented one.
-
-    An event has its neighbour's.
-    """
-    works = _works(cut)
-    last = 0
-    found = []
-    for i in range(len(cut.program)):
-        if i in works:
-            part = works[i]
-            last = part.positions[0] if isinstance(part, Segment) else part
-        found.append(last)
-    return found
-
-
 def _buffer(leaf: Any) -> Any:
+    """Return uninitialized memory for an input."""
     if not hasattr(leaf, "data_ptr"):
         return leaf
     made = leaf.detach().new_empty_strided(leaf.shape, leaf.stride())
@@ -449,15 +367,12 @@ def _buffer(leaf: Any) -> Any:
 def _fill(buffer: Any, item: Any) -> None:
     for into, leaf in zip(flatten(buffer), flatten(item), strict=True):
         if hasattr(leaf, "data_ptr"):
-            _line(into).copy_(_line(leaf))
+            _row(into).copy_(_row(leaf))
 
 
-def _line(tensor: Any) -> Any:
-    """Return all memory that a tensor spans as a flat tensor, so that one that overlaps itself can be copied too."""
-    span = 1 + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.detach().as_strided((span if tensor.numel() else 0,), (1,))
+def _row(tensor: Any) -> Any:
+    """Return all memory that a tensor spans, so that one that overlaps itself can be copied."""
+    return tensor.detach().as_strided((span(tensor) if tensor.numel() else 0,), (1,))
 
 
 def _check_alike(new: Any, into: Any, name: str) -> None:
@@ -465,10 +380,7 @@ def _check_alike(new: Any, into: Any, name: str) -> None:
     for leaf, old in zip(flatten(new), flatten(into), strict=True):
         if hasattr(old, "data_ptr") and (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
             raise ScheduleError(
-                f"{name!r} is {leaf.dtype}{list(leaf.shape)} now, and was recorded as {old.dtype}{list(old.shape)}: "
-                f"what changes its shape from run to run cannot be replayed; leave replay=True out"
+                f"{name!r} is {leaf.dtype}{list(leaf.shape)} now, and was recorded as "
+                f"{old.dtype}{list(old.shape)}: what changes its shape from run to run cannot be "
+                "replayed; leave replay=True out"
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

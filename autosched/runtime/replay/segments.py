@@ -20,10 +20,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 
 from autosched.lowering.events import insert_events
 from autosched.lowering.hazards import Hazards
+from autosched.machine.machine import Machine
 from autosched.program.program import (
     Copy,
     Free,
@@ -36,9 +37,9 @@ from autosched.program.program import (
     occupied,
 )
 
-__all__ = ["Segment", "Segmented", "segmented"]
+__all__ = ["Segment", "Segmented", "physical", "segmented"]
 
-_Before = dict[int, list[int]]  # of each run, copy and free (its position), those right before it
+_Before = dict[int, list[int]]  # the direct predecessors of each run, copy and free, by position
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segmented:
-    """A program in which each segment is one run, and the meaning of its runs, copies and frees.
+    """A program in which each segment is one run.
 
-    That is a segment, or an instruction of the whole program, by its position. Events have numbers
-    that neither the whole program nor another segment uses.
+    ``parts`` are the meaning of its runs, copies and frees: a segment, or an instruction of the
+    whole program, by its position. Events have numbers that neither the whole program nor another
+    segment uses.
     """
 
     whole: Program
@@ -76,9 +78,17 @@ class Segmented:
     def everything(self) -> Program:
         """All instructions, for creating streams and events."""
         programs = [self.whole, self.program, *(segment.program for segment in self.segments)]
-        return Program(
-            tuple(instruction for program in programs for instruction in program.instructions)
-        )
+        return Program(tuple(chain.from_iterable(program.instructions for program in programs)))
+
+
+def physical(machine: Machine) -> dict[str, str | None]:
+    """Return the physical device of each name; None for the host's.
+
+    >>> physical(Machine.emulated(gpus=1))
+    {'cpu': None, 'cuda:0': 'cuda:0'}
+    """
+    devices = machine.devices
+    return {d.name: None if d.kind == "cpu" else d.physical or d.name for d in devices}
 
 
 def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
@@ -86,34 +96,38 @@ def segmented(program: Program, device: Mapping[str, str | None]) -> Segmented:
 
     ``device`` is the physical one of each name; None for the host.
 
-    >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\ncuda:0/compute record e0\n"
-    ... "cuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\ncuda:0/compute run c")
+    >>> program = Program.parse("cuda:0/compute run a\ncuda:0/compute run b\n"
+    ... "cuda:0/compute record e0\ncuda:0/copy-out wait e0\ncuda:0/copy-out copy b -> cpu\n"
+    ... "cuda:0/compute run c")
     >>> cut = segmented(program, {"cuda:0": "cuda:0", "cpu": None})
     >>> cut.parts[0].positions, cut.parts[1], cut.parts[2].positions
     ((0, 1), 4, (5,))
     """
+    # 1. Find the units: the instructions of a segment, or a single one; and their predecessors.
     before = _before(program)
     where = {i: _where(program.instructions[i], device) for i in before}
     units = _units(program, before, where)
     unit = {i: number for number, members in enumerate(units) for i in members}
-    needs = [
-        sorted({unit[p] for i in members for p in before[i]} - {n})
-        for n, members in enumerate(units)
-    ]
+    needs: list[list[int]] = []
+    for number, members in enumerate(units):
+        found = {unit[p] for i in members for p in before[i]}
+        needs.append(sorted(found - {number}))
+    # 2. Order them, and make a segment, or keep the instruction.
     fresh = count(1 + max((i.event for i in program if isinstance(i, Record)), default=-1))
     works: list[Run | Copy | Free] = []
     parts: list[Segment | int] = []
     order = _topological([members[0] for members in units], needs)
     for number in order:
-        members = units[number]
-        inside = where[members[0]]
-        part = members[0] if inside is None else _segment(program, inside, members, before, fresh)
-        parts.append(part)
-        works.append(
-            _work(program, part)
-            if isinstance(part, int)
-            else Run(part.stream, f"segment-{len(works)}")
-        )
+        first = units[number][0]
+        on = where[first]
+        if on is None:
+            parts.append(first)
+            works.append(_work(program, first))
+        else:
+            segment = _segment(program, on, units[number], before, fresh)
+            parts.append(segment)
+            works.append(Run(segment.stream, f"segment-{len(works)}"))
+    # 3. Insert events between them.
     at = {number: position for position, number in enumerate(order)}
     after = [sorted(at[p] for p in needs[number]) for number in order]
     between = _with_events(works, after, fresh)
@@ -141,10 +155,7 @@ def _before(program: Program) -> dict[int, list[int]]:
 
 
 def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | None:
-    """Return the physical device that a run, copy or free is on.
-
-    None for what remains outside segments.
-    """
+    """Return the physical device of an instruction; None for those outside segments."""
     if isinstance(instruction, Copy):
         source = device[instruction.source]
         destination = device[instruction.destination]
@@ -153,32 +164,26 @@ def _where(instruction: Instruction, device: Mapping[str, str | None]) -> str | 
 
 
 def _units(program: Program, before: _Before, where: Mapping[int, str | None]) -> list[list[int]]:
-    """Return groups to be issued as one: the instructions of a segment, or one that is outside all segments."""
+    """Return the instructions of each segment, and each one that is outside segments."""
     after: dict[int, list[int]] = {i: [] for i in reversed(before)}
     for i, found in before.items():
         for p in found:
             after[p].append(i)
-    line = {i: (program.instructions[i].stream, there) for i, there in where.items()}
-    lines = list(dict.fromkeys(line.values()))
-    number = {key: at for at, key in enumerate(lines)}
+    # The instructions of a stream on one device are in a line, in which vector clocks count.
+    line = {i: (program.instructions[i].stream, device) for i, device in where.items()}
+    number = {key: at for at, key in enumerate(dict.fromkeys(line.values()))}
     own = {i: number[key] for i, key in line.items()}
-    clocks = _clocks(before, own, len(lines)), _clocks(after, own, len(lines))
-    others = {
-        here: [number[key] for key in lines if key[1] != here]
-        for here in dict.fromkeys(where.values())
-    }
+    clocks = _clocks(before, own, len(number)), _clocks(after, own, len(number))
     units: dict[Hashable, list[int]] = {}
-    for i, there in where.items():
-        known = [tuple(clock[i][other] for other in others[there]) for clock in clocks]
-        units.setdefault(i if there is None else (there, *known), []).append(i)
+    for i, device in where.items():
+        others = [at for (_, on), at in number.items() if on != device]
+        known = [tuple(clock[i][other] for other in others) for clock in clocks]
+        units.setdefault(i if device is None else (device, *known), []).append(i)
     return list(units.values())
 
 
 def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, list[int]]:
-    """Return for each instruction how far along each line it is.
-
-    ``own`` is the line that it is in itself.
-    """
+    """Return the vector clock of each instruction; ``own`` is the line that it is in."""
     clocks: dict[int, list[int]] = {}
     so_far = [0] * width
     for i, found in before.items():
@@ -190,7 +195,7 @@ def _clocks(before: _Before, own: Mapping[int, int], width: int) -> dict[int, li
 
 
 def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[int]:
-    """Return the units in topological order, with ties broken by their first position in the program."""
+    """Return units in topological order; ties are broken by their first positions."""
     users: list[list[int]] = [[] for _ in needs]
     for number, found in enumerate(needs):
         for p in found:
@@ -205,17 +210,17 @@ def _topological(first: Sequence[int], needs: Sequence[Sequence[int]]) -> list[i
             missing[user] -= 1
             if not missing[user]:
                 heapq.heappush(ready, (first[user], user))
-    assert len(order) == len(needs), "segments wait for each other in a circle"
+    assert len(order) == len(needs), "segments wait for each other in a cycle"
     return order
 
 
 def _segment(
     program: Program, device: str, members: Sequence[int], before: _Before, fresh: count[int]
 ) -> Segment:
-    streams = Counter(stream for i in members for stream in occupied(program.instructions[i]))
-    runs = Counter(
-        program.instructions[i].stream for i in members if isinstance(program.instructions[i], Run)
-    )
+    """Return a segment of these members, on the stream that has most of them."""
+    works = [_work(program, i) for i in members]
+    streams = Counter(stream for work in works for stream in occupied(work))
+    runs = Counter(work.stream for work in works if isinstance(work, Run))
     main = max(streams, key=lambda stream: (runs[stream], streams[stream]))
     others = [stream for stream in streams if stream != main]
     order = _branch_by_branch(program, members, before, [main, *others])
@@ -223,15 +228,13 @@ def _segment(
     after = [sorted(at[p] for p in before[i] if p in at) for i in order]
     inner = _with_events([_work(program, i) for i in order], after, fresh)
     fork: list[Instruction] = []
+    join: list[Instruction] = []
     if others:
         begun = next(fresh)
         fork = [Record(main, begun), *(Wait(stream, begun) for stream in others)]
-    ends = [(stream, next(fresh)) for stream in others]
-    join = [
-        instruction
-        for stream, end in ends
-        for instruction in (Record(stream, end), Wait(main, end))
-    ]
+    for stream in others:
+        end = next(fresh)
+        join += [Record(stream, end), Wait(main, end)]
     return Segment(device, main, Program((*fork, *inner, *join)), tuple(order))
 
 
@@ -247,20 +250,17 @@ def _branch_by_branch(
         stream: [i for i in reversed(members) if program.instructions[i].stream == stream]
         for stream in streams
     }
-    inside = set(members)
-    done: set[int] = set()
+    left = set(members)
     order: list[int] = []
 
     def is_ready(stream: Stream) -> bool:
-        return bool(lines[stream]) and all(
-            p in done or p not in inside for p in before[lines[stream][-1]]
-        )
+        return bool(lines[stream]) and left.isdisjoint(before[lines[stream][-1]])
 
-    while len(order) < len(members):
+    while left:
         stream = next(stream for stream in streams if is_ready(stream))
         while is_ready(stream):
             order.append(lines[stream].pop())
-            done.add(order[-1])
+            left.remove(order[-1])
     return order
 
 
@@ -273,7 +273,7 @@ def _work(program: Program, i: int) -> Run | Copy | Free:
 def _with_events(
     works: Sequence[Run | Copy | Free], after: Sequence[Sequence[int]], fresh: Iterable[int]
 ) -> list[Instruction]:
-    """Return instructions with events that order each after the positions in ``after``, with new event numbers."""
+    """Return instructions with new events that order each after the positions in ``after``."""
     result: list[Instruction] = []
     numbers: dict[int, int] = {}
     numbering = iter(fresh)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Tape, lock_awaited
-from autosched.runtime.threads.thread_team import Crew
+from autosched.runtime.threads.thread_team import ThreadTeam
 
 __all__ = ["Choose", "Interleaver"]
 
 Choose = Callable[[list[str]], str]  # of the threads that could go on, the one that does
 
 
-class Interleaver:
+class Interleaver(ThreadTeam):
     """Executes tapes in one thread, an instruction at a time, of whichever thread ``choose`` picks.
 
     >>> tape, said = Tape(), []
@@ -28,55 +28,42 @@ class Interleaver:
     """
 
     def __init__(self, choose: Choose, prepare: Step | None = None):
+        super().__init__([], prepare or _nothing)
         self.choose = choose
-        self._given_up = False
-        self._crew = Crew([], prepare or _nothing)  # without a deadline it has no thread
-        self._run = _Run(Tape())
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the last run was aborted."""
-        return self._given_up or self._crew.stopped
-
-    @property
-    def threads(self) -> frozenset[int]:
-        """The thread that does the calling thread's part if there is a deadline."""
-        return self._crew.threads
+        self._simulated = _Run(Tape())
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for a run that was abandoned, if any."""
-        late = self._crew.settle(deadline)
-        self._given_up = False
-        return None if late is None else Late(self._run.places())
+        late = super().settle(deadline)
+        return None if late is None else Late(self._simulated.places())
 
     def run(self, tape: Tape, deadline: float | None = None) -> Fault | Late | None:
         """Execute a tape.
 
-        Return the fault of the step that raised, or all positions when it was late.
-
-        With a deadline a spare thread executes it, so that a step that hangs does not block the
-        caller.
+        Return the fault of the step that raised, or all positions when it was late. With a deadline
+        a spare thread executes it, so that a step that hangs does not block the caller.
         """
-        self._given_up = False
-        self._run = run = _Run(tape)
+        self._simulated = run = _Run(tape)
         found: list[Fault] = []
         if deadline is None:
             self._interleave(run, found)
         else:
             whole = Tape()
             whole.add(None, 0, lambda: self._interleave(run, found))
-            end = self._crew.run(whole, deadline)
+            end = super().run(whole, deadline)
             if isinstance(end, Late):
                 return Late(run.places())
             if end is not None:  # raised by ``choose``: no step is to blame
                 raise end.error
-        self._given_up = bool(found)
-        return found[0] if found else None
+        if not found:
+            return None
+        self.stopped = True
+        return found[0]
 
     def _interleave(self, run: _Run, found: list[Fault]) -> None:
-        """Execute one step after another until none can continue, one raises, or the run is aborted."""
+        """Execute steps until none can continue, one raises, or the run is aborted."""
         try:
-            while (ready := run.ready()) and not self._crew.stopped:
+            while (ready := run.ready()) and not self.stopped:
                 position, error = run.advance(self.choose(ready))
                 if error is not None:
                     found.append(Fault(position, error))
@@ -84,14 +71,6 @@ class Interleaver:
         finally:
             for lock in run.tape.locks:
                 lock.acquire(blocking=False)
-
-    def afterwards(self, step: Step) -> bool:
-        """Call a step when no run is in progress: now (True), or when the abandoned run ends."""
-        return self._crew.afterwards(step)
-
-    def close(self) -> None:
-        """End the spare thread, if there is one."""
-        self._crew.close()
 
 
 class _Run:
@@ -107,10 +86,7 @@ class _Run:
         return [name for name in self.at if _can_go_on(self.tape, name, self.at[name])]
 
     def advance(self, name: str) -> tuple[int, BaseException | None]:
-        """Execute the steps of a thread's next instruction.
-
-        Return its position, and the exception it raised.
-        """
+        """Execute a thread's next instruction; return its position, and what it raised."""
         steps = self.tape.steps[name]
         position = steps[self.at[name]][0]
         self.inside = name

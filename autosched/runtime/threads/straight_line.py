@@ -18,9 +18,7 @@ from autosched.runtime.threads.tapes import Step, Stretch
 
 __all__ = ["Straight"]
 
-_LINES = (
-    2_000  # of one function: much longer ones take Python more memory to read than they are worth
-)
+_LINES = 2_000  # of one function: Python takes much memory to compile longer ones
 
 
 class Straight:
@@ -35,9 +33,8 @@ class Straight:
     def __init__(self, steps: Sequence[tuple[int, Step]]) -> None:
         self._names: dict[int, str] = {}  # of objects, by identity
         self._means: dict[str, Any] = {}
-        self._positions: dict[
-            int, list[int]
-        ] = {}  # of each part, by the identity of its code: equal texts are equal code
+        # Of each part, by the identity of its code: equal texts are equal code.
+        self._positions: dict[int, list[int]] = {}
         self._parts = []
         lines = self._lines(steps)
         while part := list(islice(lines, _LINES)):
@@ -68,9 +65,7 @@ class Straight:
         for position, step in steps:
             if isinstance(step, Stretch):
                 for at, fn, target, first, second, dropped in step.calls:
-                    data = self._name(
-                        step.data
-                    )  # again, because it may be the first use in this part
+                    data = self._name(step.data)  # it may be the first use in this part
                     arguments = [f"{data}[{slot}]" for slot in (first, second) if slot >= 0]
                     drop = f"; {data}[{dropped}] = None" if dropped else ""
                     yield at, f"{data}[{target}] = {self._name(fn)}({', '.join(arguments)}){drop}"

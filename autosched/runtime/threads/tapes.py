@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-__all__ = ["Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
+__all__ = ["Call", "Fault", "Late", "Place", "Step", "Stretch", "Tape", "Team", "lock_awaited"]
 
 Step = Callable[[], Any]
 
@@ -40,8 +40,8 @@ class Late(NamedTuple):
     places: Mapping[str | None, Place | None]
 
 
-# Position, function, and slots: of the result, of one or two arguments (-1: no second), of the value
-# that is dropped afterwards.
+# Position, function, and slots: of the result, of one or two arguments (-1: no second), and of the
+# value that is dropped afterwards.
 Call = tuple[int, Callable[..., Any], int, int, int, int]
 
 
@@ -71,7 +71,7 @@ class Stretch:
 
 @dataclass
 class Tape:
-    """Steps by thread (None is the calling one), and the locks with which one thread lets another continue.
+    """Steps by thread (None is the calling one), and the locks between threads.
 
     Each lock is released once and acquired once in a run, so all are ready for the next.
     """
@@ -124,7 +124,7 @@ class Team(Protocol):
         """Execute a tape; return the first fault, if any, or all places when it was late."""
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no thread is working any more: now (True), or in the thread that returns last."""
+        """Call a step when no thread is working: now (True), or in the thread that returns last."""
 
     def close(self) -> None:
         """End all threads."""

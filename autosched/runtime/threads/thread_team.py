@@ -7,41 +7,52 @@ task may end the program, and does not wait for the steps of other threads.
 A thread inside a long step cannot be stopped safely. Half a second after an interrupt or a deadline
 the run ends without it. The team keeps the run's locks, and the memory its tensors, until the last
 such thread has returned, and that thread clears both. The next run begins only then, so a late
-result never reaches it. Only when the interpreter exits is ``SystemExit`` raised in a thread that
-does not return: one inside torch would abort the process. With a timeout, a spare thread does the
-calling thread's part, so that no task can block the caller.
+result never reaches it.
 
-Knows no program and no device.
+Control-C raises KeyboardInterrupt in the main thread at any moment, that is: at the beginning of a
+Python function, and after any call. So the calling thread uses no lock that it could leave locked:
+only locks written in C, in ``with`` statements, whose beginning and end no interrupt can separate
+from what they do. ``threading.Event`` and ``Condition`` are written in Python and are not safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import length_hint
 
 from autosched.runtime.threads.straight_line import Straight
-from autosched.runtime.threads.tapes import Fault, Late, Place, Step, Stretch, Tape, lock_awaited
+from autosched.runtime.threads.tapes import (
+    Call,
+    Fault,
+    Late,
+    Place,
+    Step,
+    Stretch,
+    Tape,
+    lock_awaited,
+)
 
-__all__ = ["Crew"]
+__all__ = ["ThreadTeam"]
 
-_GRACE = 0.5  # seconds that a run which is given up waits for its threads, before it lets them go
-_PATIENCE = 1.0  # seconds that ``close`` does: enough for most steps, and short enough for an interpreter's exit
-_LONGEST = 50_000  # steps of a tape that become lines of functions, at some 10 microseconds each
+_GRACE = 0.5  # seconds that an aborted run waits for its threads before it abandons them
+_PATIENCE = 1.0  # seconds that ``close`` waits: most steps end, and an interpreter's exit is quick
+_LONGEST = 50_000  # steps of a tape that are compiled, at some 10 microseconds each
+_Steps = Sequence[tuple[int, Step]]
 
 
-class Crew:
+class ThreadTeam:
     """Named threads that execute tapes.
 
     >>> tape, said = Tape(), []
     >>> lock = tape.lock()
     >>> tape.add("a", 0, lambda: said.append("first"), lock.release)
     >>> tape.add("b", 1, lock.acquire, lambda: said.append("second"))
-    >>> crew = Crew(["a", "b"], prepare=lambda: None)
-    >>> crew.run(tape), said, crew.close()
+    >>> team = ThreadTeam(["a", "b"], prepare=lambda: None)
+    >>> team.run(tape), said, team.close()
     (None, ['first', 'second'], None)
     """
 
@@ -50,27 +61,26 @@ class Crew:
         self.closed = False
         self.fault: Fault | None = None
         self.threads: frozenset[int] = frozenset()
-        self._guard = (
-            threading.RLock()
-        )  # garbage collection may close this team in a thread that holds the lock
-        self._tape = (
-            Tape()
-        )  # has steps until the run has ended and all threads that it let go are back
+        # Garbage collection may close this team in a thread that holds the lock.
+        self._guard = threading.RLock()
+        # It has steps until the run has ended and all abandoned threads have returned.
+        self._tape = Tape()
         self._late: Step | None = None
         self._prepare = prepare
         self._workers: list[_Worker] = []
-        self._hire(names)
+        self._add(names)
 
-    def _hire(self, names: Sequence[str | None]) -> None:
-        hired = [_Worker(name, self, self._prepare) for name in names]
+    def _add(self, names: Sequence[str | None]) -> None:
+        """Start threads with these names."""
+        added = [_Worker(name, self, self._prepare) for name in names]
         try:
-            for worker in hired:
+            for worker in added:
                 worker.begin()
         except BaseException:
-            _part_with(hired)
+            _end(added)
             raise
-        self._workers += hired
-        self.threads |= {worker.thread.ident or 0 for worker in hired}
+        self._workers += added
+        self.threads |= {worker.thread.ident or 0 for worker in added}
 
     def settle(self, deadline: float | None = None) -> Late | None:
         """Wait for threads that the last run abandoned. Returns their places if they are late."""
@@ -91,8 +101,9 @@ class Crew:
         they have been abandoned. ``stopped`` says whether the run was aborted.
         """
         with self._guard:
-            if deadline is not None and None in tape.steps and not (self.closed or self._has_spare):
-                self._hire([None])
+            has_spare = None in [worker.name for worker in self._workers]
+            if deadline is not None and None in tape.steps and not (self.closed or has_spare):
+                self._add([None])
             self._tape = tape
             self.stopped = self.closed
             self.fault = None
@@ -101,57 +112,34 @@ class Crew:
                 if deadline is not None or worker.name is not None:
                     worker.start()
             if deadline is None:
-                self.drain(_straightened(tape))
+                self.drain(_calling_threads(tape), _Progress())
             in_time = self._interrupted or self._wait(deadline)
             return Late(self._places()) if not in_time and self.fault is None else self.fault
         finally:
             if not self._idle:
                 self.stop()
                 self._wait(time.perf_counter() + _GRACE)
-            self.fault = None  # an error holds on to all that its frames do
-
-    @property
-    def _has_spare(self) -> bool:
-        return any(worker.name is None for worker in self._workers)
+            self.fault = None  # an error keeps alive everything that its frames hold
 
     @property
     def _idle(self) -> bool:
-        return all(worker.done.is_set() for worker in self._workers)
+        return False not in [worker.idle for worker in self._workers]
 
     @property
     def _interrupted(self) -> bool:
-        """Whether the calling thread was interrupted, and must return now, not when the others are done."""
+        """Whether the calling thread must return now, without waiting for the others."""
         return self.fault is not None and not isinstance(self.fault.error, Exception)
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait until no thread is working; return whether that was in time."""
-        for worker in self._workers:
-            left = (
-                None
-                if deadline is None
-                else min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
-            )
-            if not worker.done.wait(left):
-                return False
-        return True
+        return False not in [worker.wait(deadline) for worker in self._workers]
 
     def _places(self) -> dict[str | None, Place | None]:
-        busy = [worker for worker in self._workers if worker.name in self._tape.steps]
         return {
-            worker.name: None if worker.done.is_set() else self._place(worker) for worker in busy
+            worker.name: None if worker.idle else worker.progress.place()
+            for worker in self._workers
+            if worker.name in self._tape.steps
         }
-
-    def _place(self, worker: _Worker) -> Place:
-        """Read the position of a thread from its stack frames, so that threads need not report it."""
-        frame = sys._current_frames().get(worker.thread.ident or 0)
-        while frame is not None:
-            if frame.f_code is Crew.drain.__code__ and (found := frame.f_locals)["self"] is self:
-                return Place(
-                    found.get("position", -1),
-                    "waiting" if lock_awaited(found.get("step")) else "in",
-                )
-            frame = frame.f_back
-        return Place(-1, "before")
 
     def _reset(self) -> None:
         """Lock all locks of the last run again, and forget it."""
@@ -160,27 +148,27 @@ class Crew:
                 lock.acquire(blocking=False)
         self._tape = Tape()
 
-    def drain(self, steps: Sequence[tuple[int, Step]]) -> None:
+    def drain(self, steps: _Steps, progress: _Progress) -> None:
         """Call steps one after another, until one raises or the run is aborted."""
         position = -1
-        step = _nothing
+        step: Step = _nothing
         try:
-            for position, step in steps:
+            for position, step in progress.of(steps):
                 if self.stopped:
                     return
                 if not isinstance(step, Stretch):
                     step()
                     continue
                 data = step.data
-                for position, fn, target, first, second, dropped in step.calls:  # noqa: B007, PLW2901
+                calls = progress.within(step)
+                for position, fn, target, first, second, dropped in calls:  # noqa: B007, PLW2901
                     if self.stopped:
                         return
                     data[target] = fn(data[first]) if second < 0 else fn(data[first], data[second])
                     data[dropped] = None
         except BaseException as error:
-            self.stop(
-                Fault(step.position(error) if isinstance(step, Straight) else position, error)
-            )
+            found = step.position(error) if isinstance(step, Straight) else position
+            self.stop(Fault(found, error))
 
     def stop(self, fault: Fault | None = None) -> None:
         """Abort the run.
@@ -189,15 +177,16 @@ class Crew:
         """
         with self._guard:
             interrupt = fault is not None and not isinstance(fault.error, Exception)
+            # Others are consequences: of a lock that was released, or of a run that has ended.
             if not self.stopped or (interrupt and self.fault is not None and not self._interrupted):
-                self.fault = fault  # any other is an echo, of a lock that was let go, or of a run that has ended
+                self.fault = fault
             self.stopped = True
             for lock in self._tape.locks:
                 with contextlib.suppress(RuntimeError):
                     lock.release()
 
     def afterwards(self, step: Step) -> bool:
-        """Call a step when no thread is working any more: now (True), or in the thread that returns last."""
+        """Call a step when no thread is working: now (True), or in the thread that returns last."""
         with self._guard:
             if not self._idle:
                 self._late = step
@@ -211,27 +200,149 @@ class Crew:
         with self._guard:
             late = self._late
             if late is not None and all(
-                other.done.is_set() for other in self._workers if other is not worker
+                other.idle for other in self._workers if other is not worker
             ):
                 self._late = None
                 with contextlib.suppress(Exception):
                     late()
                 self._reset()
-            worker.done.set()
+            worker.end()
 
     def close(self) -> None:
         """End the threads, after their current steps; one in a long step ends later, by itself."""
         self.closed = True
         self.stop()
-        _part_with(self._workers)
+        _end(self._workers)
+
+
+class _Progress:
+    """The position of a thread in its steps. The thread writes it, and others may read it.
+
+    A list iterator knows how many items it has left. So the thread writes nothing at each step: it
+    shows its iterators, of its steps and of the calls of the current stretch.
+    """
+
+    def __init__(self) -> None:
+        self._all: _Steps = ()
+        self._left: Iterator[tuple[int, Step]] = iter(self._all)
+        self._calls: tuple[Stretch, Iterator[Call]] | None = None
+
+    def of(self, steps: _Steps) -> Iterator[tuple[int, Step]]:
+        """Return an iterator over steps, which are now those of the thread."""
+        self._all = ()
+        self._left = iter(steps)
+        self._all = steps
+        return self._left
+
+    def within(self, stretch: Stretch) -> Iterator[Call]:
+        """Return an iterator over the calls of a stretch, which is the current step."""
+        calls = iter(stretch.calls)
+        self._calls = stretch, calls
+        return calls
+
+    def clear(self) -> None:
+        """Forget the steps, which keep tensors alive."""
+        self._all = ()
+        self._left = iter(self._all)
+        self._calls = None
+
+    def place(self) -> Place:
+        """Return where the thread is now."""
+        steps = self._all
+        at = len(steps) - length_hint(self._left) - 1
+        if at < 0:
+            return Place(-1, "before")
+        position, step = steps[at]
+        inside = self._calls
+        if inside is not None and inside[0] is step:
+            begun = len(inside[0].calls) - length_hint(inside[1])
+            position = inside[0].calls[max(begun - 1, 0)][0]
+        return Place(position, "waiting" if lock_awaited(step) else "in")
+
+
+class _Worker:
+    """A thread that executes its part of the team's tape whenever it is started.
+
+    None is the calling thread's part.
+    """
+
+    def __init__(self, name: str | None, team: ThreadTeam, prepare: Step):
+        self.name = name
+        self.open = True
+        self.idle = False
+        self.unfit: BaseException | None = None
+        self.progress = _Progress()
+        self.guard = team._guard
+        self._go = threading.Lock()  # released to start the thread
+        self._go.acquire()
+        self._ended = threading.Lock()  # released when the thread has become idle
+        title = f"autosched {name or 'for the caller'}"
+        self.thread = threading.Thread(
+            target=self._serve, args=(team, prepare), name=title, daemon=True
+        )
+
+    def begin(self) -> None:
+        """Start the thread. Raises what its preparation raises."""
+        self.thread.start()
+        self.wait(None)
+        if self.unfit is not None:
+            raise self.unfit
+
+    def _serve(self, team: ThreadTeam, prepare: Step) -> None:
+        try:
+            prepare()
+        except BaseException as error:
+            self.unfit = error
+            return
+        finally:
+            self.end()
+        while self._go.acquire() and self.open:
+            team.drain(team._tape.steps.get(self.name, ()), self.progress)
+            self.progress.clear()
+            team.back(self)
+        team.back(self)  # closed between its start and its first step
+
+    def start(self) -> None:
+        """Let the thread execute its part."""
+        with self.guard:
+            if self.open:  # otherwise the thread has ended, and would not become idle
+                # Nothing can interrupt between the two: a wait would not end.
+                self.idle = False
+                self._go.release()
+
+    def end(self) -> None:
+        """Note in the thread that it is idle."""
+        self.idle = True
+        with contextlib.suppress(RuntimeError):
+            self._ended.release()
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait until the thread is idle; return whether that was in time."""
+        while not self.idle:  # the lock may be free from an earlier run
+            left = -1.0
+            if deadline is not None:
+                left = min(max(0.0, deadline - time.perf_counter()), threading.TIMEOUT_MAX)
+            if not self._ended.acquire(timeout=left):
+                return self.idle
+        return True
+
+    def close(self) -> None:
+        """Let the thread end."""
+        with self.guard:
+            self.open = False
+            with contextlib.suppress(RuntimeError):
+                self._go.release()
 
 
 def _nothing() -> None:
     pass
 
 
-def _straightened(tape: Tape) -> Sequence[tuple[int, Step]]:
-    """Return the calling thread's steps: compiled into one where that pays, and no abort between them is needed."""
+def _calling_threads(tape: Tape) -> _Steps:
+    """Return the calling thread's steps, compiled into one where that pays.
+
+    Steps between which a run must be able to stop are not compiled.
+    """
     steps = tape.steps.get(None, ())
     tape.runs += 1
     if not tape.quick or tape.runs == 1 or len(tape.steps) > 1 or len(steps) > _LONGEST:
@@ -241,14 +352,15 @@ def _straightened(tape: Tape) -> Sequence[tuple[int, Step]]:
     return [(-1, tape.straight)]
 
 
-def _part_with(workers: Sequence[_Worker]) -> None:
+def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.close()
     threads = [worker.thread for worker in workers]
     _join(threads, _PATIENCE)
-    if (
-        not threading.main_thread().is_alive()
-    ):  # the interpreter ends, and would abort if a thread were inside torch
+    # At the interpreter's exit a thread that returns from torch would end the process by a signal.
+    # Between steps threads end by themselves; only an exception ends one within a step of Python
+    # that goes on. No flag can do so, because the step is the user's own code.
+    if not threading.main_thread().is_alive():
         for thread in threads:
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -260,61 +372,6 @@ def _part_with(workers: Sequence[_Worker]) -> None:
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = time.perf_counter() + seconds
     for thread in threads:
-        if (
-            thread.is_alive() and thread is not threading.current_thread()
-        ):  # the collector calls from anywhere
+        # Garbage collection may close a team in one of its own threads.
+        if thread.is_alive() and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.perf_counter()))
-
-
-class _Worker:
-    """A thread that executes its part of the team's tape whenever it is started.
-
-    None is the calling thread's part.
-    """
-
-    def __init__(self, name: str | None, crew: Crew, prepare: Step):
-        self.name = name
-        self.open = True
-        self.unfit: BaseException | None = None
-        self.guard = crew._guard
-        self.go, self.done = threading.Lock(), threading.Event()
-        self.go.acquire()
-        title = f"autosched {name or 'for the caller'}"
-        self.thread = threading.Thread(
-            target=self._serve, args=(crew, prepare), name=title, daemon=True
-        )
-
-    def begin(self) -> None:
-        self.thread.start()
-        self.done.wait()
-        if self.unfit is not None:
-            raise self.unfit
-
-    def _serve(self, crew: Crew, prepare: Step) -> None:
-        try:
-            prepare()
-        except BaseException as error:
-            self.unfit = error
-            return
-        finally:
-            self.done.set()
-        while self.go.acquire() and self.open:
-            crew.drain(crew._tape.steps.get(self.name, ()))
-            crew.back(self)
-        crew.back(self)  # closed between its start and its first step
-
-    def start(self) -> None:
-        with self.guard:
-            if not self.open:  # nobody would come back
-                return
-            try:
-                self.done.clear()
-            finally:  # also if interrupted: a wait for ``done`` is a wait for the thread to wake up
-                with contextlib.suppress(RuntimeError):
-                    self.go.release()
-
-    def close(self) -> None:
-        with self.guard:
-            self.open = False
-            with contextlib.suppress(RuntimeError):
-                self.go.release()

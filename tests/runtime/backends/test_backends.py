@@ -12,7 +12,21 @@ import torch
 
 import autosched as asc
 from autosched.program.program import Copy, Program, Stream
-from autosched.runtime.backends import BACKENDS, Backend, accelerator, make, suited
+from autosched.runtime.backends import (
+    BACKENDS,
+    Backend,
+    Emulating,
+    Entered,
+    Freeing,
+    HandsOut,
+    Located,
+    Replayable,
+    Threaded,
+    Timed,
+    accelerator,
+    make,
+    suited,
+)
 from autosched.runtime.backends.accelerator import _waiting_for_host
 from autosched.runtime.backends.emulated import Emulated
 from autosched.runtime.backends.host import Host
@@ -42,11 +56,62 @@ def chain(*fns):
 
 # ---- the table
 
+CAPABILITIES = (Emulating, Entered, Freeing, HandsOut, Located, Replayable, Threaded, Timed)
+
+
+def methods_of(kind):
+    return inspect.getmembers(kind, inspect.isfunction)
+
+
+class Minimal:
+    """A backend with the methods that each must have, and no other."""
+
+    def open(self, program, machine):
+        self.log = []
+
+    def launch(self, streams, seconds, call):
+        return call
+
+    def transfer(self, copy):
+        self.log.append(str(copy))
+        return lambda source, into: source.clone() if into is None else into.copy_(source)
+
+    def record(self, stream, event):
+        return None
+
+    def wait(self, stream, event):
+        return None
+
+    def begin(self, stopped):
+        self.log.append("begin")
+
+    def join(self):
+        self.log.append("join")
+
+    def close(self):
+        self.log.append("close")
+
+
+def test_a_backend_needs_eight_methods():
+    assert len([name for name in vars(Minimal) if not name.startswith("_")]) == 8
+    backend = Minimal()
+    assert not any(isinstance(backend, kind) for kind in CAPABILITIES)
+    graph = chain(torch.neg, torch.abs)
+    policy = lambda *_: asc.Placement({"neg": "cuda:0", "abs": "cuda:1"}, ("neg", "abs"))  # noqa: E731
+    with asc.schedule(graph, TWO_GPUS, policy=policy, backend=backend) as schedule:
+        for timeout in (None, None, 60.0):
+            assert schedule(x=torch.ones(2), timeout=timeout)["y"].tolist() == [1, 1]
+        with pytest.raises(asc.ScheduleError, match="cannot be profiled: it measures no times"):
+            schedule.profile(x=torch.ones(2))
+    assert backend.log[-1] == "close"
+    assert backend.log.count("begin") == backend.log.count("join") == 3
+
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_has_the_methods_of_the_protocol_with_the_same_arguments(name):
     backend = make(name)
-    for method, function in inspect.getmembers(Backend, inspect.isfunction):
+    has = [kind for kind in CAPABILITIES if isinstance(backend, kind)]
+    for method, function in itertools.chain(*map(methods_of, [Backend, *has])):
         if not method.startswith("_"):
             expected = list(inspect.signature(function).parameters)[1:]
             assert list(inspect.signature(getattr(backend, method)).parameters) == expected, method
@@ -314,7 +379,7 @@ def test_schedules_that_run_at_once_on_one_emulated_machine_do_not_exceed_it():
 def test_devices_that_are_not_there_are_named_with_what_would_do():
     machine = asc.Machine([asc.Device("cpu"), asc.Device("npu:7")], [asc.Link("cpu", "npu:7", 1e9)])
     message = (
-        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can play it, and "
+        r"device 'npu:7' is not there \(accelerators here: .*\); backend='emulated' can emulate it, and "
         r"Machine.local\(gpus=n\) makes logical devices of those there are"
     )
     with (

@@ -128,7 +128,7 @@ def runs(schedule, count=5, shape=(2, 3), moves=False):
 
 
 def recordings(schedule):
-    return schedule._executor.replaying.recordings
+    return schedule._executor.recordings.by_kind
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -1,0 +1,190 @@
+"""Compile programs to steps.
+
+Each instruction is compiled once to a step. A step is a closure without arguments, and a run calls
+lists of such steps, one list per thread. Between threads there is one lock per event and waiter. It
+is released once and acquired once in a run, so nothing has to be built again for the next run.
+
+This module makes no decisions: streams, order and waits are given by the program, and the backend
+implements streams and events. This module adds that a wait never comes before its record where
+different threads issue them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from autosched.graph.graph import Graph
+from autosched.machine.machine import Machine
+from autosched.program.program import Copy, Free, Program, Record, Run, Stream, Wait, occupied
+from autosched.runtime.backends import Backend, Capabilities, Step
+from autosched.runtime.memory import Memory
+from autosched.runtime.profile import annotation, ranged
+from autosched.runtime.threads.tapes import Stretch, Tape
+
+__all__ = ["Compiler", "Lines", "Wrap"]
+
+Wrap = Callable[[int, Step], Step]  # of the instruction at a position
+
+
+class Lines(NamedTuple):
+    """A program to compile.
+
+    ``calls`` are the effects of its instructions (None: nothing), ``at`` their positions in the
+    whole program.
+    """
+
+    program: Program
+    calls: Sequence[Step | None]
+    at: Sequence[int]
+    backend: Backend
+
+
+class Compiler:
+    """Compiles a schedule's program, and parts of it, for a backend.
+
+    ``seconds`` are the modelled seconds of each instruction. With ``nvtx``, runs and copies are
+    ranges of NVTX, named by their streams.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        machine: Machine,
+        backend: Backend,
+        seconds: Sequence[float],
+        nvtx: bool,
+    ):
+        self.program = program
+        self.graph = graph
+        self.backend = backend
+        self.seconds = seconds
+        self.nvtx = nvtx
+        self.can = Capabilities(backend)
+        self.memory = Memory(program, graph, self.can.located, self.can.emulating)
+        self.calls = [self._call(i) for i in range(len(program))]
+        kinds = [machine.device(stream.device).kind for stream in program.streams]
+        self.on_cpu = all(kind == "cpu" for kind in kinds)
+        self.only_issues = "cpu" not in kinds  # no step takes long: each issues work to a device
+
+    def _call(self, i: int) -> Step | None:
+        """Return the function that changes memory for an instruction.
+
+        None for records, waits and some frees.
+        """
+        memory = self.memory
+        match self.program.instructions[i]:
+            case Run(_, name):
+                task = self.graph.task(name)
+                dropped = self._dropped(i)
+                call = memory.call(i, task, dropped)
+                return Stretch(memory.data, [call]) if call else memory.run(i, task, dropped)
+            case Copy() as copy:
+                return memory.copy(i, copy, self.backend.transfer(copy))
+            case Free(stream):
+                return None if self._dropped(i - 1) else memory.free(i, self.can.free(stream))
+        return _nothing
+
+    def _dropped(self, i: int) -> int:
+        """Return the slot that is freed together with a run, which saves a step; 0 if none."""
+        match self.program.instructions[i : i + 2]:
+            case (Run(stream), Free(owner)) if stream == owner and self.can.free(owner) is None:
+                slots = self.memory.freed[i + 1]
+                return slots[0] if len(slots) == 1 else 0
+        return 0
+
+    def tape(
+        self, lines: Lines | None = None, call: Wrap | None = None, launched: Wrap | None = None
+    ) -> Tape:
+        """Return the steps of each thread; by default, of the whole program.
+
+        ``call`` and ``launched`` wrap runs and copies before and after launch.
+        """
+        lines = lines or Lines(self.program, self.calls, range(len(self.calls)), self.backend)
+        program, calls, positions, backend = lines
+        can = self.can if backend is self.backend else Capabilities(backend)
+        tape = Tape(quick=self.only_issues)
+        handshakes = _Handshakes(program, can, tape)
+        current: dict[str | None, Sequence[Stream]] = {}
+        for at, instruction in enumerate(program.instructions):
+            i = positions[at]
+            made = calls[at]
+            streams = occupied(instruction)
+            thread = can.thread(instruction.stream)
+            match instruction:
+                case Record(stream, event):
+                    tape.add(thread, i, backend.record(stream, event), *handshakes.record(event))
+                case Wait(stream, event):
+                    tape.add(thread, i, *handshakes.wait(at), backend.wait(stream, event))
+                case Free():
+                    tape.add(thread, i, made)
+                case Run() | Copy() if made is not None:
+                    if current.get(thread) != streams:
+                        current[thread] = streams
+                        tape.add(thread, i, can.enter(streams))
+                    step = backend.launch(streams, self.seconds[i], call(i, made) if call else made)
+                    if self.nvtx:
+                        on = " and ".join(map(str, streams))
+                        step = ranged(f"{annotation(i, instruction)} on {on}", step)
+                    with handshakes.meeting(i, streams):
+                        tape.add(thread, i, launched(i, step) if launched else step)
+        return tape
+
+
+class _Handshakes:
+    """Locks between threads.
+
+    A record releases the threads that wait for its event; a copy on two streams synchronizes their
+    threads.
+    """
+
+    def __init__(self, program: Program, can: Capabilities, tape: Tape):
+        self.can = can
+        self.tape = tape
+        self.locks: dict[int, threading.Lock] = {}  # by the position of the wait
+        self.waiting: dict[int, list[threading.Lock]] = {}
+        recorder: dict[int, str | None] = {}
+        held: set[tuple[int, str | None]] = set()
+        for i, instruction in enumerate(program):
+            thread = can.thread(instruction.stream)
+            match instruction:
+                case Record(_, event):
+                    recorder[event] = thread
+                case Wait(_, event) if (
+                    recorder.get(event, thread) != thread and (event, thread) not in held
+                ):
+                    held.add((event, thread))
+                    self.locks[i] = tape.lock()
+                    self.waiting.setdefault(event, []).append(self.locks[i])
+
+    def record(self, event: int) -> list[Step]:
+        """Return the steps that release the waiting threads."""
+        return [lock.release for lock in self.waiting.get(event, ())]
+
+    def wait(self, i: int) -> list[Step]:
+        """Return the step that waits for the recording thread: one for each thread and event.
+
+        None if the event is recorded later, or never: CUDA does not wait then.
+        """
+        return [self.locks[i].acquire] if i in self.locks else []
+
+    @contextlib.contextmanager
+    def meeting(self, i: int, streams: Sequence[Stream]) -> Iterator[None]:
+        """Block the thread of a copy's second stream, where the copy is, until it is issued."""
+        here, *others = [self.can.thread(stream) for stream in streams]
+        if not others or others[0] == here:
+            yield
+            return
+        arrived = self.tape.lock()
+        done = self.tape.lock()
+        self.tape.add(others[0], i, arrived.release, done.acquire)
+        self.tape.add(here, i, arrived.acquire)
+        yield
+        self.tape.add(here, i, done.release)
+
+
+def _nothing() -> None:
+    pass
