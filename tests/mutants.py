@@ -514,7 +514,7 @@ MUTANTS = (
     ),
     Mutant(
         "each share of a batch weighs the same",
-        "autosched/parallel/planning.py",
+        "autosched/parallel/training.py",
         "size / rows if self.averages else 1.0",
         "0.5 if self.averages else 1.0",
         "tests/parallel/test_data_parallel.py::test_uneven_batches_and_such_with_fewer_rows_than_devices",
@@ -528,7 +528,7 @@ MUTANTS = (
     ),
     Mutant(
         "micro-batches do not find what those before them left",
-        "autosched/parallel/grid.py",
+        "autosched/parallel/step_graph.py",
         "        self.left[replica].update((name, one.output(name)) for name in template.places)\n",
         "",
         "tests/parallel/test_data_parallel.py::test_micro_batches_find_what_those_before_them_left",
@@ -542,14 +542,14 @@ MUTANTS = (
     ),
     Mutant(
         "replicas go on with buffers of their own",
-        "autosched/parallel/grid.py",
+        "autosched/parallel/step_graph.py",
         "        self._hand_on()\n",
         "",
         "tests/parallel/test_data_parallel.py::test_replicas_begin_each_step_with_the_buffers_of_the_first",
     ),
     Mutant(
         "gradients of weights are waited for where they are added up",
-        "autosched/parallel/pieces.py",
+        "autosched/parallel/micro_batch.py",
         'if task.origin.phase == "backward" and not task.view\n',
         "if not task.view\n",
         "tests/parallel/test_pipeline.py::test_in_zero_bubble_gradients_of_weights_are_apart_in_all_micro_batches",

@@ -28,7 +28,7 @@ read.
     norms, levels, lockstep      batch norms over all replicas
 """
 
-from autosched.parallel.compress import Half, Int8, TopK
+from autosched.parallel.compression import Half, Int8, TopK
 from autosched.parallel.data import data_parallel
 from autosched.parallel.model import model_parallel
 from autosched.parallel.pipelined import pipeline

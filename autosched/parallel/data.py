@@ -15,10 +15,12 @@ import torch
 
 from autosched import Costs, Machine, ScheduleError
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
-from autosched.parallel.compress import Compression
-from autosched.parallel.grid import Grid
-from autosched.parallel.pieces import pieces_of
-from autosched.parallel.planning import (
+from autosched.parallel.compression import Compression
+from autosched.parallel.micro_batch import pieces_of
+from autosched.parallel.step import Planned, Step
+from autosched.parallel.step_graph import Grid
+from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
+from autosched.parallel.training import (
     Sums,
     Trained,
     batch_homes,
@@ -27,8 +29,6 @@ from autosched.parallel.planning import (
     devices_of,
     shares,
 )
-from autosched.parallel.step import Planned, Step
-from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
 from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]

@@ -17,9 +17,12 @@ import torch
 
 import autosched as asc
 from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Watch, in_order
-from autosched.parallel.pieces import pieces_of
+from autosched.parallel.micro_batch import pieces_of
 from autosched.parallel.pipelined import Pipeline
-from autosched.parallel.planning import (
+from autosched.parallel.stages import Cuts, balanced, by_map
+from autosched.parallel.step import KEPT, look, rows_of
+from autosched.parallel.template import Loss, Template, forward_of
+from autosched.parallel.training import (
     Sums,
     Trained,
     batch_homes,
@@ -31,10 +34,7 @@ from autosched.parallel.planning import (
     settle,
     torch_device,
 )
-from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import KEPT, look, rows_of
-from autosched.parallel.study import SERIAL, Planner, Split
-from autosched.parallel.template import Loss, Template, forward_of
+from autosched.parallel.tuning import SERIAL, Planner, Split
 
 __all__ = ["Forward", "model_parallel"]
 

@@ -12,19 +12,19 @@ import torch
 
 from autosched import Machine, ScheduleError
 from autosched.parallel.buckets import SIZES, check_sizes
-from autosched.parallel.curve import Curve
-from autosched.parallel.orders import ORDERS
-from autosched.parallel.planning import (
+from autosched.parallel.pipeline_schedules import ORDERS
+from autosched.parallel.stages import Cuts
+from autosched.parallel.step import Step
+from autosched.parallel.template import BeforeStep, Loss
+from autosched.parallel.training import (
     Sums,
     Trained,
     check_count,
     check_strategy,
     devices_of,
 )
-from autosched.parallel.stages import Cuts
-from autosched.parallel.step import Step
-from autosched.parallel.study import Planner, Split
-from autosched.parallel.template import BeforeStep, Loss
+from autosched.parallel.tuning import Planner, Split
+from autosched.parallel.tuning_curve import Curve
 
 __all__ = ["Pipeline", "pipeline"]
 

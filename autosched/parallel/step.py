@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from autosched import Machine, Schedule, ScheduleError, Watch
-from autosched.parallel.grid import Built
-from autosched.parallel.planning import gather, leaves, settle, torch_device
+from autosched.parallel.step_graph import Built
 from autosched.parallel.template import BeforeStep, Loss, Template
+from autosched.parallel.training import gather, leaves, settle, torch_device
 
 __all__ = ["KEPT", "Planned", "Step", "look", "rows_of"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autosched import Costs, Graph, Machine, ScheduleError, Task, Value, merge
-from autosched.parallel.pieces import costs_of
+from autosched.parallel.micro_batch import costs_of
 from autosched.parallel.template import Place, Template
 
 __all__ = ["Bucket", "Update", "check_apart", "updates_of"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel.all_reduce import STRATEGIES
 from tests.frontends.test_capture import OPTIMIZERS
 from tests.models import KINDS, Tied, mlp
 from tests.serial import (

@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
-from autosched.parallel import planning
-from autosched.parallel.orders import ORDERS
-from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel import training
+from autosched.parallel.all_reduce import STRATEGIES
+from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
@@ -696,9 +696,9 @@ def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
     monkeypatch: pytest.MonkeyPatch, foreach: bool
 ) -> None:
     updates: list[int] = []
-    capture = planning.update_of
+    capture = training.update_of
     monkeypatch.setattr(
-        planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
+        training, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
     )
     model = chain(3)
     optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)

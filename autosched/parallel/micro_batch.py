@@ -16,8 +16,8 @@ from typing import Literal
 
 from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.branches import branches
-from autosched.parallel.levels import Level, level_of, levels_of
-from autosched.parallel.norms import EXCHANGES
+from autosched.parallel.collectives import Level, level_of, levels_of
+from autosched.parallel.sync_batch_norm import EXCHANGES
 from autosched.parallel.template import Template, maker_of
 
 __all__ = ["Piece", "Pieces", "costs_of", "pieces_of"]

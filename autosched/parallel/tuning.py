@@ -16,16 +16,16 @@ import torch
 
 from autosched import Costs, ScheduleError
 from autosched.parallel.buckets import buckets
-from autosched.parallel.curve import Curve, Tried, candidates
-from autosched.parallel.grid import Grid
-from autosched.parallel.orders import ORDERS, Kind, Order, stage_devices, zero_bubble
-from autosched.parallel.pieces import Pieces, costs_of, pieces_of
-from autosched.parallel.planning import Sums, Trained, batch_homes, shares
+from autosched.parallel.micro_batch import Pieces, costs_of, pieces_of
+from autosched.parallel.pipeline_schedules import ORDERS, Kind, Order, stage_devices, zero_bubble
 from autosched.parallel.rewrite import checkpointed, halved
 from autosched.parallel.scaling import Scaling
 from autosched.parallel.stages import Cuts, balanced, by_map
 from autosched.parallel.step import Planned, rows_of
+from autosched.parallel.step_graph import Grid
 from autosched.parallel.template import Template, accumulating
+from autosched.parallel.training import Sums, Trained, batch_homes, shares
+from autosched.parallel.tuning_curve import Curve, Tried, candidates
 from autosched.parallel.updates import Bucket
 
 __all__ = ["SERIAL", "Planner", "Split"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.parallel.norms import EXCHANGES
-from autosched.parallel.pieces import Pieces
+from autosched.parallel.micro_batch import Pieces
+from autosched.parallel.sync_batch_norm import EXCHANGES
 from autosched.parallel.traffic import memory_seconds
 
 __all__ = ["Pass", "include"]

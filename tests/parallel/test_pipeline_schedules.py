@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import testing
-from autosched.parallel.orders import (
+from autosched.parallel.pipeline_schedules import (
     ORDERS,
     Action,
     Order,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.compress import (
+from autosched.parallel.compression import (
     Compression,
     Half,
     Int8,

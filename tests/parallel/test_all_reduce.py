@@ -16,8 +16,8 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
+from autosched.parallel.all_reduce import STRATEGIES, reduce
 from autosched.parallel.buckets import buckets
-from autosched.parallel.reduce import STRATEGIES, reduce
 from autosched.program.program import Copy
 from autosched.testing import check
 

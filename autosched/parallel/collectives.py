@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autosched import Graph
-from autosched.parallel.norms import EXCHANGES
+from autosched.parallel.sync_batch_norm import EXCHANGES
 
 __all__ = ["Level", "level_of", "levels_of"]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.levels import level_of
-from autosched.parallel.norms import moments, moments_together
+from autosched.parallel.collectives import level_of
+from autosched.parallel.sync_batch_norm import moments, moments_together
 from tests.models import ResNet
 
 Rounds = Sequence[Sequence[int]]  # the rows that make one statistic, batch by batch

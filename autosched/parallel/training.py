@@ -16,11 +16,11 @@ import torch
 
 import autosched as asc
 from autosched import Machine, MachineError, Schedule, ScheduleError, in_order
+from autosched.parallel.all_reduce import STRATEGIES
 from autosched.parallel.clip import check_clip
-from autosched.parallel.grid import Built, Grid, build
-from autosched.parallel.norms import Synchronised, check_norms
-from autosched.parallel.reduce import STRATEGIES
 from autosched.parallel.rewrite import drawn_ahead
+from autosched.parallel.step_graph import Built, Grid, build
+from autosched.parallel.sync_batch_norm import Synchronised, check_norms
 from autosched.parallel.template import BeforeStep, Loss, Template, hook_of, pass_of, update_of
 from autosched.parallel.updates import Bucket, Update, check_apart, updates_of
 

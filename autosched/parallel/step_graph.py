@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from autosched import Graph, Machine, Value
+from autosched.parallel.all_reduce import added, reduce
 from autosched.parallel.clip import (
     coefficient,
     norms,
@@ -28,11 +29,10 @@ from autosched.parallel.clip import (
     scale_,
     scaled,
 )
-from autosched.parallel.compress import Compression, exchange
-from autosched.parallel.lockstep import Pass, include
-from autosched.parallel.orders import Order
-from autosched.parallel.pieces import Pieces
-from autosched.parallel.reduce import added, reduce
+from autosched.parallel.compression import Compression, exchange
+from autosched.parallel.micro_batch import Pieces
+from autosched.parallel.pipeline_schedules import Order
+from autosched.parallel.replicas import Pass, include
 from autosched.parallel.template import Place
 from autosched.parallel.traffic import memory_seconds
 from autosched.parallel.updates import Bucket, Update
