@@ -1,10 +1,9 @@
-"""Group the operators of a micro-batch into tasks.
+"""Merge the operators of a micro-batch into tasks: forward and backward of each stage.
 
-A piece is a stage's forward, its backward, or a part of that. Pieces are named as in
-``torch.distributed.pipelining``: F, forward; B, backward; or, separately, I, the part of backward
-that earlier stages wait for, and W, gradients of weights, which is the rest of a stage's backward.
-R draws the random numbers of a stage and waits for nothing. Pieces of several stages have the
-stage's number: ``F0``.
+Tasks have roles, named as in ``torch.distributed.pipelining``: F, forward; B, backward; or,
+separately, I, the part of backward that earlier stages wait for, and W, gradients of weights, which
+is the rest of a stage's backward. R generates the random numbers of a stage and waits for nothing.
+With several stages, the name of a task has the number of its stage: ``F0``.
 """
 
 from __future__ import annotations
@@ -17,160 +16,154 @@ from typing import Literal
 from autosched import Costs, Graph, Machine, Task, merge
 from autosched.parallel.branches import branches
 from autosched.parallel.collectives import Level, level_of, levels_of
-from autosched.parallel.sync_batch_norm import EXCHANGES
-from autosched.parallel.template import Template, maker_of
+from autosched.parallel.costs import tabulated
+from autosched.parallel.sync_batch_norm import COLLECTIVES
+from autosched.parallel.template import Template, producer_of
 
-__all__ = ["Piece", "Pieces", "costs_of", "pieces_of"]
-
-
-PieceKind = Literal["F", "B", "I", "W", "R"]
+__all__ = ["MicroBatch", "Role", "micro_batch_of"]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stage's forward (F), backward (B), or its two halves (I, W).
+class Role:
+    """The role of a task: a stage's forward (F), backward (B or I and W) or random numbers (R).
 
-    Or the random numbers that forward needs (R).
-
-    ``part`` numbers the parts into which buckets cut it, ``level`` those into which exchanges
-    between replicas do.
+    ``part`` numbers the parts into which buckets or branches divide it, ``level`` those into which
+    collectives do.
     """
 
     stage: int
-    kind: PieceKind
+    kind: Literal["F", "B", "I", "W", "R"]
     part: int = 0
     level: int = 0
 
+    def label(self, several_stages: bool, several_parts: bool) -> str:
+        """Return the name of its task."""
+        has_part = self.part or (several_parts and self.kind not in "FR")
+        stage = str(self.stage) if several_stages else ""
+        part = f".{self.part}" if has_part else ""
+        return f"{self.kind}{stage}{part}" + (f"-{self.level}" if self.level else "")
+
 
 @dataclass(frozen=True)
-class Pieces:
-    """A template whose tasks are pieces.
+class MicroBatch:
+    """A template with merged tasks.
 
-    ``piece`` has the piece of each task, by name; ``seconds`` and ``nbytes`` the costs of tasks and
+    ``roles`` has the role of each task, by name; ``seconds`` and ``nbytes`` the costs of tasks and
     values.
     """
 
     template: Template
     graph: Graph
-    piece: Mapping[str, Piece]
+    roles: Mapping[str, Role]
     seconds: Mapping[str, Mapping[str, float]]
     nbytes: Mapping[str, int]
 
     @cached_property
-    def homes(self) -> dict[str, int]:
+    def input_stages(self) -> dict[str, int]:
         """The stage of each input: the first that reads it, 0 where none does."""
         values = self.graph.values
         found: dict[str, int] = {}
         for task in self.graph.tasks:
-            for use in task.reads if task.name in self.piece else ():
-                found.setdefault(values[values[use.value].root].name, self.piece[task.name].stage)
+            for use in task.reads if task.name in self.roles else ():
+                found.setdefault(values[values[use.value].root].name, self.roles[task.name].stage)
         return {name: found.get(name, 0) for name in self.graph.input_names}
-
-    @property
-    def batch(self) -> tuple[str, ...]:
-        """The inputs that are the batch."""
-        return self.template.batch
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """The tasks, by the number of exchanges before them."""
+        """The tasks, by the number of collectives before them."""
         return levels_of(self.graph)
 
     @cached_property
     def whole(self) -> frozenset[str]:
-        """Inputs of the batch that are not cut, but passed to all micro-batches: numbers."""
-        return frozenset(name for name in self.batch if not self.template.examples[name].dim())
+        """The 0-dimensional inputs of the batch, which all micro-batches read."""
+        template = self.template
+        return frozenset(name for name in template.batch if not template.examples[name].dim())
 
 
-def pieces_of(
+def micro_batch_of(
     template: Template,
     stage: Mapping[str, int],
     costs: Costs,
     machine: Machine,
     *,
-    apart: bool = False,
+    split_backward: bool = False,
     buckets: Sequence[Iterable[str]] = (),
     branching: bool = False,
-) -> Pieces:
-    """Merge a template's tasks into pieces; ``stage`` is the stage of each task, by name.
+) -> MicroBatch:
+    """Merge a template's tasks; ``stage`` is the stage of each task, by name.
 
-    With ``apart``, backward is cut into I and W; with ``buckets`` of parameters, it is cut where
-    the gradients of each are ready; with ``branching``, stages are cut where some of their tasks
-    need not wait for another one.
+    With ``split_backward``, backward is I and W; with ``buckets`` of parameters, it is cut where
+    the gradients of each are ready; with ``branching``, stages are cut into ``branches``.
     """
     graph = template.graph
-    label = _labels(template, stage, apart, buckets)
+    roles = _roles(template, stage, split_backward, buckets)
     if branching:
-        label = _branched(graph, label, costs, machine)
-    several = len({piece.stage for piece in label.values()}) > 1
-    merged = merge(
-        graph, {name: _name(piece, several, len(buckets) > 1) for name, piece in label.items()}
-    )
-    found = {
-        task.name: label[next(part.name for part in (*task.parts, task) if not part.view)]
+        roles = _branched(graph, roles, costs, machine)
+    several = len({role.stage for role in roles.values()}) > 1
+    merged = merge(graph, {n: role.label(several, len(buckets) > 1) for n, role in roles.items()})
+    of_merged = {
+        task.name: roles[next(part.name for part in (*task.parts, task) if not part.view)]
         for task in merged.tasks
-        if not task.view and task.fn not in EXCHANGES
+        if not task.view and task.fn not in COLLECTIVES
     }
-    return Pieces(template, merged, found, *costs_of(merged, costs, machine))
+    return MicroBatch(template, merged, of_merged, *tabulated(merged, costs, machine))
 
 
-def _name(piece: Piece, several: bool, buckets: bool) -> str:
-    part = f".{piece.part}" if piece.part or (buckets and piece.kind not in "FR") else ""
-    level = f"-{piece.level}" if piece.level else ""
-    return f"{piece.kind}{piece.stage if several else ''}{part}{level}"
-
-
-def _labels(
-    template: Template, stage: Mapping[str, int], apart: bool, buckets: Sequence[Iterable[str]]
-) -> dict[str, Piece]:
-    """Return the piece of each task that is neither a view nor an exchange."""
+def _roles(
+    template: Template,
+    stage: Mapping[str, int],
+    split_backward: bool,
+    buckets: Sequence[Iterable[str]],
+) -> dict[str, Role]:
+    """Return the role of each task that is neither a view nor a collective."""
     graph = template.graph
     backward = {task.index for task in graph.tasks if _is_backward(task)}
-    stage = {task.name: stage_of(graph, task, stage) for task in graph.tasks if not task.view}
-    inner = _waited_for(graph, stage, backward) if apart else backward
+    stage = {task.name: _stage_of(graph, task, stage) for task in graph.tasks if not task.view}
+    inner = _input_gradients(graph, stage, backward) if split_backward else backward
     part: dict[int, int] = {}
     for number, bucket in enumerate(buckets):
         for name in bucket:
-            for index in _behind(graph, [_ready(template, name)], part.keys(), backward):
+            for index in _ancestors(graph, _gradient_task(template, name), part.keys(), backward):
                 part[index] = number
-    found = {}
     level = level_of(graph, backward)
-    drawn = _drawn(graph)
+    random = _random_tasks(graph)
+    roles = {}
     for task in graph.tasks:
-        if task.view or task.fn in EXCHANGES:
+        i = task.index
+        if task.view or task.fn in COLLECTIVES:
             continue
-        kind: PieceKind = "R" if task.index in drawn else "F"
-        if task.index in backward:
-            kind = "B" if not apart else "I" if task.index in inner else "W"
-        cut = part.get(task.index, max(len(buckets) - 1, 0)) if kind not in "FR" else 0
-        found[task.name] = Piece(stage[task.name], kind, cut, level[task.index])
-    return found
+        if i not in backward:
+            roles[task.name] = Role(stage[task.name], "R" if i in random else "F", 0, level[i])
+            continue
+        kind: Literal["B", "I", "W"] = "B" if not split_backward else "I" if i in inner else "W"
+        cut = part.get(i, max(len(buckets) - 1, 0))
+        roles[task.name] = Role(stage[task.name], kind, cut, level[i])
+    return roles
 
 
 def _branched(
-    graph: Graph, label: Mapping[str, Piece], costs: Costs, machine: Machine
-) -> dict[str, Piece]:
-    """Return pieces of which some are cut into parts."""
+    graph: Graph, roles: Mapping[str, Role], costs: Costs, machine: Machine
+) -> dict[str, Role]:
+    """Return roles with the branch as part."""
     device = machine.device((machine.accelerators or machine.names)[0])
     backward = {task.index for task in graph.tasks if _is_backward(task)}
-    seconds = {name: costs.task_seconds(graph.task(name), device) for name in label}
-    part = branches(graph, {name: piece.stage for name, piece in label.items()}, backward, seconds)
+    seconds = {name: costs.task_seconds(graph.task(name), device) for name in roles}
+    part = branches(graph, {name: role.stage for name, role in roles.items()}, backward, seconds)
     return {
-        name: piece if piece.kind == "R" else replace(piece, part=part[name])
-        for name, piece in label.items()
+        name: role if role.kind == "R" else replace(role, part=part[name])
+        for name, role in roles.items()
     }
 
 
-def _drawn(graph: Graph) -> set[int]:
-    """Return the tasks that draw random numbers and depend on nothing, with those that make memory for them."""
+def _random_tasks(graph: Graph) -> set[int]:
+    """Return the random tasks that depend on nothing, and those that allocate memory for them."""
     sources = {value.index for value in graph.sources}
     found: set[int] = set()
     for task in graph.tasks:
         before = [d.task for d in task.dependencies if d.kind == "data"]
-        free = all(
-            i in found or not (graph.tasks[i].reads or graph.tasks[i].random) for i in before
-        )
-        if task.random and free and sources.isdisjoint(use.value for use in task.reads):
+        others = [graph.tasks[i] for i in before if i not in found]
+        is_free = not any(other.reads or other.random for other in others)
+        if task.random and is_free and sources.isdisjoint(use.value for use in task.reads):
             found.update((*before, task.index))
     return found
 
@@ -180,11 +173,8 @@ def _is_backward(task: Task) -> bool:
     return task.origin.phase == "backward" or task.name.startswith(("again.", "sum."))
 
 
-def stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
-    """Return the stage of a task.
-
-    For one that accumulates gradients, that of the task that computes the last of them.
-    """
+def _stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
+    """Return the stage of a task; of an accumulation, that of the gradient's producer."""
     if task.name in stage:
         return stage[task.name]
     root = graph.values[graph.values[task.reads[-1].value].root]
@@ -192,75 +182,44 @@ def stage_of(graph: Graph, task: Task, stage: Mapping[str, int]) -> int:
     return stage[graph.tasks[root.producer].name]
 
 
-def _ready(template: Template, name: str) -> int:
-    """Return the task after which a gradient is ready: the one that computes it, or adds it to a sum."""
+def _gradient_task(template: Template, name: str) -> int:
+    """Return the task (its index) that computes a gradient, or adds it to a sum."""
     graph = template.graph
     output = template.gradients[name]
-    return (
-        maker_of(graph, output) if output in graph.outputs else graph.task(f"sum.{name}.add").index
-    )
+    accumulates = output not in graph.outputs
+    return graph.task(f"sum.{name}.add").index if accumulates else producer_of(graph, output)
 
 
-def _waited_for(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
-    """Return the backward tasks that those of an earlier stage need.
-
-    For the first stage, those at its beginning.
-    """
+def _input_gradients(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> set[int]:
+    """Return the backward tasks that earlier stages need; of the first stage, its first ones."""
     first = [graph.tasks[i] for i in sorted(backward) if stage.get(graph.tasks[i].name) == 0]
-    start = next(
-        (
-            _key(task)
-            for task in reversed(first)
-            if task.origin.phase == "backward" and not task.view
-        ),
-        None,
-    )
+    own = [_call(task) for task in first if task.origin.phase == "backward" and not task.view]
+    last_call = own[-1] if own else None  # the call that forward began with
     found: set[int] = set()
     for i in sorted(backward, reverse=True):
         task = graph.tasks[i]
-        own = stage.get(task.name, 0)
+        own_stage = stage.get(task.name, 0)
         for user in graph.users[i]:
             other = graph.tasks[user]
-            leads_on = stage.get(other.name, own) < own
-            in_the_first = own == 0 and _key(other) == start and _key(task) != start
-            if user in found or leads_on or in_the_first:
+            leads_on = stage.get(other.name, own_stage) < own_stage
+            enters_last = own_stage == 0 and _call(other) == last_call != _call(task)
+            if user in found or leads_on or enters_last:
                 found.add(i)
     return found
 
 
-def _key(task: Task) -> object:
+def _call(task: Task) -> object:
     """Return a key that a backward task shares with its forward task."""
     return task.origin._replace(phase="")
 
 
-def _behind(graph: Graph, tasks: Iterable[int], known: Set[int], among: Set[int]) -> list[int]:
-    """Return these tasks and all their predecessors among some tasks, except the known ones."""
+def _ancestors(graph: Graph, task: int, known: Set[int], among: Set[int]) -> list[int]:
+    """Return a task and all its predecessors among some tasks, except the known ones."""
     found: dict[int, None] = {}
-    pending = [i for i in tasks if i in among]
+    pending = [task] if task in among else []
     while pending:
         i = pending.pop()
         if i not in found and i not in known:
             found[i] = None
             pending += [d.task for d in graph.tasks[i].dependencies if d.task in among]
     return list(found)
-
-
-def costs_of(
-    graph: Graph, costs: Costs, machine: Machine
-) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return the seconds of each task on each device, and the bytes of each value.
-
-    Equal devices are asked once.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for task in graph.tasks:
-        if task.view:
-            continue
-        known: dict[tuple[float, ...], float] = {}
-        found[task.name] = {}
-        for device in machine.devices:
-            rates = (device.flops_per_second, device.bytes_per_second, device.launch_seconds)
-            if rates not in known:
-                known[rates] = costs.task_seconds(task, device)
-            found[task.name][device.name] = known[rates]
-    return found, {value.name: int(costs.value_nbytes(value)) for value in graph.values}

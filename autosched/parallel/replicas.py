@@ -1,8 +1,7 @@
-"""Exchange values between replicas in the middle of a pass.
+"""Add the micro-batches of all replicas to a graph, with collectives between them.
 
-Replicas go through a pass together, level by level (``levels``). All exchanges of one level by the
-same operator are combined into one. One device combines the shares, so all replicas get the same
-bits. Knows pieces, and how an operator combines shares.
+Replicas go through a pass level by level. All collectives of one level by the same operator are
+combined into one. One device combines the shares, so all replicas read the same bits.
 """
 
 from __future__ import annotations
@@ -15,114 +14,94 @@ import torch
 from torch import Tensor
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.parallel.micro_batch import Pieces
-from autosched.parallel.sync_batch_norm import EXCHANGES
-from autosched.parallel.traffic import memory_seconds
+from autosched.parallel.costs import memory_task
+from autosched.parallel.micro_batch import MicroBatch
+from autosched.parallel.sync_batch_norm import COLLECTIVES
 
-__all__ = ["Pass", "include"]
+__all__ = ["Instance", "include"]
 
 
 @dataclass(frozen=True)
-class Pass:
-    """A micro-batch: its rows, its pieces, the device of each stage, and by name its values in a step's graph."""
+class Instance:
+    """A micro-batch in the graph of a step: the device of each stage, and its values by name."""
 
     rows: int
-    pieces: Pieces
+    micro_batch: MicroBatch
     devices: Sequence[str]
     prefix: str
     values: dict[str, Value]
 
     def output(self, label: str) -> Value:
         """Return the value that is an output."""
-        graph = self.pieces.graph
+        graph = self.micro_batch.graph
         return self.values[graph.values[graph.outputs[label]].name]
 
 
-def include(graph: Graph, passes: Sequence[Pass], machine: Machine, name: str) -> None:
-    """Add the tasks of micro-batches, one of each replica, with the exchanges between them.
+def include(graph: Graph, instances: Sequence[Instance], machine: Machine, name: str) -> None:
+    """Add the tasks of micro-batches, one of each replica, with the collectives between them.
 
-    Raises ScheduleError for micro-batches with different exchanges.
+    Raises ScheduleError for micro-batches with different collectives.
     """
-    levels = [one.pieces.levels for one in passes]
-    for one, found in zip(passes, levels, strict=True):
-        if [level.exchanges for level in found] != [level.exchanges for level in levels[0]]:
+    first = instances[0]
+    levels = [one.micro_batch.levels for one in instances]
+    for one, own in zip(instances, levels, strict=True):
+        if [level.collectives for level in own] != [level.collectives for level in levels[0]]:
             raise ScheduleError(
-                f"batch norms can be synchronised where replicas have the same, but the model has others for "
-                f"{one.rows} rows than for {passes[0].rows}"
+                f"batch norms can be synchronised where replicas have the same, but the model has "
+                f"others for {one.rows} rows than for {first.rows}"
             )
-    for number, together in enumerate(zip(*levels, strict=True)):
-        for one, level in zip(passes, together, strict=True):
-            pieces = one.pieces
+    for number, same_level in enumerate(zip(*levels, strict=True)):
+        for one, level in zip(instances, same_level, strict=True):
+            part = one.micro_batch
+            on = {task: one.devices[role.stage] for task, role in part.roles.items()}
             made = graph.include(
-                pieces.graph, one.values, prefix=one.prefix, seconds=pieces.seconds, nbytes=pieces.nbytes,
-                on={task: one.devices[piece.stage] for task, piece in pieces.piece.items()}, only=level.tasks,
+                part.graph, one.values, prefix=one.prefix, seconds=part.seconds,
+                nbytes=part.nbytes, on=on, only=level.tasks,
             )  # fmt: skip
             one.values.update(made)
-        for operator in together[0].exchanges:
-            _exchange(graph, passes, number, operator, machine, name)
+        for operator, names in same_level[0].collectives.items():
+            shares = [[one.values[argument] for argument in names.values()] for one in instances]
+            nbytes = [first.micro_batch.nbytes[argument] for argument in names.values()]
+            label = graph.fresh(f"{name}-{number + 1}")
+            devices = [one.devices[0] for one in instances]
+            results = _collective(graph, machine, operator, shares, devices, nbytes, label)
+            for one, values in zip(instances, results, strict=True):
+                one.values.update(zip(names, values, strict=True))
 
 
-def _exchange(
-    graph: Graph,
-    passes: Sequence[Pass],
-    level: int,
-    operator: Callable[..., Any],
-    machine: Machine,
-    name: str,
-) -> None:
-    """Replace the values of micro-batches at the end of a level by those of all replicas together."""
-    pairs = passes[0].pieces.levels[level].exchanges[operator]
-    read = exchange(
-        graph, [[one.values[given] for given in pairs.values()] for one in passes],
-        [one.devices[0] for one in passes], operator, machine=machine,
-        nbytes=[passes[0].pieces.nbytes[given] for given in pairs.values()], name=graph.fresh(f"{name}-{level + 1}"),
-    )  # fmt: skip
-    for one, values in zip(passes, read, strict=True):
-        one.values.update(zip(pairs, values, strict=True))
+def _collective(
+    graph: Graph, machine: Machine, operator: Callable[..., Any], shares: Sequence[list[Value]],
+    devices: Sequence[str], nbytes: Sequence[int], name: str,
+) -> list[list[Value]]:  # fmt: skip
+    """Combine values of replicas on the first one's device; return the values that each reads.
 
-
-def exchange(
-    graph: Graph,
-    shares: Sequence[Sequence[Value]],
-    devices: Sequence[str],
-    operator: Callable[..., Any],
-    *,
-    machine: Machine,
-    nbytes: Sequence[int],
-    name: str,
-) -> list[list[Value]]:
-    """Combine the shares of replicas on the first one's device.
-
-    Return the value that each reads then.
-
-    ``shares`` are values by replica, several of so many bytes each, and ``devices`` where they are.
-    All read the same bits.
+    ``shares`` are several values of each replica, of so many bytes each.
     """
     if len(shares) == 1:
-        return [list(own) for own in shares]
-    size, (together, launches) = sum(nbytes), EXCHANGES[operator]
-    here = list(zip(shares, devices, strict=True))
+        return [shares[0]]
+    size = sum(nbytes)
+    combine, launches = COLLECTIVES[operator]
     packed = [own[0] for own in shares]
     if len(nbytes) > 1:
         packed = [
-            graph.add(
-                pack, list(own), name=f"{name}.pack.{device}", on=device, nbytes=size,
-                seconds=memory_seconds(machine, device, 2 * size),
+            memory_task(
+                graph, machine, device, pack, own, accessed=2 * size,
+                name=f"{name}.pack.{device}", nbytes=size,
             )
-            for own, device in here
+            for own, device in zip(shares, devices, strict=True)
         ]  # fmt: skip
-    made = graph.add(
-        together, packed, name=name, on=devices[0], nbytes=size,
-        seconds=memory_seconds(machine, devices[0], 2 * len(shares) * size, launches),
+    made = memory_task(
+        graph, machine, devices[0], combine, packed, accessed=2 * len(shares) * size,
+        launches=launches, name=name, nbytes=size,
     )  # fmt: skip
     if len(nbytes) == 1:
         return [[made] for _ in shares]
     return [
-        graph.add(
-            unpack, made, list(own), name=f"{name}.unpack.{device}", on=device, outputs=len(own), nbytes=max(nbytes),
-            seconds=memory_seconds(machine, device, 2 * size, len(own)),
+        memory_task(
+            graph, machine, device, unpack, made, own, accessed=2 * size, launches=len(own),
+            name=f"{name}.unpack.{device}", outputs=len(own), nbytes=max(nbytes),
         )
-        for own, device in here
+        for own, device in zip(shares, devices, strict=True)
     ]  # fmt: skip
 
 

@@ -16,8 +16,9 @@ __all__ = ["Curve", "Tried", "candidates"]
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to run a step: seconds, the share of time in which devices idle, the most bytes on a device.
+    """The simulation of an order with a number of micro-batches.
 
+    ``idle`` is the share of time in which devices are idle, ``nbytes`` the most bytes on a device;
     ``fits``: whether each device has that much memory.
     """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.all_reduce import STRATEGIES, reduce
+from autosched.parallel.all_reduce import STRATEGIES, all_reduce
 from autosched.parallel.buckets import buckets
 from autosched.program.program import Copy
 from autosched.testing import check
@@ -144,7 +144,7 @@ def summing(
             flats.append(
                 graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * itemsize)
             )
-    totals = reduce(
+    totals = all_reduce(
         graph, flats, devices, strategy, machine=machine, numel=numel, itemsize=itemsize, name="b"
     )
     for i, (device, total) in enumerate(zip(devices, totals, strict=True)):

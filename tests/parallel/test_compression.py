@@ -18,9 +18,9 @@ from autosched.parallel.compression import (
     Half,
     Int8,
     TopK,
+    compressed_all_reduce,
     decoded_sum,
     encode_,
-    exchange,
 )
 from autosched.program.program import Copy
 from autosched.testing import check
@@ -164,7 +164,7 @@ def exchanging(
                     torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * dtype.itemsize
                 )
             )
-    totals, kept = exchange(
+    totals, kept = compressed_all_reduce(
         graph,
         flats,
         machine.accelerators,

@@ -338,7 +338,7 @@ def test_what_cannot_be_done_before_a_step_is_refused() -> None:
     cases = [
         (
             pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
-            "before_step changes gradients by each other, and stage 1 has",
+            "before_step computes gradients of one stage from those of another: stage 1 has",
         ),
         (
             data_parallel(before_step=noise),

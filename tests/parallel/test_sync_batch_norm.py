@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import autosched as asc
 from autosched.parallel.collectives import level_of
-from autosched.parallel.sync_batch_norm import moments, moments_together
+from autosched.parallel.sync_batch_norm import combined_moments, moments
 from tests.models import ResNet
 
 Rounds = Sequence[Sequence[int]]  # the rows that make one statistic, batch by batch
@@ -271,7 +271,7 @@ def test_moments_of_shares_are_those_of_the_whole(sizes, far, seed):
         )
         + far
     )
-    together = moments_together([moments_of(share) for share in x.split(sizes)])
+    together = combined_moments([moments_of(share) for share in x.split(sizes)])
     torch.testing.assert_close(together, moments_of(x), rtol=1e-9, atol=1e-9)
 
 
