@@ -29,7 +29,7 @@ __all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "compressed_all_redu
 
 
 class Passes(NamedTuple):
-    """How often a function reads or writes the whole tensor, and how many operators it launches."""
+    """The memory accesses of a function, in whole tensors, and its number of kernel launches."""
 
     accesses: float
     launches: int

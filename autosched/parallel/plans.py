@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
@@ -42,12 +41,7 @@ class Plans(Generic[P]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _cached(self, key: Hashable, plan: Callable[[], P]) -> P:

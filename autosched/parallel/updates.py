@@ -128,26 +128,8 @@ def _update(
     values = {name: graph.input(name) for name in state}
     examples = {name: template.examples[name] for name in state}
     # 2. Gradients are inputs, or views of flat inputs.
-    written = {
-        old.values[old.values[use.value].root].name for n in tasks for use in old.task(n).changes
-    }
-    for number in numbers:
-        bucket = buckets[number]
-        labels = {f"gradients.{name}": tensor for name, tensor in bucket.parameters.items()}
-        if not flat:
-            values.update((label, graph.input(label)) for label in labels)
-            examples.update((label, template.examples[label]) for label in labels)
-            continue
-        name = f"flat.{number}"
-        device = template.examples[next(iter(bucket.parameters))].device
-        examples[name] = torch.empty(bucket.numel, dtype=bucket.dtype, device=device)
-        whole = graph.input(name)
-        if not written.isdisjoint([*labels, *bucket.parameters]):  # other replicas read the sum
-            whole = graph.add(torch.clone, whole)
-        start = 0
-        for label, tensor in labels.items():
-            values[label] = whole[start : start + tensor.numel()].view(tensor.shape)
-            start += tensor.numel()
+    own = {number: buckets[number] for number in numbers}
+    values.update(_gradients(graph, template, own, tasks, flat, examples))
     # 3. The tasks become at most one on the host and one on the device.
     inputs = {name: value for name, value in values.items() if name in read}
     made = graph.include(old, inputs, only=tasks)
@@ -167,6 +149,34 @@ def _update(
         buckets[numbers[0]].stage, tuple(numbers), merged, device_inputs, host_inputs, places,
         seconds, nbytes, template.state, _new_state(merged, places, template, nbytes),
     )  # fmt: skip
+
+
+def _gradients(
+    graph: Graph, template: Template, buckets: Mapping[int, Bucket], tasks: Sequence[str],
+    flat: bool, examples: dict[str, torch.Tensor],
+) -> dict[str, Value]:  # fmt: skip
+    """Declare gradients as inputs, with ``examples``; return their values, by old name."""
+    old = template.graph
+    changes = (use.value for name in tasks for use in old.task(name).changes)
+    written = {old.values[old.values[value].root].name for value in changes}
+    values: dict[str, Value] = {}
+    for number, bucket in buckets.items():
+        labels = {f"gradients.{name}": tensor for name, tensor in bucket.parameters.items()}
+        if not flat:
+            values.update((label, graph.input(label)) for label in labels)
+            examples.update((label, template.examples[label]) for label in labels)
+            continue
+        name = f"flat.{number}"
+        device = template.examples[next(iter(bucket.parameters))].device
+        examples[name] = torch.empty(bucket.numel, dtype=bucket.dtype, device=device)
+        whole = graph.input(name)
+        if not written.isdisjoint([*labels, *bucket.parameters]):  # other replicas read the sum
+            whole = graph.add(torch.clone, whole)
+        start = 0
+        for label, tensor in labels.items():
+            values[label] = whole[start : start + tensor.numel()].view(tensor.shape)
+            start += tensor.numel()
+    return values
 
 
 def _output_value(graph: Graph, output: str) -> str:
