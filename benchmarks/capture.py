@@ -1,7 +1,8 @@
-"""What a captured training step costs, against the eager one, and how long it takes to capture and to schedule.
+"""The time of a captured training step, and of capturing and scheduling it.
 
-The step is forward, backward and SGD with momentum, of an MLP on one CPU; the contenders take turns. Then a ResNet-50
-is captured, and scheduled for one CPU and two GPUs.
+The step is forward, backward and SGD with momentum, of an MLP on one CPU, compared with eager
+execution and other captures, which take turns. Then a ResNet-50 is captured, and scheduled for one
+CPU and two GPUs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def mlp(width: int) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way past them: He et al., CVPR 2016."""
+    """Three convolutions and a shortcut: He et al., CVPR 2016."""
 
     def __init__(self, inside: int, width: int, stride: int):
         super().__init__()
@@ -106,7 +107,7 @@ def replay(width: int, batch: int, rounds: int) -> list[str]:
     x, y = torch.randn(batch, width), torch.randint(0, 10, (batch,))
     with asc.compile(captured, asc.Machine([asc.Device("cpu")]), backend="host") as ours:
         other = stepper(copy.deepcopy(eager))
-        other(x, y)  # makes the moments
+        other(x, y)  # creates the moments
         steps = [stepper(eager), stepper(copy.deepcopy(eager), "eager"), ours]
         contenders: list[Callable[[], object]] = [functools.partial(step, x, y) for step in steps]
         contenders.insert(2, by_fx(other, x, y))
@@ -152,16 +153,17 @@ def main() -> None:
     middle = time.perf_counter()
     asc.schedule(graph, asc.Machine.emulated(gpus=2), examples=graph.examples)
     end = time.perf_counter()
-    told = (
-        f"ResNet-50: captured in {middle - start:.1f} s, {len(graph)} tasks; scheduled in {end - middle:.1f} s. "
-        f"Targets: 20 s and 5 s."
+    large = (
+        f"ResNet-50: captured in {middle - start:.1f} s, {len(graph)} tasks; scheduled in "
+        f"{end - middle:.1f} s. Targets: 20 s and 5 s."
     )
     parts = [
         f"## An MLP's step, as multiples of the eager one, median of {rounds}\n\n{table(head, rows)}\n\n"
-        "Target for `asc.compile`: at most 1.05, and below 1 where Python dominates. What it takes beyond its schedule "
-        "alone is the guard, which at each call looks at modules, optimizers and whatever else the step mentions. "
-        "`torch.compile` has the forward alone; `torch.fx` the whole step, as operators, without guards.",
-        told,
+        "Target for `asc.compile`: at most 1.05, and below 1 where Python dominates. The time beyond "
+        "that of its schedule alone is the guard, which at each call inspects modules, optimizers and "
+        "all else that the step refers to. `torch.compile` has the forward alone; `torch.fx` the "
+        "whole step, as operators, without guards.",
+        large,
     ]
     publish("capture", "Capture", parts, chosen)
 

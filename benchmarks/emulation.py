@@ -1,7 +1,8 @@
-"""How well the emulated machine keeps time: measured over predicted makespan, of the demo's step and of random graphs.
+"""Accuracy of the emulated machine: measured over predicted makespan.
 
-Tasks do a little real work in the time that their costs give them. On a computer with other work to do the measured
-times grow, as they would not on the machine that is played.
+The graphs are the demo's step and random ones. Tasks do a little real work in the time of their
+costs. Other load on the computer increases the measured times, but not those of the emulated
+machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def row(
     """Run a graph several times, and return its line of the table."""
     estimate = graph.name == "two-layer MLP"
     with asc.schedule(graph, machine, examples=inputs if estimate else None) as schedule:
-        schedule(**inputs)  # the first run is watched
+        schedule(**inputs)  # the first run is checked
         ratios = [schedule.profile(**inputs).makespan / schedule.makespan for _ in range(runs)]
         copies = sum(span.kind == "copy" for span in schedule.simulate().spans)
         devices = len(set(schedule.placement.device.values()))

@@ -1,7 +1,7 @@
-"""What a task costs beyond its own work: 1,000 ``torch.add`` on 16 floats, against a hand-written loop.
+"""Overhead of a task: 1,000 ``torch.add`` on 16 floats, compared with a hand-written loop.
 
-All contenders run the same calls on the same graph, in turns, so that noise hits all alike. The slow ones have a turn
-in some rounds only.
+All contenders run the same calls on the same graph, in turns, so that noise affects all equally.
+The slow ones have a turn in some rounds only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Contender = Callable[[], Any]
 
 
 def chain(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Add again and again."""
+    """Add to the last result, repeatedly."""
     for _ in range(TASKS):
         x = torch.add(x, y)
     return [x]
 
 
 def fan_out(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Add side by side."""
+    """Add to the input, independently."""
     results = []
     for _ in range(TASKS):
         results.append(torch.add(x, y))
@@ -41,7 +41,7 @@ def fan_out(x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def sources(is_chain: bool) -> list[int | None]:
-    """Return for each task the task whose result it adds to; None is the input."""
+    """Return the predecessor of each task; None for the input."""
     return [i - 1 if is_chain and i else None for i in range(TASKS)]
 
 
@@ -64,7 +64,7 @@ def dask_graph(is_chain: bool, x: Tensor, y: Tensor) -> tuple[dict[str, Any], li
 
 
 def futures(pool: ThreadPoolExecutor, is_chain: bool, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Submit all tasks in order; each waits for what it adds to."""
+    """Submit all tasks in order; each waits for its predecessor."""
 
     def add(before: Future[Tensor] | None) -> Tensor:
         return torch.add(x if before is None else before.result(), y)
@@ -102,7 +102,7 @@ def contenders(
 def race(
     quick: Mapping[str, Contender], slow: Mapping[str, Contender], rounds: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of each call. Who begins changes from round to round."""
+    """Return the seconds of each call. The first one changes from round to round."""
     seconds: dict[str, list[float]] = {name: [] for name in (*quick, *slow)}
     names = list(quick)
     for turn in range(rounds):
@@ -160,8 +160,8 @@ def main() -> None:
         tables = [
             f"{title}\n\n{measured(is_chain, pool, rounds)}"
             for title, is_chain in (
-                ("## Chain: each adds to the one before", True),
-                ("## Fan-out: all side by side", False),
+                ("## Chain: each task reads the result of the one before", True),
+                ("## Fan-out: independent tasks", False),
             )
         ]
     target = "Target: `host` and `threads` at most 1.2 times the loop."

@@ -1,7 +1,8 @@
-"""The page of a schedule: how large it is, how long writing, opening and drawing it take.
+"""The page of a schedule: its size, and the times of writing, opening and rendering it.
 
-The graphs are those of ``planning_steps.py``. A browser is asked where `make browser` has installed one: until the page
-is ready, and for the median of pictures of the whole timeline and of a hundredth of it, with the pixels read back.
+The graphs are those of ``planning_steps.py``. If `make browser` has installed a browser, it measures
+the time until the page is ready, and the median times of rendering the whole timeline and a
+hundredth of it, with the pixels read back.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main() -> None:
         "to draw a hundredth",
     ]
     parts = [
-        "The size has the program and the code in it, of each the first 6,000 lines.",
+        "The page contains the first 6,000 lines of the program and of the code.",
         table(head, rows),
     ]
     publish("page", "The page of a schedule", parts, chosen)

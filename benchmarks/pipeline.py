@@ -1,12 +1,13 @@
-"""Predict the tutorial's ResNet-50 on two GPUs: cut in two, pipelined as there, and as autosched does.
+"""Predict ResNet-50 on two GPUs: the stages and pipeline of PyTorch's tutorial, and autosched's.
 
-PyTorch's tutorial "Single-Machine Model Parallel Best Practices" trains ResNet-50 on batches of 120 images of 128 x 128
-pixels. Cut behind ``layer2`` it takes 7% longer than on one GPU; in splits of 20 it is 54% faster, which is where the
-tutorial ends. Here is a machine model with the same 7%: GPUs of 2 TFLOP/s and 200 GB/s, and a link that is as fast as
-the 7% say. The network is captured at its true size, on tensors without data; nothing is computed.
+PyTorch's tutorial "Single-Machine Model Parallel Best Practices" trains ResNet-50 on batches of 120
+images of 128 x 128 pixels. Cut after ``layer2``, it takes 7% longer than on one GPU; in splits of
+20 it is 54% faster, which is the tutorial's last result. The machine model here has the same 7%:
+GPUs of 2 TFLOP/s and 200 GB/s, and a link whose rate follows from the 7%. The network is captured
+at its true size, on tensors without data; nothing is computed.
 
-The bound is what no order of the same pieces can beat: of the busiest device, all its work, behind what must come
-before it can begin, and ahead of what must follow when it has ended.
+The bound is one for any order of the same tasks: the work of the busiest device, plus the shortest
+chains of tasks that must precede and follow it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ QUICK = [6, 8]
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way past them."""
+    """Three convolutions and a shortcut."""
 
     def __init__(self, before: int, inner: int, stride: int):
         super().__init__()
@@ -46,7 +47,7 @@ class Bottleneck(nn.Module):
         self.past = past if stride > 1 or before != after else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return as many images, four times as deep as the inner ones."""
+        """Return images of four times as many channels as the inner ones."""
         y = functional.relu(self.bn1(self.conv1(x)))
         y = functional.relu(self.bn2(self.conv2(y)))
         return functional.relu(self.bn3(self.conv3(y)) + self.past(x))
@@ -85,7 +86,7 @@ def machine(bytes_per_second: float) -> asc.Machine:
 
 
 def bound(schedule: asc.Schedule) -> float:
-    """Return the seconds that no order of a schedule's tasks on their devices can beat."""
+    """Return a lower bound on the seconds of all orders of a schedule's tasks."""
     graph, costs, on = schedule.graph, schedule.costs, schedule.placement.device
     seconds = [costs.task_seconds(t, schedule.machine.device(on[t.name])) for t in graph.tasks]
     head, tail = [0.0] * len(seconds), [0.0] * len(seconds)

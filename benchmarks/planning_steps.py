@@ -1,7 +1,8 @@
-"""How long planning takes: ``schedule()`` of layered random graphs of 1,000 and 10,000 tasks, step by step.
+"""Times of planning: ``schedule()`` of layered random graphs, by step.
 
-Each task reads about three results, most of them of the layer before, and one in ten writes one of them in place. The
-steps of ``auto`` are those of all the plans that it compares.
+The graphs have 1,000 and 10,000 tasks. Each task reads about three results, most of them of the
+previous layer, and one in ten writes one of them in place. The steps of ``auto`` are those of all
+the plans that it compares.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 import autosched as asc
 
 POLICIES = ("single", "round_robin", "heft", "auto")
-# The steps, and whose names they are.
+# The steps, and the globals that contain them.
 STEPS: dict[str, dict[str, Any]] = {
     "lower": asc.schedule.__globals__,
     "durations": asc.Schedule.verify.__globals__,
@@ -31,7 +32,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def mixed(*tensors: Tensor) -> Tensor:
-    """Stand for any task."""
+    """The function of all tasks."""
     return torch.stack(tensors).sum(0)
 
 
@@ -68,7 +69,7 @@ def machines() -> dict[str, asc.Machine]:
 
 @contextlib.contextmanager
 def stopwatch(seconds: dict[str, float]) -> Iterator[None]:
-    """Let ``schedule`` add up what its steps take."""
+    """Add up the seconds of the steps of ``schedule``."""
 
     def timed(step: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +92,7 @@ def stopwatch(seconds: dict[str, float]) -> Iterator[None]:
 
 
 def measured(tasks: int, machine: asc.Machine, policy: str, runs: int) -> dict[str, float]:
-    """Return the median seconds of building a graph, of each step, of the rest, and of all; and what came out."""
+    """Return median seconds of building, of each step, and of all; and the instructions."""
     found: list[dict[str, float]] = []
     for _ in range(runs):
         gc.collect()

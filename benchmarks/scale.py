@@ -1,22 +1,24 @@
-"""Predict training steps on 1 to 64 GPUs: data parallel, pipelines, and replicas of pipelines. Nothing is computed.
+"""Predict training steps on 1 to 64 GPUs: data parallel, pipelines, and replicas of pipelines.
 
-Two networks at their true size, captured on tensors without data: ResNet-50, and a transformer of 48 layers that is
-1,600 wide (as GPT-2 XL). The optimizer is SGD with
-momentum. The machine is one of nodes of 8 GPUs. A GPU reaches 300 TFLOP/s and 2.5 TB/s, which is
-about what float32 on an H100's tensor cores does, takes 5 us to launch an operator, and has 80 GB. In a node each two
-are joined by NVLink, 360 GB/s and 10 us; between nodes each GPU has a network card of its own, 40 GB/s and 20 us.
+Two networks at their true size, captured on tensors without data: ResNet-50, and a transformer of
+48 layers that is 1,600 wide (as GPT-2 XL). Nothing is computed. The optimizer is SGD with momentum.
+The machine has nodes of 8 GPUs. A GPU reaches 300 TFLOP/s and 2.5 TB/s, about the rates of float32
+on an H100's tensor cores, takes 5 us to launch an operator, and has 80 GB. In a node each two are
+connected by NVLink, 360 GB/s and 10 us; between nodes each GPU has its own network card, 40 GB/s
+and 20 us.
 
-What the model leaves out: a link joins two devices, and what copies share is not the link but the two copy streams, one
-out of and one into each GPU, so a switch is as good as its ports. A GPU has those two for NVLink and the network
-together. One host stands for those of all nodes, with a link of 50 GB/s to each GPU, and has the whole batch. Operators
-cost what the roofline says, whatever their shapes; there is no noise, and nobody is late.
+What the model leaves out: a link connects two devices, and copies do not contend for the link but
+for two copy streams, one out of and one into each GPU, so a switch is as fast as its ports. A GPU
+has those two for NVLink and the network together. One host represents those of all nodes, with a
+link of 50 GB/s to each GPU, and has the whole batch. Operators have roofline costs, for all shapes;
+there is no noise, and there are no stragglers.
 
-* efficiency: throughput over that of as many GPUs that do what one does alone.
+* efficiency: throughput over that of as many independent GPUs.
 * idle: the share of time in which GPUs compute nothing, on average.
-* hidden: of the time that copies into a GPU take, the share in which it computes.
-* bound / time: the bound is what no schedule can beat that has the same tasks on the same devices: the busiest GPU's
-  work behind what must come before and ahead of what must follow, or ``lower_bound`` of the schedule (which knows
-  copies), whichever is longer; (w) or (c) say which.
+* hidden: the share of the time of copies into a GPU in which it computes.
+* bound / time: the bound is one for all schedules of the same tasks on the same devices: the work
+  of the busiest GPU plus the shortest chains that must precede and follow it, or ``lower_bound`` of
+  the schedule (which includes copies), whichever is longer; marked (w) or (c).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def machine(gpus: int) -> asc.Machine:
 
 
 class Layer(nn.Module):
-    """Attention and two products, each behind a layer norm."""
+    """Attention and two products, each after a layer norm."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -70,7 +72,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return as much as was given: sequences times positions times width."""
+        """Return a tensor of the same shape: sequences, positions, width."""
         split = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(*split.unbind(), is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
@@ -127,7 +129,7 @@ NETS = (
 
 @dataclass(frozen=True)
 class Point:
-    """What was planned for some GPUs."""
+    """The plan for a number of GPUs."""
 
     gpus: int
     rows: int
@@ -147,7 +149,7 @@ class Point:
 
 
 def planned(gpus: int, rows: int, plan: Callable[[], tuple[asc.Schedule, str]]) -> Point:
-    """Plan, and look at what comes out."""
+    """Plan a step, and return the figures of its schedule."""
     start = time.perf_counter()
     schedule, chosen = plan()
     planning = time.perf_counter() - start
@@ -168,7 +170,7 @@ def hidden(timeline: asc.Timeline) -> float:
     """Return the share of the time of copies into GPUs in which these compute."""
     of: dict[str, list[Any]] = {}
     for span in timeline.spans:
-        if span.streams[-1].device != "cpu":  # the last stream of a copy is that of where it goes
+        if span.streams[-1].device != "cpu":  # the last stream of a copy is on its destination
             of.setdefault(span.streams[-1].device, []).append(span)
     found = [
         (
@@ -188,7 +190,7 @@ class Ways:
         self.net = net
         with torch.device("meta"):
             model = net.make()
-        self.model = model.to_empty(device="cpu")  # memory that nobody touches is not there
+        self.model = model.to_empty(device="cpu")  # untouched memory is not allocated
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
 
     def _system(self, way: Any, gpus: int, **how: Any) -> Any:
@@ -202,7 +204,7 @@ class Ways:
         )
 
     def data_parallel(self, gpus: int, rows: int) -> Point:
-        """Share a batch out, in micro-batches of what a GPU computes at once at most."""
+        """Train data parallel, in micro-batches of at most what a GPU computes at once."""
         each = -(-rows // gpus)
         several = -(-each // self.net.rows)
 
@@ -266,7 +268,7 @@ def _efficiency(point: Point, alone: Point) -> float:
     return point.throughput / point.gpus / alone.throughput
 
 
-def drawn(title: str, curves: Sequence[tuple[str, Sequence[Point]]], alone: Point) -> str:
+def chart(title: str, curves: Sequence[tuple[str, Sequence[Point]]], alone: Point) -> str:
     """Return efficiency by number of GPUs, and the bounds, as SVG."""
     found = []
     for name, points in curves:
@@ -299,7 +301,7 @@ def main() -> None:
                 f"### {SEVERAL * net.rows:,} rows in all",
                 table(HEAD, lines("data parallel", fixed, alone)),
             ]
-        svg = drawn(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone)
+        svg = chart(f"{net.name} on 1 to {counts[-1]} GPUs", curves, alone)
         parts += picture(f"scale-{net.name.lower()}", "efficiency by number of GPUs", svg, chosen)
     publish("scale", "Training steps on 1 to 64 GPUs, predicted", [_about(), *parts], chosen)
 

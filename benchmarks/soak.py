@@ -1,9 +1,10 @@
-"""Does anything go wrong? Random graphs x machines x policies x interleavings, each held to the serial run bit for bit.
+"""Stress test: random graphs, machines, policies and interleavings, compared with serial runs.
 
-Graphs have in-place writes, views, slices that meet or do not, random numbers, constraints and orders; machines have 1
-to 8 devices. Each program must be proved, by ``verify`` and by the brute force that it is tested against; leave the
-same bytes in every interleaving; and with any one wait, copy, record or free left out, be refused. A failing example
-is shrunk and printed, with the seed that leads to it. Ends with code 1 if there is one.
+Graphs have in-place writes, views, slices that overlap or do not, random numbers, constraints and
+orders; machines have 1 to 8 devices. Each program must be proved, by ``verify`` and by the brute
+force that it is tested against; have the same results, bit for bit, in every interleaving; and be
+rejected without any one wait, copy, record or free. A failing example is shrunk and printed, with
+its seed. Ends with code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BATCH = 250  # examples under one seed
 
 
 def attack(graph: asc.Graph, machine: asc.Machine, number: int) -> Iterator[str]:
-    """Try to break the schedules of a graph; yield what was done."""
+    """Check the schedules of a graph; yield the name of each check."""
     reference = Reference(Setting(graph, inputs_for(graph), number))
     expected = bits(reference.results)
     programs = {
@@ -85,7 +86,7 @@ def what_is_in(graph: asc.Graph) -> Iterator[str]:
 
 
 def refusals(program: Program, graph: asc.Graph, source: random.Random) -> Iterator[str]:
-    """Leave an instruction out: the program must be refused."""
+    """Remove an instruction: the program must be rejected."""
     i = source.randrange(len(program)) if len(program) else None
     if i is None or not isinstance(program.instructions[i], (Wait, Copy, Record, Free, Run)):
         return
@@ -101,7 +102,7 @@ def refusals(program: Program, graph: asc.Graph, source: random.Random) -> Itera
 
 
 def soak(number: int, examples: int) -> Counter[str]:
-    """Attack so many graphs, as a seed says; return how often what was done."""
+    """Check so many graphs with a seed; return the number of checks of each name."""
     torch.set_num_threads(1)
     done: Counter[str] = Counter()
 
@@ -158,13 +159,13 @@ def main() -> None:
         [f"graphs on {k} device{'s' * (k > 1)}", f"{done[f'on {k}']:,}"]
         for k in range(1, len(DEVICES) + 1)
     ]
-    told = (
+    summary = (
         f"Failures: 0, in {minutes:.0f} minutes of {processes} processes; seeds 0 to {batches - 1}."
     )
     publish(
         "soak",
         "Soak",
-        [(__doc__ or "").strip(), table(["", "tried"], rows), told],
+        [(__doc__ or "").strip(), table(["", "tried"], rows), summary],
         chosen,
         ("torch", "hypothesis"),
     )

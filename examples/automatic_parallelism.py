@@ -2,8 +2,9 @@
 
 http://d2l.ai/chapter_computational-performance/auto-parallelism.html
 
-Runs on the GPUs that are there. Where there are none, this CPU plays two: each product and each copy takes, on the
-wall clock, the seconds that a 4000x4000 one would (20 TFLOP/s, PCIe 4), and really works on a small matrix meanwhile.
+Runs on the available GPUs. Without any, two are emulated on this CPU: each product and each copy
+takes, on the wall clock, the seconds of a 4000x4000 one (20 TFLOP/s, PCIe 4), and computes with a
+small matrix meanwhile.
 """
 
 import argparse
@@ -23,13 +24,9 @@ import autosched as asc
 from autosched.viz import gantt_svg, gantt_text
 
 SIZE = 4000  # of the chapter's matrices
-SMALL = (
-    16  # of those that are really multiplied where GPUs are played: torch gives them to one core
-)
-LIMIT = 1.1  # things done at once may take so many times what the longest of them takes alone
-REAL = min(
-    torch.accelerator.device_count(), 2
-)  # with one real GPU, the two are logical devices on it
+SMALL = 16  # of the matrices multiplied on emulated GPUs: torch uses one core for them
+LIMIT = 1.1  # concurrent tasks may take so many times as long as the longest of them alone
+REAL = min(torch.accelerator.device_count(), 2)  # on one real GPU, two logical devices
 
 Trial = tuple[str, asc.Schedule, Mapping[str, Tensor]]
 
@@ -48,13 +45,13 @@ def matrix(device: str) -> Tensor:
 
 
 def schedule(graph: asc.Graph, gpus: int = 2, to_cpu: Iterable[str] = ()) -> asc.Schedule:
-    """Schedule with the costs of the chapter's matrices; the outputs named in ``to_cpu`` are wanted on the CPU."""
+    """Schedule with the costs of the chapter's matrices, and outputs in ``to_cpu`` on the CPU."""
     examples = dict.fromkeys(graph.input_names, torch.empty(SIZE, SIZE, device="meta"))
     return asc.schedule(graph, machine(gpus), examples=examples, outputs=dict.fromkeys(to_cpu, CPU))
 
 
 def benchmark(quick: bool, *trials: Trial) -> list[float]:
-    """Print and return the median seconds of schedules, run in turn so that a busy computer slows them alike."""
+    """Print and return the median seconds of schedules, run in turn so that noise affects all."""
     rounds = [
         [seconds(scheduled, inputs) for _, scheduled, inputs in trials]
         for _ in range(2 if quick else 6)
@@ -87,7 +84,7 @@ def at_once(what: str, together: float, parts: Iterable[float]) -> bool:
 def profile(
     scheduled: asc.Schedule, inputs: Mapping[str, Tensor], folder: Path | None
 ) -> asc.Timeline:
-    """Return what happened when, in the median of three runs; draw it, where a folder is given."""
+    """Return the timeline of the median of three runs; draw it, if a folder is given."""
     timeline = scheduled.profile(repeat=3, **inputs)
     name = scheduled.graph.name
     if folder:
@@ -155,7 +152,7 @@ def eight_tasks(options: argparse.Namespace) -> bool:
 
 
 def small_tasks_on_the_cpu(options: argparse.Namespace) -> bool:
-    """Exercise: tasks so small that torch gives each to one core; on the CPU alone, many at once pay."""
+    """Exercise: tasks so small that torch uses one core for each; many run at once on the CPU."""
     streams, graph, x = (
         max(2, torch.get_num_threads()),
         asc.Graph("sorts"),
@@ -200,7 +197,7 @@ def tangled_dependencies(options: argparse.Namespace) -> bool:
         asc.Graph("tangled"),
         random.Random(0),
         torch.arange(64),
-    )  # whole: the same bits everywhere
+    )  # integers: the same bits everywhere
     x, values = graph.input("x"), []
     for i, device in enumerate(2 * machine().names):
         with graph.on(device):

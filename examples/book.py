@@ -1,6 +1,6 @@
-"""What the examples from the book share, as its own module ``d2l`` does: images, machines, training, what is printed.
+"""Images, machines, training and printing for the examples from the book, as its module ``d2l``.
 
-Knows no network. All that is random begins from a seed, so every run computes the same numbers.
+All random numbers have seeds, so every run computes the same numbers.
 """
 
 import argparse
@@ -22,24 +22,21 @@ import autosched as asc
 from autosched.demo import load_digits
 from autosched.viz import Bar, bars_svg, gantt_svg
 
-SLOW = 1500  # times slower than GPUs are the emulated ones, for two cores to keep up
-LATENCY = 4  # times longer it takes them to start a kernel or a copy: what Python needs to start an operator
+SLOW = 1500  # times slower than real GPUs, so that two cores can emulate them
+LATENCY = 4  # times longer to start a kernel or a copy, since Python starts the operators
 STEPS = 20  # after which parameters are compared
-SUMS = {
-    "reduction": "sum",
-    "buckets": (2**16, 2**16),
-}  # the book's allreduce, in small buckets for small networks
+# The book's allreduce, in small buckets for small networks.
+SUMS = {"reduction": "sum", "buckets": (2**16, 2**16)}
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
-Make = Callable[
-    [], tuple[nn.Module, torch.optim.Optimizer]
-]  # a network, the same each time, and what trains it
+# Returns a network, the same each time, and its optimizer.
+Make = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
 class Images(NamedTuple):
-    """Images of shape (n, channels, height, width), and which of 10 classes each shows; to train with, and to test."""
+    """Images of shape (n, channels, height, width), and their classes, for training and for tests."""
 
     x: Tensor
     y: Tensor
@@ -48,7 +45,7 @@ class Images(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """What some runs took: their mean, and their standard deviation."""
+    """The mean and the standard deviation of the times of runs."""
 
     mean: float
     deviation: float
@@ -88,7 +85,7 @@ def fashion_mnist(folder: Path) -> Images:
 
 
 def idx(path: Path) -> Tensor:
-    """Return the bytes of an idx file, whose head is 0, 0, 8, the number of dimensions, and the length of each."""
+    """Return the bytes of an idx file; its head is 0, 0, 8, the number of dimensions, and sizes."""
     data = (
         path.read_bytes()
         if path.exists()
@@ -105,13 +102,12 @@ def idx(path: Path) -> Tensor:
 def machine_with(
     gpus: int, slow: float = SLOW, links: float | None = None, latency: float = LATENCY
 ) -> tuple[asc.Machine, str]:
-    """Return a machine with so many GPUs, and what they are in words: real, logical, or emulated.
+    """Return a machine with so many GPUs, and a description: real, logical, or emulated.
 
-    Emulated ones are ``slow`` times slower than real ones, and what joins them is ``links`` (default: as many) times.
+    Emulated ones are ``slow`` times slower than real ones, and links ``links`` times (default: as
+    many).
     """
-    torch.set_num_threads(
-        1
-    )  # each emulated GPU is a thread, and torch's own would fight with those
+    torch.set_num_threads(1)  # each emulated GPU is a thread, with which torch's would compete
     if real := torch.accelerator.device_count():
         torch.backends.cudnn.deterministic = True  # or no two runs would be equal, bit for bit
         kind = (
@@ -147,7 +143,7 @@ def batches(images: Images, size: int) -> Iterator[Batch]:
 
 
 def accuracy(model: nn.Module, images: Images) -> float:
-    """Return the share of the test images whose class the network finds."""
+    """Return the share of the test images that the network classifies correctly."""
     model.eval()
     with torch.no_grad():
         found = torch.cat([model(x).argmax(1) for x in images.test_x.split(256)])
@@ -158,7 +154,7 @@ def accuracy(model: nn.Module, images: Images) -> float:
 def serial_step(
     model: nn.Module, loss_fn: Loss, optimizer: torch.optim.Optimizer, batch: Batch, parts: int
 ) -> None:
-    """Take a training step in plain PyTorch, on one part of the batch after the other."""
+    """Take a training step in eager PyTorch, on one part of the batch after the other."""
     optimizer.zero_grad()
     for x, y in zip(*(tensor.chunk(parts) for tensor in batch), strict=True):
         (loss_fn(model(x), y) * (len(y) / len(batch[1]))).backward()
@@ -172,7 +168,7 @@ def different(model: nn.Module, reference: nn.Module) -> list[str]:
 
 
 class Training(NamedTuple):
-    """How training went: measured and predicted seconds of an epoch, test accuracy, and what a step did when."""
+    """Measured and predicted seconds of an epoch, test accuracy, and timelines of a step."""
 
     epoch: Seconds
     predicted: float
@@ -209,7 +205,7 @@ def train(
 def equal_to_serial(
     make: Make, loss_fn: Loss, machine: asc.Machine, images: Images, size: int
 ) -> bool:
-    """Train on all GPUs, and in plain PyTorch on one part of each batch after the other; compare the parameters."""
+    """Train on all GPUs, and serially in eager PyTorch; compare the parameters."""
     (ours, our_optimizer), (plain, plain_optimizer) = make(), make()
     plain.to(where(machine))
     with asc.parallel.data_parallel(ours, loss_fn, our_optimizer, machine, **SUMS) as step:
@@ -235,7 +231,7 @@ def compare_gpu_counts(
     least: float,
     options: argparse.Namespace,
 ) -> int:
-    """Train on one GPU and on two, print and draw what that takes, and return the exit code."""
+    """Train on one GPU and on two, print and draw the times, and return the exit code."""
     machine, kind = machine_with(2, slow=1 if options.quick else SLOW)
     print(f"machine: {kind}\n{machine}\n", flush=True)
     loss_fn = functional.cross_entropy
@@ -274,7 +270,7 @@ def bars_of(name: str, measured: Seconds, predicted: float) -> list[Bar]:
 
 
 def measure(step: Step, batch: Batch, runs: int) -> Seconds:
-    """Return what some steps take, after one to warm up."""
+    """Return the seconds of some steps, after one to warm up."""
     seconds = []
     for _ in range(1 + runs):
         start = time.perf_counter()
@@ -290,7 +286,7 @@ def verdict(promise: str, holds: bool) -> bool:
 
 
 def table(*rows: Iterable[object]) -> str:
-    """Return rows as text, the first of them the head; the first column stands to the left, the others to the right."""
+    """Return rows as text, the first one as head; the first column is left-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(

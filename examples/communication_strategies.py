@@ -1,9 +1,10 @@
-"""What data parallel training sends between GPUs, and ways to send it sooner or to send less: one network, four GPUs.
+"""Communication of data parallel training on four GPUs: reductions, buckets and compression.
 
-The book sums gradients on one GPU and sends the sum to all (``allreduce`` of "Training on Multiple GPUs"); its chapter
-"Parameter Servers" and guides to tuning know other ways. Here each trains the same network: bytes sent, seconds, and
-the loss after some steps. Exit code 1 if a way that only adds in another order changes the loss, or if one that is to
-send less does not, or if any learns nothing.
+The book sums gradients on one GPU and sends the sum to all (``allreduce`` of "Training on Multiple
+GPUs"); its chapter "Parameter Servers" and guides to tuning describe alternatives. Here each trains
+the same network: bytes sent, seconds, and the loss after some steps. Exit code 1 if an alternative
+that only adds in another order changes the loss, if one that should send less does not, or if any
+does not learn.
 """
 
 import sys
@@ -27,7 +28,7 @@ LOSS = functional.cross_entropy
 SLOW = 500
 MICRO = 4  # batches that are trained on before gradients are summed
 
-# What changes at most the order in which numbers are added; and what changes them.
+# Alternatives that only change the order of additions, and those that change the numbers.
 EXACT: Mapping[str, Mapping[str, Any]] = {
     "sum on one GPU": {"reduction": "sum"},
     "sum on the CPU": {"reduction": "cpu"},
@@ -48,7 +49,7 @@ RARE: Mapping[str, Mapping[str, Any]] = {
 
 
 class Result(NamedTuple):
-    """What a way sends for a batch, what that takes, and the loss after all batches."""
+    """Bytes sent for a batch, seconds, and the loss after all batches."""
 
     nbytes: float
     measured: book.Seconds
@@ -57,7 +58,7 @@ class Result(NamedTuple):
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a network with many parameters for what it computes, so that communication is the longer part."""
+    """Return a network with many parameters and little work, so that communication dominates."""
     torch.manual_seed(0)
     sizes = (64, WIDTH, WIDTH, WIDTH, 10)
     layers = [nn.Linear(before, after) for before, after in pairwise(sizes)]
@@ -70,7 +71,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(machine: asc.Machine, images: book.Images, steps: int, how: Mapping[str, Any]) -> Result:
-    """Train with as many batches in each way; numbers are for one of them."""
+    """Train with as many batches by each alternative; numbers are for one batch."""
     model, optimizer = make()
     count, seconds = how.get("accumulate", 1), []
     with asc.parallel.data_parallel(model, LOSS, optimizer, machine, **how) as step:
@@ -92,7 +93,7 @@ def loss_of(model: nn.Module, images: book.Images) -> float:
 
 
 def sent(schedule: asc.Schedule) -> float:
-    """Return the bytes that are copied between devices, the batch's among them."""
+    """Return the bytes that are copied between devices, including the batch's."""
     values = {value.name: value for value in schedule.graph.values}
     copied = (
         values[instruction.value]
@@ -103,9 +104,7 @@ def sent(schedule: asc.Schedule) -> float:
 
 
 def main() -> int:
-    options = book.parser(
-        "What data parallel training sends, and how to send it sooner, or less of it."
-    ).parse_args()
+    options = book.parser("Communication of data parallel training.").parse_args()
     machine, kind = book.machine_with(GPUS, slow=SLOW / 5 if options.quick else SLOW)
     print(f"machine: {kind}\n{machine}\n", flush=True)
     images, steps = book.digits(8), 4 if options.quick else 20
@@ -133,7 +132,7 @@ def main() -> int:
 
 
 def promises(results: Mapping[str, Result], begun: float) -> bool:
-    """Print what must hold, and return whether all of it does; ``begun`` is the loss before training."""
+    """Print the conditions, and return whether all hold; ``begun`` is the loss before training."""
     exact = [results[name].loss for name in EXACT]
     small = [results[name].nbytes for name in ("8 bits", "the largest 1%")]
     return all(

@@ -2,12 +2,14 @@
 
 https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
 
-There the network is cut behind ``layer2``; one GPU waits while the other computes, which costs 7%. Then the batch goes
-through in splits of 20 images, a size found by trying, which gains 54% over one GPU; and it ends where copies need
-streams of their own. Here ``asc.parallel`` does all of it: the tutorial's two steps, then with a cut, an order and a
-split size of its own, and the curve that chose them. The network is as deep as the tutorial's and 16 times narrower,
-for a CPU's sake, so its early layers weigh more, which have much to copy for what they compute. Exit code 1 if
-autosched's pipeline is not predicted to gain more than 54%, or if two GPUs train something else than one.
+There the network is cut after ``layer2``; one GPU waits while the other computes, which costs 7%.
+Then the batch is pipelined in splits of 20 images, a size found by trial, which gains 54% over one
+GPU; the tutorial ends where copies would need separate streams. Here ``asc.parallel`` does all of
+it: the tutorial's two steps, then stages, a pipeline schedule and a split size that it chooses by
+simulation, and the curve of that choice. The network is as deep as the tutorial's and 16 times
+narrower, to run on a CPU, so its early layers, with many bytes to copy for little work, have a
+larger share. Exit code 1 if autosched's pipeline is not predicted to gain more than 54%, or if
+training on two GPUs differs from that on one.
 """
 
 import sys
@@ -28,14 +30,14 @@ WIDTH = 4  # channels of the first block: 64 in the tutorial
 PIXELS = 16  # 128 in the tutorial, of which 32 are left when the first block sees them
 BATCH, CLASSES = 120, 10
 LOSS = functional.mse_loss
-SPLIT = 20  # images: what the tutorial found best
+SPLIT = 20  # images: the tutorial's best
 PARTS = BATCH // SPLIT
-SPLITS = (1, 3, 5, 8, 10, 12, 20, 40, 60)  # images: what it tried
-MEASURED = (8, 20, 60)  # of these, for a minute's sake; predicted are all
-PROMISED = 1.54  # times faster than one GPU: what it reached
+SPLITS = (1, 3, 5, 8, 10, 12, 20, 40, 60)  # images: those that it tried
+MEASURED = (8, 20, 60)  # of these, to save time; all are predicted
+PROMISED = 1.54  # times faster than one GPU: its result
 SLOW, LATENCY = 2000, 1  # see machine_with
-# How much slower links are, so that cutting in two costs the 7% that it costs there; blocks of each layer; measured
-# steps; what autosched need not find by itself; and split sizes.
+# How much slower links are, so that two stages cost the same 7%; blocks of each layer; measured
+# steps; arguments that autosched does not choose; and split sizes.
 FULL = 850, (3, 4, 6, 3), 4, {}, SPLITS
 QUICK = 300, (1, 1, 1, 1), 1, {"schedule": "gpipe", "chunks": 12}, (SPLIT,)
 
@@ -99,7 +101,7 @@ def batch() -> book.Batch:
 
 
 class Result(NamedTuple):
-    """Seconds of a step, the order in which devices do their pieces of it, and the network after all steps."""
+    """Seconds of a step, the order of the tasks on devices, and the network after all steps."""
 
     measured: book.Seconds
     predicted: float
@@ -109,16 +111,16 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is trained, on which machine, how often, and where pictures go."""
+    """The machine, the network, the number of runs, and the folder for pictures."""
 
     machine: asc.Machine
     blocks: Sequence[int]
     runs: int
-    chosen: Mapping[str, Any]  # what autosched need not find by itself
+    chosen: Mapping[str, Any]  # arguments that autosched does not choose
     folder: Path | None
 
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Return the network, the same each time, and what trains it."""
+        """Return the network, the same each time, and its optimizer."""
         torch.manual_seed(0)
         model = ResNet(self.blocks)
         return model, torch.optim.SGD(model.parameters(), lr=0.001)
@@ -140,7 +142,7 @@ class Experiment:
             )
 
     def serial(self, parts: int) -> nn.Module:
-        """Return the network after as many steps in plain PyTorch, on one part of the batch after the other."""
+        """Return the network after as many serial steps in eager PyTorch."""
         (model, optimizer), device = self.make(), book.where(self.machine)
         model.to(device)
         x, y = (tensor.to(device) for tensor in batch())
@@ -185,7 +187,7 @@ def compare_ways(experiment: Experiment) -> dict[str, Result]:
 
 
 def explain(step: Any, folder: Path | None) -> None:
-    """Print and draw what autosched chose, and from what."""
+    """Print and draw the choice of autosched, and its alternatives."""
     notes, timeline = step.notes(*batch()), step.schedule(*batch()).simulate()
     best: dict[str, Any] = {}
     for one in sorted(notes["curve"].tried, key=lambda tried: tried.seconds):
@@ -205,7 +207,7 @@ def explain(step: Any, folder: Path | None) -> None:
 
 
 def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> None:
-    """Print and draw what a batch takes in splits of some sizes, measured for some of them."""
+    """Print and draw the times of a batch by split size, measured for some of them."""
     how = {"way": asc.parallel.pipeline, "schedule": order}
     with experiment.step(**how) as step:
         curve = step.curve(*batch(), chunks=[BATCH // size for size in sizes])
@@ -231,12 +233,12 @@ def compare_splits(experiment: Experiment, order: str, sizes: Sequence[int]) -> 
 
 
 def gain(results: Mapping[str, Result], name: str) -> float:
-    """Return how many times faster than one GPU a way is predicted to be."""
+    """Return the predicted speed relative to one GPU."""
     return results["one GPU"].predicted / results[name].predicted
 
 
 def promises(results: Mapping[str, Result], plain: nn.Module) -> bool:
-    """Print what must hold, and return whether all of it does; ``plain`` trained on one split after the other."""
+    """Print the conditions, and return whether all hold; ``plain`` was trained serially."""
     hand, two, one = (
         results[name].model for name in ("pipelined by hand", "cut in two", "one GPU")
     )

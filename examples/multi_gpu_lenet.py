@@ -2,10 +2,11 @@
 
 http://d2l.ai/chapter_computational-performance/multiple-gpus.html
 
-There the batch is cut, each GPU computes its gradients, ``allreduce`` sums them and each GPU updates, line by line and
-one after the other. Here the same network trains by ``asc.parallel.data_parallel``. Data: the digits of scikit-learn,
-or Fashion-MNIST with ``--fashion-mnist FOLDER``. Exit code 1 if training differs from the serial one, or learns less
-than it should.
+There the batch is cut, each GPU computes its gradients, ``allreduce`` sums them and each GPU
+updates its parameters, line by line. Here the same network trains by
+``asc.parallel.data_parallel``. Data: the digits of scikit-learn, or Fashion-MNIST with
+``--fashion-mnist FOLDER``. Exit code 1 if training differs from the serial one, or learns less than
+expected.
 """
 
 import sys
@@ -36,7 +37,7 @@ def lenet(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
 
 
 class LeNet(nn.Module):
-    """Holds the parameters, which is all that a step must know of a network."""
+    """A module that holds the parameters."""
 
     def __init__(self) -> None:
         super().__init__()

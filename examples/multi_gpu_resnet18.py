@@ -2,10 +2,11 @@
 
 http://d2l.ai/chapter_computational-performance/multiple-gpus-concise.html
 
-There ``nn.DataParallel`` cuts the batch, copies the network to each GPU in each step and sums gradients when all are
-there; here ``asc.parallel.data_parallel`` keeps a replica on each GPU and sums them while others are still computed.
-The network is as deep as the book's and 8 times narrower, and its images have 16x16 pixels, for a CPU's sake. Exit code
-1 if training differs from the serial one, or learns less than it should.
+There ``nn.DataParallel`` cuts the batch, copies the network to each GPU in each step and sums
+gradients when all are computed; here ``asc.parallel.data_parallel`` has a replica on each GPU and
+sums gradients while others are still computed. The network is as deep as the book's and 8 times
+narrower, and its images have 16x16 pixels, to run on a CPU. Exit code 1 if training differs from
+the serial one, or learns less than expected.
 """
 
 import sys

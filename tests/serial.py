@@ -12,8 +12,8 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.planning import shares
-from autosched.parallel.step import Step, rows_of
+from autosched.parallel.batches import rows_of, shares
+from autosched.parallel.step import Step
 
 Loss = Callable[[Any, Any], Tensor]
 Rows = Sequence[Sequence[int]]  # of each replica, by micro-batch

@@ -1,9 +1,7 @@
-"""Find tasks of a stage that are independent of other stages.
+"""Divide stages into parts that wait for different stages.
 
-Stages follow each other, but their tasks form a graph: of two towers, the forward of the second
-needs nothing from the stage of the first, and only the task that joins them does. Such a stage is
-cut into parts, where each part is long enough for a task of its own. Knows stages and seconds, no
-device.
+Of two towers, the forward of the second needs nothing from the stage of the first; only the task
+that joins them does. Such a stage is cut where both parts are long enough for tasks of their own.
 """
 
 from __future__ import annotations
@@ -14,45 +12,39 @@ from autosched import Graph
 
 __all__ = ["branches"]
 
-_WORTH = 0.1  # least share of a stage's forward or backward for each of two parts
+_MIN_SHARE = 0.1  # of a stage's forward or backward, for at least two parts
 
 
 def branches(
     graph: Graph, stage: Mapping[str, int], backward: Set[int], seconds: Mapping[str, float]
 ) -> dict[str, int]:
-    """Return the part of its stage, forward or backward, of each task that is not a view.
-
-    By name, from 0.
+    """Return the part, from 0, of its stage's forward or backward for each task, by name.
 
     Forward tasks are in one part if they wait for the same other stages; backward tasks, if the
     same stages wait for them. So parts depend on each other in their order, and never in a cycle.
     """
-    waits = _reached(graph, stage, backward)
-    groups: dict[tuple[int, bool], dict[frozenset[int], list[int]]] = {}
+    linked = _linked_stages(graph, stage, backward)
+    groups: dict[tuple[int, bool], dict[frozenset[int], list[str]]] = {}
     for task in graph.tasks:
         if task.name in stage:
-            late = task.index in backward
-            group = groups.setdefault((stage[task.name], late), {})
-            group.setdefault(waits[task.index], []).append(task.index)
+            group = groups.setdefault((stage[task.name], task.index in backward), {})
+            group.setdefault(linked[task.index], []).append(task.name)
     found: dict[str, int] = {}
-    for (_, late), parts in groups.items():
-        sizes = sorted(sum(seconds[graph.tasks[i].name] for i in tasks) for tasks in parts.values())
-        worth = len(sizes) > 1 and sizes[-2] >= _WORTH * sum(sizes)
-        ordered = sorted(parts, key=lambda stages: -len(stages) if late else len(stages))
+    for (_, is_backward), parts in groups.items():
+        sizes = sorted(sum(seconds[name] for name in names) for names in parts.values())
+        is_cut = len(sizes) > 1 and sizes[-2] >= _MIN_SHARE * sum(sizes)
+        ordered = sorted(parts, key=len, reverse=is_backward)
         for number, stages in enumerate(ordered):
-            found.update((graph.tasks[i].name, number if worth else 0) for i in parts[stages])
+            found.update((name, number if is_cut else 0) for name in parts[stages])
     return found
 
 
-def _reached(graph: Graph, stage: Mapping[str, int], backward: Set[int]) -> list[frozenset[int]]:
-    """Return the other stages that each task waits for.
-
-    For a backward task, those that wait for it.
-    """
+def _linked_stages(
+    graph: Graph, stage: Mapping[str, int], backward: Set[int]
+) -> list[frozenset[int]]:
+    """Return the other stages that a forward task waits for, or that wait for a backward task."""
     found: list[set[int]] = [set() for _ in graph.tasks]
-    own: list[set[int]] = [
-        {stage[task.name]} if task.name in stage else set() for task in graph.tasks
-    ]
+    own = [{stage[task.name]} if task.name in stage else set() for task in graph.tasks]
     for task in graph.tasks:
         if task.index not in backward:
             for dependency in task.dependencies:

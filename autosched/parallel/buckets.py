@@ -1,7 +1,7 @@
-"""Group gradients into buckets that are summed together.
+"""Gradient bucketing: group gradients that are reduced together.
 
 A few large messages cost less than many small ones, but the first should be sent early, while
-backward continues. Knows names and sizes, no tensor.
+backward continues.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ SIZES = (2**20, 25 * 2**20)  # bytes: DistributedDataParallel's
 def buckets(
     tensors: Sequence[tuple[str, int, Hashable]], sizes: Sequence[float] = SIZES
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the tensors in each bucket, for ``(name, nbytes, dtype)`` in the order they become ready.
+    """Return the names of the tensors in each bucket.
 
-    A bucket has one dtype and is closed as soon as it has its size, so only its last tensor may
-    exceed the size. The first size is for the first bucket of each dtype, the next for the next,
-    the last for all others; 0 puts each tensor in a bucket of its own. Buckets are in the order of
-    their first tensors. This is the rule of DistributedDataParallel (Li et al., "PyTorch
-    Distributed", VLDB 2020). Raises ScheduleError for invalid or missing sizes.
+    ``tensors`` are ``(name, nbytes, dtype)`` in the order in which they become ready. A bucket has
+    one dtype and is closed as soon as it has its size, so only its last tensor may exceed the size.
+    The first size is for the first bucket of each dtype, the next for the next, the last for all
+    others; 0 puts each tensor in a bucket of its own. Buckets are in the order of their first
+    tensors. This is the rule of DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB
+    2020). Raises ScheduleError for invalid or missing sizes.
 
-    >>> tensors = [("fc.bias", 40, "float32"), ("fc.weight", 4000, "float32"), ("conv.weight", 600, "float32")]
-    >>> buckets(tensors, sizes=(1000, 5000))
+    >>> tensors = [("fc.bias", 40), ("fc.weight", 4000), ("conv.weight", 600)]
+    >>> buckets([(*tensor, "float32") for tensor in tensors], sizes=(1000, 5000))
     (('fc.bias', 'fc.weight'), ('conv.weight',))
     """
     check_sizes(sizes)
     made: list[list[str]] = []
-    closed: dict[Hashable, int] = {}  # by dtype, how many
-    open_: dict[Hashable, tuple[list[str], int]] = {}  # by dtype, and how many bytes it has
+    closed: dict[Hashable, int] = {}  # number by dtype
+    open_: dict[Hashable, tuple[list[str], int]] = {}  # by dtype, and its bytes so far
     for name, nbytes, dtype in tensors:
         if dtype not in open_:
             made.append([])

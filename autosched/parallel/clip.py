@@ -1,7 +1,7 @@
-"""Clip gradients by the norm of all of them.
+"""Clip gradients by their global norm.
 
-Equal to ``torch.nn.utils.clip_grad_norm_`` on the gradients of plain PyTorch, bit for bit. Norms of
-gradients are computed where the gradients are, the norm of these on one device, and each device
+Equal to ``torch.nn.utils.clip_grad_norm_`` on the gradients of serial training, bit for bit. Norms
+of gradients are computed where the gradients are, the norm of these on one device, and each device
 scales its own gradients.
 """
 
@@ -31,10 +31,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides
 
 
 def check_clip(limit: Any) -> float | None:
-    """Return the limit of a norm.
-
-    Raises ScheduleError unless it is a number, 0 or more, or None.
-    """
+    """Return the limit of a norm; raise ScheduleError unless it is a number >= 0 or None."""
     if limit is None:
         return None
     is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
@@ -48,16 +45,15 @@ def check_clip(limit: Any) -> float | None:
 def order_of_norms(parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the names of parameters in the order in which torch combines their norms.
 
-    That is their own order, except for parameters of several dtypes, which torch groups in an order
-    of its own.
+    That is their own order, except for parameters of several dtypes, which torch groups.
     """
     names = list(parameters)
-    if len({tensor.dtype for tensor in parameters.values()}) == 1:
+    tensors = parameters.values()
+    if len({tensor.dtype for tensor in tensors}) == 1:
         return names
-    like = [
-        torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in parameters.values()
-    ]
-    groups = _group_tensors_by_device_and_dtype([like], with_indices=True)  # type: ignore[list-item]
+    like = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in tensors]
+    lists: Any = [like]
+    groups = _group_tensors_by_device_and_dtype(lists, with_indices=True)
     return [names[i] for _, indices in groups.values() for i in indices]
 
 
@@ -67,38 +63,24 @@ def norms(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def norms_of_flat(flat: Tensor, layouts: Sequence[Layout]) -> Tensor:
-    """Return the norms of concatenated gradients.
-
-    The sum of each runs in the order of its strides.
-    """
+    """Return the norms of concatenated gradients, each summed in the order of its strides."""
     parts = torch.split(flat, [math.prod(shape) for shape, _ in layouts])
-    return norms(
-        [
-            _laid(part.view(shape), strides)
-            for part, (shape, strides) in zip(parts, layouts, strict=True)
-        ]
-    )
-
-
-def _laid(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a tensor with these strides."""
-    if tensor.stride() == strides:
-        return tensor
-    return torch.empty_strided(
-        tensor.shape, strides, dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor)
+    tensors = []
+    for part, (shape, strides) in zip(parts, layouts, strict=True):
+        tensor = part.view(shape)
+        if tensor.stride() != strides:
+            empty = torch.empty_strided(shape, strides, dtype=flat.dtype, device=flat.device)
+            tensor = empty.copy_(tensor)
+        tensors.append(tensor)
+    return norms(tensors)
 
 
 def coefficient(
-    parts: Sequence[Tensor], places: Sequence[tuple[int, int]], limit: float
+    parts: Sequence[Tensor], positions: Sequence[tuple[int, int]], limit: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the factor for gradients, and their norm.
-
-    ``places`` is where each norm is: part, index.
-    """
-    total = torch.linalg.vector_norm(
-        torch.stack([parts[part][index] for part, index in places]), 2.0
-    )
+    """Return the factor for gradients, and their norm; norms are at ``positions`` (part, index)."""
+    each = torch.stack([parts[part][index] for part, index in positions])
+    total = torch.linalg.vector_norm(each, 2.0)
     return torch.clamp(limit / (total + 1e-6), max=1.0), total
 
 

@@ -6,7 +6,7 @@ one bucket of gradients is summed while backward computes the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, Literal
@@ -14,24 +14,21 @@ from typing import Any, Literal
 import torch
 
 from autosched import Costs, Machine, ScheduleError
+from autosched.parallel.arguments import check_strategy
+from autosched.parallel.batches import batch_homes, check_count, shares
 from autosched.parallel.buckets import SIZES, buckets, check_sizes
-from autosched.parallel.compress import Compression
-from autosched.parallel.grid import Grid
-from autosched.parallel.pieces import pieces_of
-from autosched.parallel.planning import (
-    Sums,
-    Trained,
-    batch_homes,
-    check_count,
-    check_strategy,
-    devices_of,
-    shares,
-)
+from autosched.parallel.compression import Compression
+from autosched.parallel.micro_batch import MicroBatch, micro_batch_of
 from autosched.parallel.step import Planned, Step
+from autosched.parallel.step_graph import StepSpec
 from autosched.parallel.template import BeforeStep, Loss, Template, accumulating
+from autosched.parallel.training import Reduction, Training
 from autosched.parallel.updates import Bucket
 
 __all__ = ["data_parallel"]
+
+_BATCH_NORMS = ("replica", "synchronised")
+_Names = tuple[tuple[str, ...], ...]  # of the gradients in each bucket
 
 
 def data_parallel(
@@ -63,7 +60,7 @@ def data_parallel(
     * ``devices``: default: all accelerators. A batch of fewer rows than devices leaves some devices
       without rows.
     * ``reduction``: where gradients are summed: ``"sum"``, on the first device; ``"cpu"``, on the
-      host; ``"ring"``; ``"tree"``; ``"exchange"``, a piece on each device, inside of nodes first;
+      host; ``"ring"``; ``"tree"``; ``"exchange"``, a chunk on each device, inside of nodes first;
       ``"auto"``: the one that is predicted to be fastest.
     * ``buckets``: bytes of gradients that are summed together: of the first bucket, and of the
       others; ``"auto"`` tries several.
@@ -86,35 +83,30 @@ def data_parallel(
 
     >>> model = torch.nn.Linear(4, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> step = data_parallel(model, torch.nn.MSELoss(), optimizer, Machine.emulated(gpus=2), backend="host")
+    >>> machine = Machine.emulated(gpus=2)
+    >>> step = data_parallel(model, torch.nn.MSELoss(), optimizer, machine, backend="host")
     >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
     tensor(True)
     """
-    name = "data_parallel"
-    trio = (model, loss_fn, optimizer)
     check_count("accumulate", accumulate)
     check_sizes(SIZES if buckets == "auto" else buckets)
-    machine = Machine.local() if machine is None else machine
     if batch_norm not in _BATCH_NORMS:
         raise ScheduleError(
             f"batch_norm must be {' or '.join(map(repr, _BATCH_NORMS))}, got {batch_norm!r}"
         )
-    chosen = devices_of(machine, devices)
-    trained = Trained.of(
-        name, trio, machine, chosen[0], averages, options, clip_grad_norm, before_step
+    trained = (model, loss_fn, optimizer)
+    training = Training.of(
+        "data_parallel", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
-    synchronised = batch_norm == "synchronised" and len(chosen) > 1
+    synchronised = batch_norm == "synchronised" and len(training.devices) > 1
     strategy = check_strategy(reduction)
-    system = _DataParallel(
-        trained, chosen, strategy, buckets, compression, accumulate, synchronised
-    )
-    return Step(model, loss_fn, optimizer, machine, system.plan, trained.place, before_step)
+    system = _DataParallel(training, strategy, buckets, compression, accumulate, synchronised)
+    return Step(training, system.plan)
 
 
 @dataclass(frozen=True)
 class _DataParallel:
-    trained: Trained
-    devices: tuple[str, ...]
+    training: Training
     strategy: str
     sizes: Sequence[float] | Literal["auto"]
     compression: Compression | None
@@ -122,68 +114,61 @@ class _DataParallel:
     synchronised: bool
 
     def plan(self, batch: Sequence[Any], rows: int) -> Planned:
-        """Capture the parts of a step for a batch, and choose the schedule that is predicted to be fastest."""
-        cuts = tuple(shares(share, self.accumulate) for share in shares(rows, len(self.devices)))
-        cuts += ((),) * (len(self.devices) - len(cuts))
-        rounds = list(zip_longest(*cuts, fillvalue=0))
-        if self.synchronised and any(sum(sizes) == 1 for sizes in rounds):
-            self.trained.passes(
-                batch, [1], rows
-            )  # torch says so if batch norms cannot do with one row
-        passes = self.trained.passes(batch, chain(*cuts), rows, self.synchronised)
-        one = next(iter(passes.values()))
-        homes = batch_homes(next(iter(passes.values())), batch)
-        tried: dict[tuple[str, tuple[tuple[str, ...], ...]], float] = {}
+        """Return the plan that is predicted to be fastest, of all reductions and buckets."""
+        training = self.training
+        count = len(training.devices)
+        # 1. Divide the rows among replicas, and each share into micro-batches.
+        cuts = tuple(shares(share, self.accumulate) for share in shares(rows, count))
+        cuts += ((),) * (count - len(cuts))
+        if self.synchronised and any(sum(sizes) == 1 for sizes in zip_longest(*cuts, fillvalue=0)):
+            training.passes(batch, [1], rows)  # torch refuses batch norms of one row
+        # 2. Capture each size, as the first micro-batch and as a further one.
+        first = training.passes(batch, chain(*cuts), rows, self.synchronised)
+        more = {size: accumulating(t) for size, t in first.items() if self.accumulate > 1}
+        one = next(iter(first.values()))
+        costs = [
+            {size: Costs.estimate(t.graph, t.examples) for size, t in templates.items()}
+            for templates in (first, more)
+        ]
+        # 3. Schedule the step with each reduction and all buckets.
+        tried: dict[tuple[str, _Names], float] = {}
         best: Planned | None = None
-        for grouped, grid in self._grids(passes, cuts, homes):
-            for name, (made, built) in self.trained.reduced(grid, Sums(self.strategy, ())).items():
-                tried[name, grouped] = made.makespan
-                if best is None or made.makespan < best.schedule.makespan:
-                    notes = {"reduction": name, "buckets": grouped, "tried": tried}
-                    best = Planned(made, built, one, grid.updates[0].state, notes)
+        for names in self._groups({name: one.examples[name] for name in one.gradients}):
+            made = tuple(Bucket(0, {n: one.examples[n] for n in group}) for group in names)
+            spec = StepSpec(
+                "data parallel", training.machine, tuple((device,) for device in training.devices),
+                cuts, self._micro_batches(first, costs[0], names),
+                self._micro_batches(more, costs[1], names), made,
+                training.updates(made, count > 1), homes=batch_homes(one, batch),
+                compression=self.compression,
+            )  # fmt: skip
+            reduced = training.reduced(spec, Reduction(self.strategy, ()))
+            for name, (schedule, built) in reduced.items():
+                tried[name, names] = schedule.makespan
+                if best is None or schedule.makespan < best.schedule.makespan:
+                    notes = {"reduction": name, "buckets": names, "tried": tried}
+                    best = Planned(schedule, built, one, spec.updates[0].state, notes)
         assert best is not None
         return best
 
-    def _grids(
-        self,
-        passes: Mapping[int, Template],
-        cuts: tuple[tuple[int, ...], ...],
-        homes: Mapping[str, str],
-    ) -> Iterator[tuple[tuple[tuple[str, ...], ...], Grid]]:
-        """Yield ways to put gradients in buckets, by name, and the step for each."""
-        one = next(iter(passes.values()))
-        several = len(self.devices) > 1
-        stage = {task.name: 0 for one in passes.values() for task in one.graph.tasks}
-        further = {size: accumulating(one) for size, one in passes.items() if self.accumulate > 1}
-        kinds = [
-            {size: (t, Costs.estimate(t.graph, t.examples)) for size, t in found.items()}
-            for found in (passes, further)
-        ]
-        tensors = {name: one.examples[name] for name in one.gradients}
-        for grouped in self._groups(tensors) if several else [(tuple(tensors),)]:
-            made = tuple(Bucket(0, {name: tensors[name] for name in names}) for names in grouped)
-            first, more = (
-                {
-                    s: pieces_of(t, stage, c, self.trained.machine, buckets=grouped)
-                    for s, (t, c) in kind.items()
-                }
-                for kind in kinds
-            )
-            yield grouped, Grid(
-                "data parallel", self.trained.machine, tuple((device,) for device in self.devices), cuts, first, more,
-                made, self.trained.updates(one, made, several), homes=homes, compression=self.compression,
-            )  # fmt: skip
+    def _micro_batches(
+        self, templates: Mapping[int, Template], costs: Mapping[int, Costs], buckets: _Names
+    ) -> dict[int, MicroBatch]:
+        """Return the merged templates, by number of rows."""
+        machine = self.training.machine
+        found = {}
+        for size, template in templates.items():
+            stage = {task.name: 0 for task in template.graph.tasks}
+            found[size] = micro_batch_of(template, stage, costs[size], machine, buckets=buckets)
+        return found
 
-    def _groups(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[tuple[str, ...], ...]]:
-        """Return buckets (names) to try, for gradients in the order in which they are made."""
+    def _groups(self, tensors: Mapping[str, torch.Tensor]) -> list[_Names]:
+        """Return buckets to try, for gradients in the order in which they are computed."""
+        if len(self.training.devices) == 1:
+            return [(tuple(tensors),)]
         total = sum(tensor.nbytes for tensor in tensors.values())
-        tried = (
-            [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))]
-            if self.sizes == "auto"
-            else [self.sizes]
-        )
+        sizes: list[Sequence[float]] = [SIZES, *((total / parts,) for parts in (1, 2, 4, 8, 16))]
+        if self.sizes != "auto":
+            sizes = [self.sizes]
         ready = [(name, tensor.nbytes, tensor.dtype) for name, tensor in tensors.items()]
-        return list(dict.fromkeys(buckets(ready, sizes) for sizes in tried))
-
-
-_BATCH_NORMS = ("replica", "synchronised")
+        return list(dict.fromkeys(buckets(ready, size) for size in sizes))

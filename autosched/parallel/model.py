@@ -7,61 +7,36 @@ works at a time. ``pipeline`` lets the stages work concurrently.
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Hashable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import torch
 
 import autosched as asc
-from autosched import Costs, Graph, Machine, Schedule, ScheduleError, Watch, in_order
-from autosched.parallel.pieces import pieces_of
+from autosched import Costs, Graph, Machine, Schedule, ScheduleError, in_order
+from autosched.parallel.arguments import check_options, devices_of
+from autosched.parallel.batches import batch_homes, batch_inputs, first_rows, key_of, rows_of
+from autosched.parallel.micro_batch import micro_batch_of
 from autosched.parallel.pipelined import Pipeline
-from autosched.parallel.planning import (
-    Sums,
-    Trained,
-    batch_homes,
-    check_options,
-    cut,
-    devices_of,
-    gather,
-    leaves,
-    settle,
-    torch_device,
-)
+from autosched.parallel.plans import Plans, move_model, move_state, torch_device
 from autosched.parallel.stages import Cuts, balanced, by_map
-from autosched.parallel.step import KEPT, look, rows_of
-from autosched.parallel.study import SERIAL, Planner, Split
+from autosched.parallel.step_graph import input_on
 from autosched.parallel.template import Loss, Template, forward_of
+from autosched.parallel.training import Training
+from autosched.parallel.tuning import SERIAL, Planner, Split
 
 __all__ = ["Forward", "model_parallel"]
 
 
 @overload
 def model_parallel(
-    model: torch.nn.Module,
-    machine: Machine | None = None,
-    *,
-    devices: Sequence[str] | None = None,
-    split: Split = "auto",
-    loss_fn: None = None,
-    optimizer: None = None,
-    **options: Any,
+    model: torch.nn.Module, machine: Machine | None = None, *, loss_fn: None = None, **options: Any
 ) -> Forward: ...
 
 
 @overload
 def model_parallel(
-    model: torch.nn.Module,
-    machine: Machine | None = None,
-    *,
-    devices: Sequence[str] | None = None,
-    split: Split = "auto",
-    loss_fn: Loss,
-    optimizer: torch.optim.Optimizer,
-    **options: Any,
+    model: torch.nn.Module, machine: Machine | None = None, *, loss_fn: Loss, **options: Any
 ) -> Pipeline: ...
 
 
@@ -75,7 +50,9 @@ def model_parallel(
     optimizer: torch.optim.Optimizer | None = None,
     **options: Any,
 ) -> Forward | Pipeline:
-    """Return the model as stages on several devices: its forward, or with loss and optimizer a training step.
+    """Return the model as stages on several devices, or a training step of it.
+
+    Without ``loss_fn`` and ``optimizer``, it is the forward alone.
 
     ``split`` is ``"auto"``, one stage per device, cut so that they take equally long and fit; or
     the devices of modules by patterns of their names, ``{"layer1": "cuda:0", "layer2.*":
@@ -85,35 +62,34 @@ def model_parallel(
     Raises ScheduleError for an impossible split.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    >>> run = model_parallel(model, Machine.emulated(gpus=2), split={"0": "cuda:0", "2": "cuda:1"}, backend="host")
+    >>> machine, split = Machine.emulated(gpus=2), {"0": "cuda:0", "2": "cuda:1"}
+    >>> run = model_parallel(model, machine, split=split, backend="host")
     >>> print(run.cuts(torch.ones(3, 4)))
     stage 0 on cuda:0: 0 ... 1, 0.01 ms; 9.6e-05 MB to the next
     stage 1 on cuda:1: 2, 0.005 ms
     >>> torch.equal(run(torch.ones(3, 4)), model(torch.ones(3, 4)))
     True
     """
-    machine = Machine.local() if machine is None else machine
-    chosen = devices_of(machine, devices)
     if (loss_fn is None) != (optimizer is None):
         raise ScheduleError(
             "a training step needs both loss_fn= and optimizer=; without both, it is forward alone"
         )
-    if loss_fn is None or optimizer is None:
-        check_options("model_parallel", options)
-        return Forward(model, machine, chosen, split, options)
-    how = {
-        name: options.pop(name)
-        for name in ("averages", "clip_grad_norm", "before_step")
-        if name in options
-    }
-    trained = Trained.of(
-        "model_parallel", (model, loss_fn, optimizer), machine, chosen[0], how.get("averages", True), options,
-        how.get("clip_grad_norm"), how.get("before_step"),
-    )  # fmt: skip
-    return Pipeline(Planner(trained, chosen, split, 1, SERIAL, False, 1, Sums("sum", ())))
+    if loss_fn is None:
+        return Forward(model, machine, devices, split, options)
+    names = ("averages", "clip_grad_norm", "before_step")
+    of_step = {name: options.pop(name) for name in names if name in options}
+    trained = (model, loss_fn, optimizer)
+    training = Training.of("model_parallel", trained, machine, devices, options, **of_step)
+    return Pipeline(Planner(training, split, 1, SERIAL))
 
 
-class Forward:
+class _Planned(NamedTuple):
+    schedule: Schedule
+    template: Template
+    cuts: Cuts
+
+
+class Forward(Plans[_Planned]):
     """The forward of a model on several devices, without gradients.
 
     Closed by ``close()``, by a ``with`` statement, or by garbage collection.
@@ -122,96 +98,67 @@ class Forward:
     def __init__(
         self,
         model: torch.nn.Module,
-        machine: Machine,
-        devices: tuple[str, ...],
+        machine: Machine | None,
+        devices: Sequence[str] | None,
         split: Split,
         options: Mapping[str, Any],
     ):
+        super().__init__()
+        check_options("model_parallel", options)
         self.model = model
-        self.machine = machine
-        self.devices = devices
+        self.machine = Machine.local() if machine is None else machine
+        self.devices = devices_of(self.machine, devices)
         self.split = split
         self.options = options
-        self._known: dict[Hashable, tuple[Schedule, Template, Cuts]] = {}
-        self._watch: Watch | None = None
-        self._guard = threading.RLock()
 
     def __call__(self, *batch: Any) -> Any:
         """Return what the model returns."""
         with self._guard:
-            planned, template, _ = self._of(batch)
-            tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-            inputs = {**template.state.tensors(), **dict(zip(template.batch, tensors, strict=True))}
-            outputs = planned(**{name: inputs[name] for name in planned.graph.input_names})
-            return template.finish(outputs)
+            planned = self._of(batch)
+            template = planned.template
+            inputs = {**template.state.tensors(), **batch_inputs(template, batch)}
+            names = planned.schedule.graph.input_names
+            return template.finish(planned.schedule(**{name: inputs[name] for name in names}))
 
     def schedule(self, *batch: Any) -> Schedule:
         """Return the schedule of calls like this one."""
         with self._guard:
-            return self._of(batch)[0]
+            return self._of(batch).schedule
 
     def cuts(self, *batch: Any) -> Cuts:
         """Return the stages: what they hold, on which device, and how long each takes."""
         with self._guard:
-            return self._of(batch)[2]
+            return self._of(batch).cuts
 
-    def close(self) -> None:
-        """Close all schedules, and drop them."""
-        with self._guard:
-            for planned, _, _ in self._known.values():
-                planned.close()
-            self._known.clear()
+    def _of(self, batch: Sequence[Any]) -> _Planned:
+        key = key_of(batch), self._watched(self.model)
+        return self._cached(key, lambda: self._planned(batch))
 
-    def __enter__(self) -> Forward:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _of(self, batch: Sequence[Any]) -> tuple[Schedule, Template, Cuts]:
-        if self._watch is None or not self._watch.holds():
-            self._watch = Watch(self.model)
-        key = tuple(look(leaf) for leaf in leaves(batch)), self._watch.key
-        found = self._known.pop(key, None)
-        self._known[key] = found = self._plan(batch) if found is None else found
-        while len(self._known) > KEPT:
-            self._known.pop(next(iter(self._known)))[0].close()
-        return found
-
-    def _plan(self, batch: Sequence[Any]) -> tuple[Schedule, Template, Cuts]:
-        place = torch_device(self.machine, self.devices[0])
-        gather(self.model, None, place)
-        template = forward_of(self.model, cut(batch, rows_of(batch), place))
+    def _planned(self, batch: Sequence[Any]) -> _Planned:
+        # 1. Capture the forward, and cut it into stages.
+        device = torch_device(self.machine, self.devices[0])
+        move_model(self.model, None, device)
+        template = forward_of(self.model, first_rows(batch, rows_of(batch), device))
         costs = Costs.estimate(template.graph, template.examples)
         if isinstance(self.split, str):
-            held = {name: float(tensor.nbytes) for name, tensor in template.state.tensors().items()}
-            cuts = balanced(template.graph, costs, self.machine, self.devices, held)
+            sizes = {name: float(t.nbytes) for name, t in template.state.tensors().items()}
+            cuts = balanced(template.graph, costs, self.machine, self.devices, sizes)
         else:
             cuts = by_map(template.graph, costs, self.machine, self.split)
-        pieces = pieces_of(
-            template, cuts.stages(template.graph), costs, self.machine, branching=True
-        )
+        stages = cuts.stages(template.graph)
+        part = micro_batch_of(template, stages, costs, self.machine, branching=True)
+        # 2. Build the graph, with the tasks and the state of each stage on its device.
         graph = Graph("model parallel")
+        homes = batch_homes(template, batch)
         values = {}
-        given = batch_homes(template, batch)
-        for name, home in pieces.homes.items():
-            device = given.get(name) if name in template.batch else cuts.devices[home]
-            with graph.on(device) if device is not None else contextlib.nullcontext():
-                values[name] = graph.input(name, nbytes=pieces.nbytes[name])
-        on = {name: cuts.devices[piece.stage] for name, piece in pieces.piece.items()}
-        outputs = graph.include(
-            pieces.graph, values, on=on, seconds=pieces.seconds, nbytes=pieces.nbytes
-        )
+        for name, stage in part.input_stages.items():
+            home = homes.get(name) if name in template.batch else cuts.devices[stage]
+            values[name] = input_on(graph, home, name, part.nbytes[name])
+        on = {name: cuts.devices[role.stage] for name, role in part.roles.items()}
+        outputs = graph.include(part.graph, values, on=on, seconds=part.seconds, nbytes=part.nbytes)
         graph.output(**outputs)
-        homes = {name: value.home for name, value in values.items() if value.home is not None}
-        settle(self.machine, template.state, homes)
-        return (
-            asc.schedule(graph, self.machine, policy=in_order({}), **self.options),
-            template,
-            cuts,
-        )
+        # 3. Schedule it.
+        of_state = {name: value.home for name, value in values.items() if value.home is not None}
+        move_state(self.machine, template.state, of_state)
+        made = asc.schedule(graph, self.machine, policy=in_order({}), **self.options)
+        return _Planned(made, template, cuts)

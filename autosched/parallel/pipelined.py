@@ -1,6 +1,6 @@
 """Pipelines: stages of a model that work on different micro-batches concurrently.
 
-Arguments that are not given are found by simulation: see ``study``.
+Arguments that are not given are found by simulation: see ``tuning``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ from typing import Any, Literal
 import torch
 
 from autosched import Machine, ScheduleError
+from autosched.parallel.arguments import check_strategy
+from autosched.parallel.batches import check_count, rows_of
 from autosched.parallel.buckets import SIZES, check_sizes
-from autosched.parallel.curve import Curve
-from autosched.parallel.orders import ORDERS
-from autosched.parallel.planning import (
-    Sums,
-    Trained,
-    check_count,
-    check_strategy,
-    devices_of,
-)
+from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import Cuts
 from autosched.parallel.step import Step
-from autosched.parallel.study import Planner, Split
 from autosched.parallel.template import BeforeStep, Loss
+from autosched.parallel.training import Reduction, Training
+from autosched.parallel.tuning import Planner, Split
+from autosched.parallel.tuning_curve import Curve
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -53,7 +49,7 @@ def pipeline(
     The result for a batch of any size is that of the model on its micro-batches one after another,
     with accumulated gradients. It equals that of the whole batch in one pass, except for rounding,
     and for batch norms, which see one micro-batch each. Each device keeps its part of the model,
-    which remains the user's own: its ``state_dict`` is that of the plain model.
+    which remains the user's own: its ``state_dict`` is unchanged.
 
     * ``devices``: those of the stages, in order; default: all accelerators.
     * ``split``: as of ``model_parallel``; ``"auto"`` cuts so that stages take equally long, and
@@ -73,52 +69,51 @@ def pipeline(
     * ``averages``: whether ``loss_fn`` averages over a batch; otherwise it sums. ``options`` are
       those of ``data_parallel``.
 
-    Random numbers are drawn in the order of the micro-batches. Raises ScheduleError for invalid
+    Random numbers are generated in the order of the micro-batches. Raises ScheduleError for invalid
     arguments.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> step = pipeline(model, torch.nn.MSELoss(), optimizer, Machine.emulated(gpus=2), chunks=2, backend="host")
+    >>> how = {"machine": Machine.emulated(gpus=2), "chunks": 2, "backend": "host"}
+    >>> step = pipeline(model, torch.nn.MSELoss(), optimizer, **how)
     >>> step(torch.ones(6, 4), torch.zeros(6, 2)) > step(torch.ones(6, 4), torch.zeros(6, 2))
     tensor(True)
     """
     check_count("chunks", 1 if chunks == "auto" else chunks)
     check_sizes(buckets)
-    machine = Machine.local() if machine is None else machine
     if schedule != "auto" and schedule not in ORDERS:
         raise ScheduleError(
             f"schedule must be 'auto' or one of {', '.join(map(repr, ORDERS))}, got {schedule!r}"
         )
-    chosen = devices_of(machine, devices)
-    trio = model, loss_fn, optimizer
-    trained = Trained.of(
-        "pipeline", trio, machine, chosen[0], averages, options, clip_grad_norm, before_step
+    trained = (model, loss_fn, optimizer)
+    training = Training.of(
+        "pipeline", trained, machine, devices, options, averages, clip_grad_norm, before_step
     )
-    if not isinstance(replicas, int) or replicas < 1 or len(chosen) % replicas:
+    count = len(training.devices)
+    if not isinstance(replicas, int) or replicas < 1 or count % replicas:
         raise ScheduleError(
-            f"{len(chosen)} devices cannot be shared by replicas={replicas!r}, each with as many"
+            f"{count} devices cannot be divided among replicas={replicas!r}, each with as many"
         )
-    sums = Sums(check_strategy(reduction), tuple(buckets))
-    return Pipeline(Planner(trained, chosen, split, chunks, schedule, checkpoint, replicas, sums))
+    how = Reduction(check_strategy(reduction), tuple(buckets))
+    return Pipeline(Planner(training, split, chunks, schedule, checkpoint, replicas, how))
 
 
 class Pipeline(Step):
     """A training step of a pipeline."""
 
     def __init__(self, planner: Planner):
-        trained = planner.trained
-        super().__init__(
-            trained.model, trained.loss_fn, trained.optimizer, trained.machine, planner.plan, trained.place,
-            trained.before_step,
-        )  # fmt: skip
+        super().__init__(planner.training, planner.plan)
         self._planner = planner
 
     def cuts(self, *batch: Any) -> Cuts:
-        """Return the stages that such a batch goes through: what they hold, on which device, how long each takes."""
+        """Return the stages of such a batch: their modules, devices and seconds."""
         found: Cuts = self.notes(*batch)["cuts"]
         return found
 
     def curve(self, *batch: Any, chunks: Sequence[int] | None = None) -> Curve:
-        """Return the predicted seconds of a step by order and number of micro-batches: the given numbers, or many."""
+        """Return the predicted seconds of a step by order and number of micro-batches.
+
+        By default, many numbers are tried.
+        """
         with self._guard:
-            return self._planner.study(batch).curve(chunks)
+            return self._planner.study(batch, rows_of(batch)).curve(chunks)

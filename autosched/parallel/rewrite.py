@@ -1,8 +1,6 @@
-"""Rewrite templates: split gradients of convolutions, recompute the forward pass.
+"""Rewrite templates: hoist random numbers, split gradients of convolutions, checkpoint.
 
-A convolution's gradients are one operator; for zero bubbles it becomes two. For checkpointing, the
-forward pass is computed a second time. Each function takes and returns a template and the stage of
-each task. Knows no device and no order.
+Each function returns an equivalent template; where tasks are added, also the stage of each task.
 """
 
 from __future__ import annotations
@@ -18,137 +16,128 @@ from torch.utils._pytree import tree_map
 from autosched import Graph, Here, Task, Value
 from autosched.parallel.template import Template, inputs_like
 
-__all__ = ["checkpointed", "drawn_ahead", "halved"]
+__all__ = ["checkpointed", "split_convolutions", "with_hoisted_random_numbers"]
 
 Stages = Mapping[str, int]  # of tasks, by name
 
 
-def drawn_ahead(one: Template) -> Template:
-    """Draw random numbers before anything else, where they depend only on a shape.
+def with_hoisted_random_numbers(one: Template) -> Template:
+    """Generate random numbers before anything else, where they depend only on a shape.
 
-    Masks of dropout are drawn into memory "like" an activation. It is replaced by memory of the
-    same shape, which depends on no task. Otherwise all tasks that draw, on all devices, would be
-    ordered one after another together with their predecessors.
+    Masks of dropout are written to memory allocated "like" an activation. It is replaced by memory
+    of the same shape, which depends on no task. Otherwise all random tasks, on all devices, would
+    be ordered one after another together with their predecessors.
     """
     graph = one.graph
-    drawing = {use.value for task in graph.tasks if task.random for use in task.writes}
-    like = [
-        t
-        for t in graph.tasks
-        if _name(t).startswith("empty_like") and t.outputs[0].value in drawing
-    ]
-    if not like:
+    filled = {use.value for task in graph.tasks if task.random for use in task.writes}
+    allocations = {
+        task.outputs[0].value
+        for task in graph.tasks
+        if _is(task, "empty_like") and task.outputs[0].value in filled
+    }
+    if not allocations:
         return one
     copy = _Copy(one)
-    looks = _looks(one, {task.outputs[0].value for task in like})
+    fakes = _fake_tensors(one, allocations)
     for task in graph.tasks:
-        if task not in like:
+        value = task.outputs[0].value if task.outputs else -1
+        if not _is(task, "empty_like") or value not in allocations:
             copy.take(task)
             continue
-        look = looks[task.outputs[0].value]
+        fake = fakes[value]
         copy.flush()
-        copy.values[graph.values[task.outputs[0].value].name] = copy.graph.record(
-            torch.empty_strided, (tuple(look.shape), look.stride()),
-            {"dtype": look.dtype, "device": Here(look.device)}, name=task.name, origin=task.origin,
+        copy.values[graph.values[value].name] = copy.graph.record(
+            torch.empty_strided, (tuple(fake.shape), fake.stride()),
+            {"dtype": fake.dtype, "device": Here(fake.device)}, name=task.name, origin=task.origin,
         )  # fmt: skip
-    return copy.done(one)
+    return copy.finished(one)
 
 
-def _looks(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
+def _fake_tensors(one: Template, wanted: Set[int]) -> dict[int, torch.Tensor]:
     """Return fake tensors for some values (by index), by running all tasks on fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         data: dict[int, Any] = {
             v.index: mode.from_tensor(one.examples[v.name] if v.tensor is None else v.tensor)
             for v in one.graph.sources
         }
+
+        def fake(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return data[leaf.index]
+            return leaf.usual if isinstance(leaf, Here) else leaf
+
         found: dict[int, torch.Tensor] = {}
         for task in one.graph.tasks:
-            args, kwargs = tree_map(lambda leaf: _known(leaf, data), (task.args, dict(task.kwargs)))
+            args, kwargs = tree_map(fake, (task.args, dict(task.kwargs)))
             assert task.fn is not None
-            for value, item in task.results(task.fn(*args, **kwargs)):
-                data[value] = item
-                if value in wanted:
-                    found[value] = item
+            data.update(task.results(task.fn(*args, **kwargs)))
+            found.update((u.value, data[u.value]) for u in task.outputs if u.value in wanted)
     return found
 
 
-def _known(leaf: Any, data: Mapping[int, Any]) -> Any:
-    return (
-        data[leaf.index]
-        if isinstance(leaf, Value)
-        else leaf.usual
-        if isinstance(leaf, Here)
-        else leaf
-    )
+def _is(task: Task, *operators: str) -> bool:
+    """Whether the name of a task, without its module's, begins with one of these."""
+    return task.name.rpartition(".")[2].startswith(operators)
 
 
-def _name(task: Task) -> str:
-    """Return the name of a task without its module's."""
-    return task.name.rpartition(".")[2]
-
-
-def halved(one: Template, stage: Stages) -> tuple[Template, Stages]:
-    """Split the gradients of convolutions: by the input, which others wait for, and by the weights."""
+def split_convolutions(one: Template, stage: Stages) -> tuple[Template, Stages]:
+    """Compute gradients of convolutions by the input and by the weights in separate tasks."""
     copy = _Copy(one)
-    found = dict(stage)
+    stages = dict(stage)
     for task in one.graph.tasks:
-        mask = _convolution(task)
-        if len(mask) == 3 and mask[0] and any(mask[1:]):
-            for half, needs in (("input", (True, False, False)), ("weight", (False, *mask[1:]))):
-                made = copy.call(task, (*task.args[:-1], needs), f"{task.name}.{half}")
-                copy.note(
-                    {use.value for use, need in zip(task.outputs, needs, strict=True) if need},
-                    task,
-                    made,
-                )
-                found[f"{task.name}.{half}"] = stage[task.name]
-        else:
+        mask = tuple(task.args[-1]) if _is(task, "convolution_backward") else ()
+        if len(mask) != 3 or not mask[0] or not any(mask[1:]):
             copy.take(task)
-    return copy.done(one), found
-
-
-def _convolution(task: Task) -> tuple[bool, ...]:
-    """Return which gradients the backward of a convolution computes; nothing for other tasks."""
-    return tuple(task.args[-1]) if _name(task).startswith("convolution_backward") else ()
+            continue
+        for part, needed in (("input", (True, False, False)), ("weight", (False, *mask[1:]))):
+            label = f"{task.name}.{part}"
+            results = copy.call(task, (*task.args[:-1], needed), label)
+            for use, result, is_needed in zip(task.outputs, results, needed, strict=True):
+                if is_needed:
+                    copy.values[one.graph.values[use.value].name] = result
+            stages[label] = stage[task.name]
+    return copy.finished(one), stages
 
 
 def checkpointed(one: Template, stage: Stages) -> tuple[Template, Stages]:
-    """Recompute the forward of each stage in its backward, so that only the stage's inputs are kept between them.
+    """Recompute the forward of each stage in its backward, to store only the stage's inputs.
 
-    Tasks that draw random numbers, or write values that existed before, are not repeated, and their
-    results are kept. Of batch norms, all but writing the running statistics is repeated.
+    Random tasks, and tasks that write values that existed before, are not repeated, and their
+    results are stored. Of batch norms, all but writing the running statistics is repeated.
     """
     graph = one.graph
     copy = _Copy(one)
-    found = dict(stage)
-    backward = {task.index for task in graph.tasks if task.origin.phase == "backward"}
-    for task in graph.tasks:
-        if task.index not in backward:
+    stages = dict(stage)
+    backward = [task for task in graph.tasks if task.origin.phase == "backward"]
+    forward = [task for task in graph.tasks if task.origin.phase != "backward"]
+    for task in forward:
+        copy.take(task)
+    for number in dict.fromkeys(stage[task.name] for task in backward):
+        own = [task for task in backward if stage[task.name] == number]
+        before = {task.index for task in forward if stage[task.name] == number}
+        repeated = _repeated(graph, own, before)
+        copy.repeat(repeated)
+        stages.update((f"again.{task.name}", number) for task in repeated)
+        for task in own:
             copy.take(task)
-    order = list(dict.fromkeys(stage[graph.tasks[i].name] for i in sorted(backward)))
-    for number in order:
-        own = [i for i in sorted(backward) if stage[graph.tasks[i].name] == number]
-        again = _again(
-            graph,
-            own,
-            {i for i, t in enumerate(graph.tasks) if i not in backward and stage[t.name] == number},
-        )
-        names = copy.repeat(again)
-        found.update((f"again.{name}", number) for name in names)
-        for i in own:
-            copy.take(graph.tasks[i])
-        copy.forget()
-    return copy.done(one), found
+        copy.forget_repeated()
+    return copy.finished(one), stages
 
 
 class _Copy:
-    """A new graph with tasks of a template's; ``values`` maps old values to new ones, by name."""
+    """A new graph with tasks of a template's; ``values`` maps names of old values to new values."""
 
     def __init__(self, one: Template):
-        self.old, self.graph = one.graph, Graph(one.graph.name)
+        self.old = one.graph
+        self.graph = Graph(one.graph.name)
         self.values: dict[str, Value] = dict(inputs_like(self.graph, one.graph))
-        self.instead: dict[str, Value] = {}
+        self.repeated: dict[str, Value] = {}
         self.pending: list[str] = []
+
+    @property
+    def known(self) -> dict[str, Value]:
+        """The values that tasks read now."""
+        return {**self.values, **self.repeated}
 
     def take(self, task: Task) -> None:
         """Add a task unchanged, later, together with the next ones."""
@@ -157,59 +146,39 @@ class _Copy:
     def flush(self) -> None:
         """Add the tasks that were taken."""
         if self.pending:
-            self.values.update(
-                self.graph.include(self.old, {**self.values, **self.instead}, only=self.pending)
-            )
+            self.values.update(self.graph.include(self.old, self.known, only=self.pending))
             self.pending = []
 
     def call(self, task: Task, args: tuple[Any, ...], name: str) -> Any:
         """Add a task with other arguments, which contain old values; return its results."""
         self.flush()
-        known = {**self.values, **self.instead}
+        known = self.known
         args = tuple(known[arg.name] if isinstance(arg, Value) else arg for arg in args)
         assert task.fn is not None
+        count = len(task.outputs)
         return self.graph.record(
-            task.fn,
-            args,
-            task.kwargs,
-            name=name,
-            outputs=len(task.outputs),
-            origin=task.origin,
+            task.fn, args, task.kwargs, name=name, outputs=count, origin=task.origin
         )
 
-    def note(self, wanted: Iterable[int], task: Task, made: Any) -> None:
-        """Let some results of a call replace those of the old task."""
-        for use, value in zip(task.outputs, made, strict=True):
-            if use.value in wanted:
-                self.values[self.old.values[use.value].name] = value
-
-    def repeat(self, tasks: Iterable[Task]) -> list[str]:
-        """Add tasks again, as ``again.NAME``.
-
-        Later tasks read their results. Return their names.
-        """
+    def repeat(self, tasks: Iterable[Task]) -> None:
+        """Add tasks again, as ``again.NAME``; later tasks read their results."""
         self.flush()
-        names: list[str] = []
         for task in tasks:
-            if _norm(task) is not None:
-                made = self.call(task, _without_statistics(task), f"again.{task.name}")
-                for use, value in zip(task.outputs, made, strict=True):
-                    self.instead[self.old.values[use.value].name] = value
-            else:
-                self.instead.update(
-                    self.graph.include(
-                        self.old, {**self.values, **self.instead}, prefix="again.", only=[task.name]
-                    )
-                )
-            names.append(task.name)
-        return names
+            if not _is_batch_norm(task):
+                made = self.graph.include(self.old, self.known, prefix="again.", only=[task.name])
+                self.repeated.update(made)
+                continue
+            args = (*task.args[:3], None, None, *task.args[5:])  # without running statistics
+            results = self.call(task, args, f"again.{task.name}")
+            for use, value in zip(task.outputs, results, strict=True):
+                self.repeated[self.old.values[use.value].name] = value
 
-    def forget(self) -> None:
+    def forget_repeated(self) -> None:
         """Let later tasks read the first results again."""
         self.flush()
-        self.instead = {}
+        self.repeated = {}
 
-    def done(self, one: Template) -> Template:
+    def finished(self, one: Template) -> Template:
         """Return the template with the new graph."""
         self.flush()
         outputs = {label: self.old.values[index].name for label, index in self.old.outputs.items()}
@@ -217,32 +186,23 @@ class _Copy:
         return replace(one, graph=self.graph)
 
 
-def _norm(task: Task) -> int | None:
-    """Return the positions of the running statistics among the arguments.
-
-    None for others than batch norms in training.
-    """
-    if _name(task).startswith(("native_batch_norm", "cudnn_batch_norm")) and task.args[5] is True:
-        return 3
-    return None
+def _is_batch_norm(task: Task) -> bool:
+    """Whether a task is a batch norm in training."""
+    return _is(task, "native_batch_norm", "cudnn_batch_norm") and task.args[5] is True
 
 
-def _without_statistics(task: Task) -> tuple[Any, ...]:
-    return (*task.args[:3], None, None, *task.args[5:])
-
-
-def _again(graph: Graph, backward: Iterable[int], forward: set[int]) -> list[Task]:
+def _repeated(graph: Graph, backward: Iterable[Task], forward: Set[int]) -> list[Task]:
     """Return the tasks of a stage's forward to repeat for its backward, in order."""
-    fixed = _fixed(graph, forward)
+    fixed = _not_recomputable(graph, forward)
     found: set[int] = set()
-    pending = [use.value for i in backward for use in graph.tasks[i].reads]
+    pending = [use.value for task in backward for use in task.reads]
     seen: set[int] = set()
     while pending:
         value = pending.pop()
         if value in seen or graph.values[value].root in fixed:
             continue
         seen.add(value)
-        for i in _made_by(graph, value, forward):
+        for i in _writers(graph, value, forward):
             if i not in found:
                 found.add(i)
                 pending += [use.value for use in graph.tasks[i].reads]
@@ -250,39 +210,35 @@ def _again(graph: Graph, backward: Iterable[int], forward: set[int]) -> list[Tas
     return [graph.tasks[i] for i in sorted(found)]
 
 
-def _made_by(graph: Graph, value: int, among: set[int]) -> list[int]:
+def _writers(graph: Graph, value: int, among: Set[int]) -> list[int]:
     """Return the tasks that compute a value, or write its memory."""
     root = graph.values[value].root
-    touching = {graph.values[value].producer, graph.values[root].producer}
-    return [
-        i for i in among
-        if i in touching or any(graph.values[use.value].root == root for use in graph.tasks[i].changes)
-    ]  # fmt: skip
+    makers = {graph.values[value].producer, graph.values[root].producer}
+    return [i for i in among if i in makers or root in _changed_roots(graph, graph.tasks[i])]
 
 
-def _fixed(graph: Graph, forward: set[int]) -> set[int]:
-    """Return the memory (its root) that cannot be recomputed: it depends on random numbers, or on changed values.
+def _changed_roots(graph: Graph, task: Task) -> list[int]:
+    return [graph.values[use.value].root for use in task.changes]
+
+
+def _not_recomputable(graph: Graph, forward: Set[int]) -> set[int]:
+    """Return the memory (its root) that depends on random numbers or on changed values.
 
     Also the memory that such tasks have accessed.
     """
     fixed: set[int] = set()
     sources = {value.index for value in graph.sources}
-    tasks = [graph.tasks[i] for i in forward if _norm(graph.tasks[i]) is None]
-    changed = {graph.values[use.value].root for task in tasks for use in task.changes} & sources
+    others = [graph.tasks[i] for i in forward if not _is_batch_norm(graph.tasks[i])]
+    changed = {root for task in others for root in _changed_roots(graph, task)} & sources
     for i in sorted(forward):
         task = graph.tasks[i]
-        roots = [graph.values[use.value].root for use in (*task.outputs, *task.changes)]
-        foreign = [
-            r for r in (graph.values[use.value].root for use in task.changes) if r in sources
-        ]
-        stale = _norm(task) is None and any(
-            graph.values[use.value].root in changed for use in task.reads
-        )
-        if (
-            task.random
-            or stale
-            or (foreign and _norm(task) is None)
-            or any(graph.values[r].producer not in forward for r in roots if r not in sources)
-        ):
+        written = _changed_roots(graph, task)
+        roots = [graph.values[use.value].root for use in task.outputs] + written
+        new = [root for root in roots if root not in sources]
+        is_fixed = task.random or any(graph.values[r].producer not in forward for r in new)
+        if not _is_batch_norm(task):
+            reads_changed = any(graph.values[use.value].root in changed for use in task.reads)
+            is_fixed = is_fixed or reads_changed or not sources.isdisjoint(written)
+        if is_fixed:
             fixed.update(roots)
     return fixed

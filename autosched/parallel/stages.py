@@ -1,9 +1,7 @@
-"""Cut a captured model into stages.
+"""Cut a captured model into stages, balanced by cost or given by the user.
 
-Stages are balanced by cost, or given by the user. A model is a sequence of blocks, each a call of a
-module or a line of code, in the order in which they run; cuts are between blocks. Backward goes in
-the opposite direction and belongs to the blocks of its forward. Knows costs and memory, no order in
-time.
+A model is a sequence of blocks, each a call of a module or a line of code, in the order in which
+they run; cuts are between blocks. Backward tasks belong to the blocks of their forward.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ class Block:
 class Cuts:
     """A model cut into stages. ``print`` it to see the blocks and the device of each.
 
-    ``devices``: the device of each stage. ``seconds``: the predicted seconds of each stage for a
-    micro-batch, forward and backward. ``nbytes``: the bytes that each stage sends to the next.
+    ``ends`` are for each stage the block after its last; ``seconds`` those of each stage for a
+    micro-batch, forward and backward; ``nbytes`` the bytes sent forward after each stage.
     """
 
     blocks: tuple[Block, ...]
-    ends: tuple[int, ...]  # of each stage, the block after its last
+    ends: tuple[int, ...]
     devices: tuple[str, ...]
     seconds: tuple[float, ...]
     nbytes: tuple[float, ...]
@@ -45,45 +43,34 @@ class Cuts:
         return len(self.ends)
 
     def stages(self, graph: Graph) -> dict[str, int]:
-        """Return the stage of each task, by name, of the graph that was cut, or of one for other sizes.
+        """Return the stage of each task, by name, of the graph or of one for another size.
 
         Operators may differ by size; blocks of the same name are in the same stage then.
         """
         blocks = blocks_of(graph)
-        own = [
-            number
-            for number, end in enumerate(self.ends)
-            for _ in range(end - (0, *self.ends)[number])
-        ]
-        if len(blocks) != len(own):
-            named = {
-                block.name: stage
-                for block, stage in zip(reversed(self.blocks), reversed(own), strict=True)
-            }
-            own = list(accumulate((named.get(block.name, 0) for block in blocks), max))
+        starts = (0, *self.ends)
+        stages = [n for n, end in enumerate(self.ends) for _ in range(end - starts[n])]
+        if len(blocks) != len(stages):
+            named: dict[str, int] = {}  # the first block of a name counts
+            for block, stage in zip(self.blocks, stages, strict=True):
+                named.setdefault(block.name, stage)
+            stages = list(accumulate((named.get(block.name, 0) for block in blocks), max))
         found: dict[str, int] = {}
-        for block, stage in zip(blocks, own, strict=True):
-            found.update(
-                (graph.tasks[task].name, stage) for task in (*block.forward, *block.backward)
-            )
+        for block, stage in zip(blocks, stages, strict=True):
+            tasks = (*block.forward, *block.backward)
+            found.update((graph.tasks[task].name, stage) for task in tasks)
         return found
 
     def __str__(self) -> str:
         lines = []
         for number, (start, end) in enumerate(zip((0, *self.ends), self.ends, strict=False)):
             names = list(dict.fromkeys(block.name for block in self.blocks[start:end]))
-            what = (
-                names[0]
-                if len(names) == 1
-                else f"{names[0]} ... {names[-1]}"
-                if names
-                else "nothing"
-            )
-            lines.append(
-                f"stage {number} on {self.devices[number]}: {what}, {self.seconds[number] * 1e3:.3g} ms"
-            )
+            what = " ... ".join(dict.fromkeys((names[0], names[-1]))) if names else "nothing"
+            milliseconds = self.seconds[number] * 1e3
+            line = f"stage {number} on {self.devices[number]}: {what}, {milliseconds:.3g} ms"
             if number < len(self) - 1:
-                lines[-1] += f"; {self.nbytes[number] / 1e6:.3g} MB to the next"
+                line += f"; {self.nbytes[number] / 1e6:.3g} MB to the next"
+            lines.append(line)
         return "\n".join(lines)
 
 
@@ -93,40 +80,40 @@ def blocks_of(graph: Graph) -> list[Block]:
     Tasks of one line in one call of a module stay together, and so does everything that runs
     between them.
     """
-    key = {task.index: task.origin._replace(phase="") for task in graph.tasks}
+    call = [task.origin._replace(phase="") for task in graph.tasks]
+    # 1. A block of forward ends where no task of its calls follows.
     forward = [task for task in graph.tasks if task.origin.phase != "backward"]
-    last = {key[task.index]: task.index for task in forward}
+    last = {call[task.index]: task.index for task in forward}
     found: list[list[Task]] = []
     end = -1
     for task in forward:
         if task.index > end:
             found.append([])
-        end = max(end, last[key[task.index]])
+        end = max(end, last[call[task.index]])
         found[-1].append(task)
-    block = {key[task.index]: number for number, tasks in enumerate(found) for task in tasks}
+    # 2. Backward belongs to the block of its call, or to an earlier one that it depends on.
+    block = {call[task.index]: number for number, tasks in enumerate(found) for task in tasks}
     backward: list[list[int]] = [[] for _ in found]
     number = len(found) - 1
-    of = dict[int, int]()
+    block_of_task = dict[int, int]()
     for task in graph.tasks:
         if task.origin.phase == "backward":
-            number = block.get(key[task.index], number)
-            behind = [of[d.task] for d in task.dependencies if d.task in of]
-            of[task.index] = (
-                min(number, *behind) if behind else number
-            )  # it flows from later blocks to earlier ones
-            backward[of[task.index]].append(task.index)
+            number = block.get(call[task.index], number)
+            before = (d.task for d in task.dependencies)
+            earliest = min((block_of_task.get(i, number) for i in before), default=number)
+            earliest = min(earliest, number)
+            block_of_task[task.index] = earliest
+            backward[earliest].append(task.index)
     return [
-        Block(_name(tasks), tuple(task.index for task in tasks), tuple(behind))
-        for tasks, behind in zip(found, backward, strict=True)
+        Block(_name(tasks), tuple(task.index for task in tasks), tuple(own))
+        for tasks, own in zip(found, backward, strict=True)
     ]
 
 
 def _name(tasks: Sequence[Task]) -> str:
-    """Return the module of tasks, or their source line."""
-    for task in tasks:
-        if task.origin.module:
-            return task.origin.module
-    return tasks[0].name
+    """Return the module of tasks, or the name of the first."""
+    modules = (task.origin.module for task in tasks if task.origin.module)
+    return next(modules, tasks[0].name)
 
 
 # ---- cutting
@@ -137,55 +124,50 @@ def balanced(
     costs: Costs,
     machine: Machine,
     devices: Sequence[str],
-    held: Mapping[str, float] | None = None,
+    state: Mapping[str, float] | None = None,
     least: Costs | None = None,
 ) -> Cuts:
-    """Cut into as many stages as there are ``devices``, in that order, so that the slowest is as fast as possible.
+    """Cut into one stage per device, in this order, so that the slowest is as fast as possible.
 
     Dynamic programming over cut points minimizes the time of the longest stage, computing or
     sending, and then the bytes sent in total; ``O(stages * blocks ** 2)``. A device that is named
-    twice gets two stages. ``held`` is the number of bytes that remain with each parameter, by name,
-    in addition to the activations of one micro-batch, by ``least`` if that is given; devices hold
-    no more than their memory. Raises ScheduleError if there are fewer blocks than stages, or no cut
-    that fits.
+    twice gets two stages. ``state`` has the bytes that each parameter needs, by name, in addition
+    to the activations of one micro-batch, by ``least`` if that is given; devices hold no more than
+    their memory. Raises ScheduleError if there are fewer blocks than stages, or no cut that fits.
     """
     blocks = blocks_of(graph)
-    if len(blocks) < len(devices):
+    count = len(blocks)
+    if count < len(devices):
         raise ScheduleError(
-            f"{len(devices)} stages need as many blocks of the model, and it has {len(blocks)}"
+            f"{len(devices)} stages need as many blocks of the model, and it has {count}"
         )
-    table = _Table(graph, costs, machine, blocks, held or {}, least)
+    table = _Table(graph, costs, machine, blocks, state or {}, least)
+    # For each number of blocks that the stages so far have: the longest time, the time of sending,
+    # and the cuts.
     best: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {0: ((0.0, 0.0), ())}
-    shares = {name: devices.count(name) for name in devices}
     for number, device in enumerate(devices):
-        after: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
-        stages_left = len(devices) - number - 1
-        ends = (
-            [len(blocks)] if not stages_left else range(number + 1, len(blocks) - stages_left + 1)
-        )
-        for end in ends:
+        longer: dict[int, tuple[tuple[float, float], tuple[int, ...]]] = {}
+        left = len(devices) - number - 1
+        for end in range(number + 1, count - left + 1) if left else [count]:
+            sending = table.sending(end, device, devices[number + 1]) if left else 0.0
             options = []
-            for start, ((so_far, sent), cuts) in best.items():
-                if start < end and table.fits(start, end, device, shares[device]):
-                    crossing = (
-                        table.sending(end, device, devices[number + 1]) if stages_left else 0.0
-                    )
-                    longest = max(so_far, table.seconds(start, end, device), crossing)
-                    options.append(((longest, sent + crossing), (*cuts, end)))
+            for start, ((longest, sent), cuts) in best.items():
+                if start < end and table.fits(start, end, device, devices.count(device)):
+                    slowest = max(longest, table.seconds(start, end, device), sending)
+                    options.append(((slowest, sent + sending), (*cuts, end)))
             if options:
-                after[end] = min(options)
-        best = after
-    if len(blocks) not in best:
+                longer[end] = min(options)
+        best = longer
+    if count not in best:
         raise ScheduleError(
-            "no cut leaves each device with no more than its memory; name more devices, or checkpoint"
+            "no cut leaves each device with no more than its memory; name more devices, or "
+            "checkpoint"
         )
-    return table.cuts(best[len(blocks)][1], devices)
+    return table.cuts(best[count][1], devices)
 
 
 def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str]) -> Cuts:
-    """Cut by the user's map of modules to devices.
-
-    A block that no pattern matches joins the one before.
+    """Cut by the user's map of modules to devices; unmatched blocks join the one before.
 
     Patterns are those of the shell, ``{"layer1.*": "cuda:0"}``, and also match the modules inside;
     the first match counts. Raises ScheduleError for one that matches nothing.
@@ -193,18 +175,18 @@ def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str
     blocks = blocks_of(graph)
     for pattern, device in split.items():
         machine.device(device)
-        if not any(_fits(block.name, pattern) for block in blocks):
+        if not any(_matches(block.name, pattern) for block in blocks):
             names = ", ".join(dict.fromkeys(block.name for block in blocks))
             raise ScheduleError(
-                f"split= names {pattern!r}, which fits no module that was called; there are {names}"
+                f"split= names {pattern!r}, which matches no module that was called; there are "
+                f"{names}"
             )
-    device = next(
-        (split[p] for block in blocks for p in split if _fits(block.name, p)), machine.names[0]
-    )
+    matches = [[split[p] for p in split if _matches(block.name, p)] for block in blocks]
+    device = next((found[0] for found in matches if found), machine.names[0])
     devices: list[str] = []
     ends: list[int] = []
-    for number, block in enumerate(blocks):
-        device = next((split[pattern] for pattern in split if _fits(block.name, pattern)), device)
+    for number, found in enumerate(matches):
+        device = found[0] if found else device
         if not devices or device != devices[-1]:
             devices.append(device)
             ends.append(number)
@@ -212,7 +194,7 @@ def by_map(graph: Graph, costs: Costs, machine: Machine, split: Mapping[str, str
     return _Table(graph, costs, machine, blocks, {}).cuts(ends, devices)
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
 
 
@@ -225,7 +207,7 @@ class _Table:
         costs: Costs,
         machine: Machine,
         blocks: Sequence[Block],
-        held: Mapping[str, float],
+        state: Mapping[str, float],
         least: Costs | None = None,
     ):
         self.graph = graph
@@ -234,24 +216,22 @@ class _Table:
         self.blocks = blocks
         self.least = costs if least is None else least
         self._seconds: dict[object, list[float]] = {}
-        self.readers: dict[int, list[int]] = {}  # of memory, by the value that it is of
+        self.readers: dict[int, list[int]] = {}  # by root value, the tasks that read its memory
         for task in graph.tasks:
             for use in task.reads:
                 self.readers.setdefault(graph.values[use.value].root, []).append(task.index)
         self.crossing = self._crossing()
-        self._memory = [0.0, *accumulate(self._held(block, held) for block in blocks)]
+        self._memory = [0.0, *accumulate(self._nbytes(block, state) for block in blocks)]
 
     def seconds(self, start: int, end: int, device: str) -> float:
         """Return the seconds of blocks on a device, forward and backward."""
         found = self.machine.device(device)
         rates = (found.flops_per_second, found.bytes_per_second, found.launch_seconds)
         if rates not in self._seconds:
+            tasks = self.graph.tasks
             each = [
-                sum(
-                    self.costs.task_seconds(self.graph.tasks[i], found)
-                    for i in (*block.forward, *block.backward)
-                )
-                for block in self.blocks
+                sum(self.costs.task_seconds(tasks[i], found) for i in (*b.forward, *b.backward))
+                for b in self.blocks
             ]
             self._seconds[rates] = [0.0, *accumulate(each)]
         sums = self._seconds[rates]
@@ -259,28 +239,21 @@ class _Table:
 
     def sending(self, end: int, device: str, other: str) -> float:
         """Return the seconds to send the values that are read after a block to the next device."""
-        return (
-            self.machine.copy_seconds(device, other, self.crossing[end - 1])
-            if device != other
-            else 0.0
-        )
+        if device == other:
+            return 0.0
+        return self.machine.copy_seconds(device, other, self.crossing[end - 1])
 
-    def fits(self, start: int, end: int, device: str, shares: int) -> bool:
-        """Whether a device can hold blocks, ``shares`` times."""
-        return (self._memory[end] - self._memory[start]) * shares <= self.machine.device(
-            device
-        ).nbytes
+    def fits(self, start: int, end: int, device: str, times: int) -> bool:
+        """Whether a device can hold blocks, so many ``times``."""
+        nbytes = self._memory[end] - self._memory[start]
+        return nbytes * times <= self.machine.device(device).nbytes
 
     def cuts(self, ends: Sequence[int], devices: Sequence[str]) -> Cuts:
         """Return cuts with their costs."""
-        starts = (0, *ends)
-        return Cuts(
-            tuple(self.blocks),
-            tuple(ends),
-            tuple(devices),
-            tuple(self.seconds(s, e, d) for s, e, d in zip(starts, ends, devices, strict=False)),
-            tuple(self.crossing[end - 1] for end in ends),
-        )
+        stages = zip((0, *ends), ends, devices, strict=False)
+        seconds = tuple(self.seconds(start, end, device) for start, end, device in stages)
+        nbytes = tuple(self.crossing[end - 1] for end in ends)
+        return Cuts(tuple(self.blocks), tuple(ends), tuple(devices), seconds, nbytes)
 
     def _crossing(self) -> list[float]:
         """Return the bytes sent forward after each block: values made before, and read after it."""
@@ -296,21 +269,15 @@ class _Table:
             change[final] -= self.costs.value_nbytes(value)
         return list(accumulate(change))[:-1]
 
-    def _held(self, block: Block, held: Mapping[str, float]) -> float:
-        """Return the bytes that a block keeps: its parameters, and forward results that its backward needs."""
-        forward = set(block.forward)
+    def _nbytes(self, block: Block, state: Mapping[str, float]) -> float:
+        """Return the bytes of a block's parameters, and of forward results for its backward."""
+        tasks = [self.graph.tasks[i] for i in block.forward]
         backward = set(block.backward)
-        read = {
-            self.graph.values[use.value].name
-            for task in forward
-            for use in self.graph.tasks[task].reads
-        }
-        total = sum(nbytes for name, nbytes in held.items() if name in read)
-        for task in forward:
-            for use in self.graph.tasks[task].outputs:
-                value = self.graph.values[use.value]
-                if value.root == value.index and not backward.isdisjoint(
-                    self.readers.get(use.value, ())
-                ):
-                    total += self.least.value_nbytes(value)
+        read = {self.graph.values[use.value].name for task in tasks for use in task.reads}
+        total = sum(nbytes for name, nbytes in state.items() if name in read)
+        for use in (use for task in tasks for use in task.outputs):
+            value = self.graph.values[use.value]
+            readers = self.readers.get(use.value, ())
+            if value.root == value.index and not backward.isdisjoint(readers):
+                total += self.least.value_nbytes(value)
         return total

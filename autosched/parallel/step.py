@@ -3,38 +3,36 @@
 Called with a batch, a step trains the model by one step of the optimizer. It plans once for each
 kind of batch and of state. The model is the user's own, and the first replica. A tensor of another
 replica is copied again when the version counter of the model's tensor shows that other code changed
-it, so users need not report changes. Knows no device's work: a planner decides what runs.
+it, so users need not report changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 
-from autosched import Machine, Schedule, ScheduleError, Watch
+from autosched import Schedule
 from autosched._lib.copying import clone
-from autosched.parallel.grid import Built
-from autosched.parallel.planning import gather, leaves, settle, torch_device
-from autosched.parallel.template import BeforeStep, Loss, Template
+from autosched.parallel.batches import batch_inputs, key_of, rows_of
+from autosched.parallel.plans import Plans, move_model, move_state, torch_device
+from autosched.parallel.step_graph import StepGraph
+from autosched.parallel.template import Template
+from autosched.parallel.training import Training
 
-__all__ = ["KEPT", "Planned", "Step", "look", "rows_of"]
-
-KEPT = 8  # kinds of calls, those used last, as ``compile`` keeps them
+__all__ = ["Planned", "Step"]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan for a kind of batch: a schedule, the meaning of its inputs and outputs, and the holders of state."""
+    """The plan for a kind of batch: schedule, meaning of inputs and outputs, state."""
 
     schedule: Schedule
-    built: Built
+    built: StepGraph
     template: Template
     state: Any
     notes: Mapping[str, Any]
@@ -42,23 +40,20 @@ class Planned:
 
 @dataclass
 class _Copy:
-    """A replica's copy of a tensor, and the source with its version.
-
-    The source's memory is kept alive.
-    """
+    """A replica's copy of a tensor, and the source with its version and its memory."""
 
     tensor: torch.Tensor
     source: torch.Tensor
     memory: torch.Tensor
     version: int
 
-    def follows(self, source: torch.Tensor) -> bool:
+    def is_current(self, source: torch.Tensor) -> bool:
         """Whether the source is unchanged."""
         same = self.source is source and self.memory.data_ptr() == source.data_ptr()
         return same and self.version == source._version
 
 
-class Step:
+class Step(Plans[Planned]):
     """One training step of a model on several devices.
 
     Closed by ``close()``, by a ``with`` statement, or by garbage collection. ``grad_norm`` is the
@@ -69,32 +64,18 @@ class Step:
     torch.no_grad(): tensor.mul_(...)``.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss_fn: Loss,
-        optimizer: torch.optim.Optimizer | None,
-        machine: Machine,
-        plan: Callable[[Sequence[Any], int], Planned],
-        place: str | None,
-        before_step: BeforeStep | None = None,
-    ):
-        self.model = model
-        self.loss_fn = loss_fn
-        self.optimizer = optimizer
-        self.machine = machine
-        self._plan = plan  # the torch device where the model is captured, if that is a real one
-        self._place = place
-        self._before_step = before_step
-        self._known: dict[Hashable, Planned] = {}
-        self._watch: Watch | None = None
+    def __init__(self, training: Training, plan: Callable[[Sequence[Any], int], Planned]):
+        super().__init__()
+        self.model = training.model
+        self.loss_fn = training.loss_fn
+        self.optimizer = training.optimizer
+        self.machine = training.machine
+        self.grad_norm: torch.Tensor | None = None  # of the last step, before clipping
+        self._training = training
+        self._plan = plan
         self._last: Planned | None = None
         self._copies: dict[tuple[int, str], _Copy] = {}
         self._residuals: dict[str, torch.Tensor] = {}
-        self._guard = threading.RLock()
-        self.grad_norm: torch.Tensor | None = (
-            None  # of the last step, before it was clipped; None where it is not
-        )
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Train on a batch, whose last item is the target; return the loss, detached.
@@ -104,14 +85,14 @@ class Step:
         """
         with self._guard:
             planned = self._of(batch)
-            inputs, held = self._inputs(planned, batch)
+            inputs = self._inputs(planned, batch)
             try:
                 with torch.no_grad():  # gradients are taken inside
                     outputs = planned.schedule(**inputs)
             except BaseException:
                 self._copies.clear()  # which tensors were updated is unknown
                 raise
-            self._leave(planned, outputs, held)
+            self._store(planned, outputs)
             self.grad_norm = outputs.get("grad_norm")
             loss: torch.Tensor = outputs["loss"]
             return loss
@@ -124,7 +105,7 @@ class Step:
     def inputs(self, *batch: Any) -> dict[str, torch.Tensor]:
         """Return the inputs for the schedule of such a call, to run or profile it separately."""
         with self._guard:
-            return self._inputs(self._of(batch), batch)[0]
+            return self._inputs(self._of(batch), batch)
 
     def notes(self, *batch: Any) -> Mapping[str, Any]:
         """Return the decisions for calls like this one, and their reasons, by name."""
@@ -134,131 +115,90 @@ class Step:
     def close(self) -> None:
         """Close all schedules, and drop them and the replicas' tensors."""
         with self._guard:
-            for planned in self._known.values():
-                planned.schedule.close()
-            self._known.clear()
+            super().close()
             self._copies.clear()
             self._last = None
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model, of the optimizer, and the residuals of compression."""
-        optimizer = self.optimizer.state_dict() if self.optimizer is not None else {}
         return {
             "model": self.model.state_dict(),
-            "optimizer": optimizer,
+            "optimizer": self.optimizer.state_dict(),
             "residuals": dict(self._residuals),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; the model's state is that of the plain model."""
+        """Restore what ``state_dict`` returned; ``state["model"]`` is the model's own state."""
         with self._guard:
             self.model.load_state_dict(state["model"])
-            if self.optimizer is not None and state.get("optimizer"):
+            if state.get("optimizer"):
                 self.optimizer.load_state_dict(state["optimizer"])
-            self._residuals = {
-                name: tensor.clone() for name, tensor in state.get("residuals", {}).items()
-            }
+            residuals = state.get("residuals", {})
+            self._residuals = {name: tensor.clone() for name, tensor in residuals.items()}
 
     # ---- a call
 
     def _of(self, batch: Sequence[Any]) -> Planned:
-        key = self._kind(batch)
-        planned = self._known.pop(key, None)
-        if planned is None:
+        def plan() -> Planned:
             rows = rows_of(batch)
-            gather(self.model, self.optimizer, self._place)
-            with _without_collecting():
-                planned = self._plan(batch, rows)
-                self._last = None
-        self._known[key] = planned
-        while len(self._known) > KEPT:
-            self._known.pop(next(iter(self._known))).schedule.close()
-        return planned
+            move_model(self.model, self.optimizer, self._training.capture_device)
+            self._last = None
+            with _paused_garbage_collection():
+                return self._plan(batch, rows)
 
-    def _kind(self, batch: Sequence[Any]) -> Hashable:
+        return self._cached(self._key(batch), plan)
+
+    def _key(self, batch: Sequence[Any]) -> Hashable:
         """Return a key that is equal for calls that one schedule serves."""
-        if self._watch is None or not self._watch.holds():
-            hooks = () if self._before_step is None else (self._before_step,)
-            self._watch = Watch(self.model, self.loss_fn, *hooks)
-        parameters = tuple(
-            (id(p), p.requires_grad) for p in self.model.parameters()
-        )  # the plan keeps them alive
-        return (
-            tuple(look(leaf) for leaf in leaves(batch)),
-            self._watch.key,
-            parameters,
-            *self._optimizing(),
-        )
+        hook = self._training.before_step
+        hooks = () if hook is None else (hook,)
+        watched = self._watched(self.model, self.loss_fn, *hooks)
+        # Identities are unique, because the plan references the parameters.
+        parameters = tuple((id(p), p.requires_grad) for p in self.model.parameters())
+        return key_of(batch), watched, parameters, *self._optimizer_key()
 
-    def _optimizing(self) -> Iterator[Hashable]:
-        if self.optimizer is None:
-            return
+    def _optimizer_key(self) -> Iterator[Hashable]:
         for group in self.optimizer.param_groups:
-            yield tuple((name, look(item)) for name, item in group.items() if name != "params")
+            yield tuple((name, key_of(item)) for name, item in group.items() if name != "params")
             for parameter in group["params"]:
-                held = self.optimizer.state.get(parameter, {})
-                yield tuple((name, look(item)) for name, item in held.items())
+                state = self.optimizer.state.get(parameter, {})
+                yield tuple((name, key_of(item)) for name, item in state.items())
 
-    def _inputs(
-        self, planned: Planned, batch: Sequence[Any]
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the inputs of a run, and the present tensors of model and optimizer, by name."""
+    def _inputs(self, planned: Planned, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the inputs of a run."""
         if planned is not self._last:
-            self._begin(planned)
+            self._activate(planned)
             self._last = planned
-        names = planned.template.batch
-        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-        inputs = dict(zip(names, tensors, strict=True))
-        held = planned.state.tensors()
+        inputs = batch_inputs(planned.template, batch)
+        tensors = planned.state.tensors()
         for label, (replica, name) in planned.built.state.items():
-            inputs[label] = (
-                self._copy(planned, label, replica, name, held[name]) if replica else held[name]
-            )
+            source = tensors[name]
+            inputs[label] = self._copy(planned, label, replica, name, source) if replica else source
         for name, (device, numel, dtype) in planned.built.residuals.items():
-            kept = self._residuals.get(name)
-            if kept is None or (kept.numel(), kept.dtype) != (numel, dtype):
-                self._residuals[name] = torch.zeros(
-                    numel, dtype=dtype, device=torch_device(self.machine, device)
-                )
+            residual = self._residuals.get(name)
+            if residual is None or (residual.numel(), residual.dtype) != (numel, dtype):
+                place = torch_device(self.machine, device)
+                self._residuals[name] = torch.zeros(numel, dtype=dtype, device=place)
             inputs[name] = self._residuals[name]
-        return inputs, held
+        return inputs
 
     def _copy(
         self, planned: Planned, label: str, replica: int, name: str, source: torch.Tensor
     ) -> torch.Tensor:
         """Return a replica's tensor; a new copy if the model's was changed since."""
         found = self._copies.get((replica, name))
-        if found is None or not found.follows(source):
+        if found is None or not found.is_current(source):
             home = planned.schedule.graph.value(label).home
             place = torch_device(self.machine, home) if home is not None else None
+            own = source.detach()
             with torch.no_grad():
-                tensor = (
-                    clone(source.detach()) if place is None else source.detach().clone().to(place)
-                )
-            found = self._copies[replica, name] = _Copy(
-                tensor, source, source.detach(), source._version
-            )
+                tensor = clone(own) if place is None else own.clone().to(place)
+            found = self._copies[replica, name] = _Copy(tensor, source, own, source._version)
         return found.tensor
 
-    def _leave(
-        self,
-        planned: Planned,
-        outputs: Mapping[str, torch.Tensor],
-        held: Mapping[str, torch.Tensor],
-    ) -> None:
+    def _store(self, planned: Planned, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store the results of a run, and note that replicas are as new as the model."""
         for name, place in planned.built.places.items():
             planned.state.put(place, outputs[name])
@@ -267,32 +207,22 @@ class Step:
         for copy in self._copies.values():
             copy.version = copy.source._version
 
-    def _begin(self, planned: Planned) -> None:
-        """Move the model to the devices of this plan.
-
-        Replicas copy the buffers of the first again.
-        """
-        homes = {
-            name: planned.schedule.graph.value(label).home
-            for label, (r, name) in planned.built.state.items()
-            if not r
-        }
-        settle(
-            self.machine,
-            planned.state,
-            {name: home for name, home in homes.items() if home is not None},
-        )
-        for replica, name in list(self._copies):
-            if not isinstance(self._copies[replica, name].source, torch.nn.Parameter):
-                del self._copies[replica, name]
+    def _activate(self, planned: Planned) -> None:
+        """Move the model to the devices of this plan, and drop the replicas' buffers."""
+        homes = {}
+        for label, (replica, name) in planned.built.state.items():
+            home = planned.schedule.graph.value(label).home
+            if not replica and home is not None:
+                homes[name] = home
+        move_state(self.machine, planned.state, homes)
+        for key, copy in list(self._copies.items()):
+            if not isinstance(copy.source, torch.nn.Parameter):
+                del self._copies[key]
 
 
 @contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Pause garbage collection.
-
-    Graphs are many objects without cycles, and planning took a third longer.
-    """
+def _paused_garbage_collection() -> Iterator[None]:
+    """Pause cyclic garbage collection, which takes a quarter of planning and finds nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -300,26 +230,3 @@ def _without_collecting() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def rows_of(batch: Sequence[Any]) -> int:
-    """Return the size of the first dimension of all tensors in a batch.
-
-    Raises ScheduleError if there is none.
-    """
-    sizes = [
-        leaf.shape[0] for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
-    ]
-    if not sizes or min(sizes) != max(sizes) or not sizes[0]:
-        found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
-        raise ScheduleError(
-            f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got {found}"
-        )
-    return int(sizes[0])
-
-
-def look(item: Any) -> Hashable:
-    """Return the properties of an item that a schedule depends on."""
-    if isinstance(item, torch.Tensor):
-        return tuple(item.shape), item.stride(), item.dtype, item.device
-    return type(item), item if isinstance(item, Hashable) else repr(item)

@@ -1,7 +1,7 @@
-"""Capture one micro-batch, and an update, as a graph of operators.
+"""Capture one micro-batch, and an optimizer step, as a graph of operators.
 
-A template has forward, loss and backward. It is captured once for each size of a micro-batch, and
-included as often as there are micro-batches. Knows no device.
+The template of a micro-batch has forward, loss and backward. It is captured once for each size of a
+micro-batch, without devices, and included in a step as often as there are micro-batches.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ __all__ = [
     "Template",
     "accumulating",
     "forward_of",
-    "hook_of",
     "inputs_like",
-    "maker_of",
     "pass_of",
+    "producer_of",
     "update_of",
 ]
 
@@ -40,9 +39,8 @@ class Template:
     """A captured graph of operators.
 
     ``gradients`` has, for parameters by input, the output that is the gradient, in the order in
-    which they are computed; ``places`` has the places where other outputs are stored, ``switches``
-    the attributes that change; ``state`` holds them, and ``finish`` returns the function's result,
-    from outputs.
+    which they are computed; ``places`` has the places in ``state`` where other outputs are stored,
+    ``switches`` the attributes that change; ``finish`` returns the function's result from outputs.
     """
 
     graph: Graph
@@ -59,42 +57,39 @@ class Template:
         return tuple(name for name in self.graph.input_names if name.startswith("batch."))
 
     @cached_property
-    def carried(self) -> tuple[str, ...]:
+    def broadcast_buffers(self) -> tuple[str, ...]:
         """Other inputs that it reads and writes, such as a running mean that it subtracts.
 
-        But not counters.
+        Not counters, which it only writes.
         """
         values = self.graph.values
-        written = dict[int, None]()
-        read = dict[int, None]()
+        written: set[int] = set()
+        read: set[int] = set()
         for task in self.graph.tasks:
-            changed = dict.fromkeys(values[use.value].root for use in task.changes)
+            changed = {values[use.value].root for use in task.changes}
             written |= changed
-            seen = (values[use.value].root for use in task.reads if not task.view)
-            read |= dict.fromkeys(root for root in seen if root not in changed)
-        names = ((value.name, value.index) for value in self.graph.sources if value.tensor is None)
-        return tuple(
-            name for name, i in names if i in written and i in read and name not in self.batch
-        )
+            if not task.view:
+                read |= {values[use.value].root for use in task.reads} - changed
+        both = written & read
+        names = (v.name for v in self.graph.sources if v.tensor is None and v.index in both)
+        return tuple(name for name in names if name not in self.batch)
 
 
 def pass_of(
     model: torch.nn.Module,
     loss_fn: Loss,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer,
     batch: Sequence[Any],
     weight: float,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Template:
     """Capture ``weight * loss_fn(model(*inputs), target)`` and its backward.
 
-    The target is the last of ``batch``.
-
-    The loss is the output ``result``; forward runs within ``around()``. Raises CaptureError for
-    what cannot be captured, and GraphError for a loss without gradients for the optimizer's
-    parameters.
+    The target is the last of ``batch``. The loss is the output ``result``; forward runs within
+    ``around()``. Raises CaptureError for what cannot be captured, and GraphError for a loss without
+    gradients for the optimizer's parameters.
     """
-    compute = _quiet(loss_fn)
+    compute = _stateless(loss_fn)
 
     def forward_backward(*batch: Any) -> torch.Tensor:
         with around():
@@ -106,7 +101,7 @@ def pass_of(
 
     with without_gradients(model):
         graph = capture(forward_backward, *batch)
-    trained = {id(parameter) for parameter in _trained(optimizer)}
+    trained = {id(item) for group in optimizer.param_groups for item in group["params"]}
     known = graph.state.parameters
     made = {
         place[1]: output
@@ -121,7 +116,7 @@ def pass_of(
             raise GraphError(
                 f"the loss trains {name!r}, which is no parameter of the model; make it one"
             )
-    ready = dict(sorted(made.items(), key=lambda item: maker_of(graph, item[1])))
+    ready = dict(sorted(made.items(), key=lambda item: producer_of(graph, item[1])))
     places = {output: place for output, place in graph.made.items() if place[0] != "grad"}
     return Template(graph, graph.examples, ready, places, graph.switched, graph.state)
 
@@ -135,82 +130,55 @@ def forward_of(model: torch.nn.Module, batch: Sequence[Any]) -> Template:
 
     graph = capture(forward, *batch)
     return Template(
-        graph, graph.examples, {}, graph.made, graph.switched, graph.state, finish=graph.finish
+        graph, graph.examples, {}, graph.made, graph.switched, graph.state, graph.finish
     )
 
 
 def update_of(
     model: torch.nn.Module,
     loss_fn: Loss,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     parameters: Mapping[str, torch.Tensor],
     before_step: BeforeStep | None = None,
 ) -> Template:
-    """Capture ``before_step`` and a step of the optimizer for some parameters, with its present state.
+    """Capture ``before_step``, and a step of the optimizer if given, for some parameters.
 
     Their gradients are inputs ``gradients.NAME``.
     """
-    compute = _quiet(loss_fn)
-    names = dict(_names(model, parameters))
+    compute = _stateless(loss_fn)
+    keys = {id(tensor): key for key, tensor in parameters.items()}
+    named = model.named_parameters()
+    names = {name: keys[id(parameter)] for name, parameter in named if id(parameter) in keys}
 
     def update(gradients: dict[str, torch.Tensor]) -> None:
-        _ = compute  # so that things have the same names as in ``forward_backward``
+        _ = compute  # so that values have the same names as in ``forward_backward``
         for name, parameter in model.named_parameters():
             if name in names:
                 parameter.grad = gradients[names[name]]
         if before_step is not None:
             before_step(model)
-        optimizer.step()
-        optimizer.zero_grad()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
 
+    gradients = {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
     with without_gradients(model):
-        graph = capture(
-            update, {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
-        )
-    return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
-
-
-def hook_of(
-    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], before_step: BeforeStep
-) -> Template:
-    """Capture the effect of ``before_step`` on the gradients of some parameters.
-
-    These are inputs ``gradients.NAME``.
-    """
-    names = dict(_names(model, parameters))
-
-    def change(gradients: dict[str, torch.Tensor]) -> None:
-        for name, parameter in model.named_parameters():
-            if name in names:
-                parameter.grad = gradients[names[name]]
-        before_step(model)
-
-    with without_gradients(model):
-        graph = capture(
-            change, {key: torch.empty_like(tensor) for key, tensor in parameters.items()}
-        )
+        graph = capture(update, gradients)
     return Template(graph, graph.examples, {}, graph.made, graph.switched, graph.state)
 
 
 def accumulating(one: Template) -> Template:
-    """Return a template that adds gradients to inputs ``sum.NAME``, which it writes, instead of returning them."""
+    """Return a template that adds gradients in place to inputs ``sum.NAME``."""
     graph = Graph(one.graph.name)
-    values = inputs_like(graph, one.graph)
-    outputs = graph.include(one.graph, values)
+    outputs = graph.include(one.graph, inputs_like(graph, one.graph))
     examples = dict(one.examples)
     for name, output in one.gradients.items():
         total = graph.input(f"sum.{name}")
-        graph.add(
-            torch.Tensor.add_,
-            total,
-            outputs[output],
-            name=f"sum.{name}.add",
-            writes=total,
-            outputs=(),
-        )
+        gradient = outputs.pop(output)
+        label = f"sum.{name}.add"
+        graph.add(torch.Tensor.add_, total, gradient, name=label, writes=total, outputs=())
         examples[f"sum.{name}"] = one.examples[name]
-    gradients = set(one.gradients.values())
-    graph.output(**{name: value for name, value in outputs.items() if name not in gradients})
+    graph.output(**outputs)
     return replace(one, graph=graph, examples=examples)
 
 
@@ -219,7 +187,7 @@ def inputs_like(graph: Graph, other: Graph) -> dict[str, Value]:
     return {name: graph.input(name) for name in other.input_names}
 
 
-def maker_of(graph: Graph, output: str) -> int:
+def producer_of(graph: Graph, output: str) -> int:
     """Return the task (its index) that computes an output; -1 for one that is an input."""
     producer = graph.values[graph.outputs[output]].producer
     return -1 if producer is None else producer
@@ -228,17 +196,17 @@ def maker_of(graph: Graph, output: str) -> int:
 @contextlib.contextmanager
 def without_gradients(model: torch.nn.Module) -> Iterator[None]:
     """Remove a model's gradients for a while."""
-    kept = {parameter: parameter.grad for parameter in model.parameters()}
-    for parameter in kept:
+    saved = {parameter: parameter.grad for parameter in model.parameters()}
+    for parameter in saved:
         parameter.grad = None
     try:
         yield
     finally:
-        for parameter, gradient in kept.items():
+        for parameter, gradient in saved.items():
             parameter.grad = gradient
 
 
-class _Quiet:
+class _Stateless:
     """Calls a module that holds no tensors, so that it is not searched for them."""
 
     def __init__(self, module: torch.nn.Module):
@@ -248,26 +216,11 @@ class _Quiet:
         return self.module(*args)
 
 
-def _quiet(loss_fn: Loss) -> Loss:
+def _stateless(loss_fn: Loss) -> Loss:
     if not isinstance(loss_fn, torch.nn.Module):
         return loss_fn
     if any(parameter.requires_grad for parameter in loss_fn.parameters()):
         raise GraphError(
             f"loss_fn {type(loss_fn).__name__} has parameters to train; make it a part of the model"
         )
-    return loss_fn if any(True for _ in loss_fn.buffers()) else _Quiet(loss_fn)
-
-
-def _trained(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups if optimizer is not None else ():
-        yield from group["params"]
-
-
-def _names(
-    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[str, str]]:
-    """Yield parameters' names in a model, and the keys that they have here."""
-    keys = {id(tensor): key for key, tensor in parameters.items()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in keys:
-            yield name, keys[id(parameter)]
+    return loss_fn if any(True for _ in loss_fn.buffers()) else _Stateless(loss_fn)

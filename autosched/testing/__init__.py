@@ -6,9 +6,9 @@
     interleavings                   iterate over these; based on ``races`` and ``footprints``
     following, contrary, uniform    choices of streams, for the backend ``virtual``
     scattered                       a policy for tests: random devices and order
-    graphs, machines, inputs_for    Hypothesis strategies, and inputs for what they draw
+    graphs, machines, inputs_for    Hypothesis strategies, and inputs for sampled graphs
 
-Imports torch; imports Hypothesis only where a strategy is requested.
+Hypothesis is imported only where a strategy is requested.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ __all__ = [
     "uniform",
 ]
 
-_DRAWN = ("DEVICES", "graphs", "inputs_for", "machines")
+_STRATEGIES = ("DEVICES", "graphs", "inputs_for", "machines")
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Import the strategies when one is asked for: they need Hypothesis."""
-        if name not in _DRAWN:
+        """Import the strategies on demand: they need Hypothesis."""
+        if name not in _STRATEGIES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             return getattr(import_module("autosched.testing.strategies"), name)
@@ -66,5 +66,6 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
             if error.name != "hypothesis":
                 raise
             raise ImportError(
-                f"{__name__}.{name} needs Hypothesis, which is not installed: pip install 'autosched[test]'"
+                f"{__name__}.{name} needs Hypothesis, which is not installed: "
+                f"pip install 'autosched[test]'"
             ) from error

@@ -32,7 +32,7 @@ __all__ = ["Checked", "check", "machines_for"]
 
 @dataclass(frozen=True)
 class Checked:
-    """The number of schedules and runs that ``check`` has tried."""
+    """The numbers of schedules, distinct programs and interleavings that ``check`` has run."""
 
     schedules: int
     programs: int
@@ -40,8 +40,8 @@ class Checked:
 
     def __str__(self) -> str:
         return (
-            f"{self.schedules} schedules, {self.programs} distinct programs, {self.interleavings} interleavings: "
-            f"each as the serial run, bit for bit"
+            f"{self.schedules} schedules, {self.programs} distinct programs, {self.interleavings} "
+            f"interleavings: each as the serial run, bit for bit"
         )
 
 
@@ -70,40 +70,40 @@ def check(
     >>> graph = Graph()
     >>> x = graph.input("x")
     >>> graph.output(y=x @ x, z=x + 1)
-    >>> print(check(graph, Machine.emulated(gpus=2), examples={"x": torch.eye(2)}, policies=["round_robin"]))
+    >>> how = {"examples": {"x": torch.eye(2)}, "policies": ["round_robin"]}
+    >>> print(check(graph, Machine.emulated(gpus=2), **how))
     1 schedules, 1 distinct programs, 20 interleavings: each as the serial run, bit for bit
     """
-    _refuse_misfits(graph, examples, policies, interleavings, seed)
-    family = {"machine": machine} if machine is not None else _numbered(machines_for(graph))
+    _check_arguments(graph, examples, policies, interleavings, seed)
+    machines = {"machine": machine}
+    if machine is None:
+        found = enumerate(machines_for(graph))
+        machines = {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in found}
     reference = Reference(Setting(graph.pinned(), examples, seed))
-    return _check(reference, _plans(graph, family, policies or _POLICIES), interleavings)
+    plans = _plans(graph, machines, policies or _POLICIES)
+    distinct: dict[Program, _Plan] = {}
+    for plan in plans:
+        distinct.setdefault(plan.schedule.program, plan)
+    for plan in distinct.values():
+        for way in _ways(interleavings, seed):
+            _try(reference, plan, way, interleavings)
+    return Checked(len(plans), len(distinct), len(distinct) * interleavings)
 
 
-def _refuse_misfits(
+def _check_arguments(
     graph: Any, examples: Any, policies: Any, interleavings: Any, seed: Any
 ) -> None:
     """Raise ScheduleError for invalid arguments, and GraphError for missing or unknown examples."""
+    is_list = isinstance(policies, (list, tuple, NoneType))
+    is_count = type(interleavings) is int and interleavings > 0
+    is_seed = type(seed) is int and 0 <= seed < 2**63
+    is_mapping = isinstance(examples, Mapping)
     for name, item, fits, what in (
         ("graph", graph, isinstance(graph, Graph), "a Graph"),
-        (
-            "examples",
-            examples,
-            isinstance(examples, Mapping),
-            "an input of each name, as a mapping",
-        ),
-        (
-            "policies",
-            policies,
-            isinstance(policies, (list, tuple, NoneType)),
-            "a list of names and functions",
-        ),
-        (
-            "interleavings",
-            interleavings,
-            type(interleavings) is int and interleavings > 0,
-            "a whole number, 1 or more",
-        ),
-        ("seed", seed, type(seed) is int and 0 <= seed < 2**63, "a whole number, 0 to 2**63 - 1"),
+        ("examples", examples, is_mapping, "an input of each name, as a mapping"),
+        ("policies", policies, is_list, "a list of names and functions"),
+        ("interleavings", interleavings, is_count, "a whole number, 1 or more"),
+        ("seed", seed, is_seed, "a whole number, 0 to 2**63 - 1"),
     ):
         if not fits:
             raise ScheduleError(f"{name} must be {what}, got {shown(item)}")
@@ -111,95 +111,71 @@ def _refuse_misfits(
 
 
 def machines_for(graph: Graph) -> list[Machine]:
-    """Return machines of 0 to 4 GPUs and of the devices that constraints name, with one or three compute streams each.
+    """Return machines of 0 to 4 GPUs, and of the devices that constraints name.
+
+    Each has one or three compute streams per device.
 
     >>> [len(machine.devices) for machine in machines_for(Graph())][::4]
     [1, 2, 3, 5]
     """
-    named = [v.home for v in graph.sources] + [
-        task.device for task in graph.tasks if task.device != HOST
-    ]
-    named += [
-        device
-        for task in graph.tasks
-        if isinstance(task.seconds, Mapping)
-        for device in task.seconds
-    ]
+    named = [value.home for value in graph.sources]
+    named += [task.device for task in graph.tasks if task.device != HOST]
+    for task in graph.tasks:
+        named += task.seconds if isinstance(task.seconds, Mapping) else ()
     found = []
     for gpus, contention, streams in product((0, 1, 2, 4), (True, False), (1, 3)):
-        names = list(
-            dict.fromkeys(["cpu", *(f"cuda:{i}" for i in range(gpus)), *filter(None, named)])
-        )
+        gpu_names = (f"cuda:{i}" for i in range(gpus))
+        names = list(dict.fromkeys(["cpu", *gpu_names, *filter(None, named)]))
         links = [Link(a, b, *LINKS["pcie4"]) for i, a in enumerate(names) for b in names[i + 1 :]]
         devices = [Device(name, streams) for name in names]
         found.append(Machine(devices, links, contention=contention, imagined=True))
     return found
 
 
-_POLICIES: list[str | Policy] = [
-    "auto",
-    "single",
-    "round_robin",
-    "heft",
-    scattered(0),
-    scattered(1),
-]
+_RANDOM = (scattered(0), scattered(1))
+_POLICIES: list[str | Policy] = ["auto", "single", "round_robin", "heft", *_RANDOM]
 
 
 class _Plan(NamedTuple):
-    """A schedule, and the code with which the user gets it again."""
+    """A schedule, and the code with which the user gets its machine and policy again."""
 
     machine: str
     policy: str | Policy
-    made: Schedule
-
-
-def _numbered(machines: Sequence[Machine]) -> dict[str, Machine]:
-    return {f"asc.testing.machines_for(graph)[{i}]": machine for i, machine in enumerate(machines)}
+    schedule: Schedule
 
 
 def _plans(
-    graph: Graph, family: Mapping[str, Machine], policies: Sequence[str | Policy]
+    graph: Graph, machines: Mapping[str, Machine | None], policies: Sequence[str | Policy]
 ) -> list[_Plan]:
-    """Return a schedule for each machine and policy.
+    """Return a schedule for each machine and policy, except where the policy finds none.
 
-    A policy that finds none is omitted, unless all are.
+    Raises ScheduleError if none finds any.
     """
     plans: list[_Plan] = []
-    refusals: list[ScheduleError] = []
-    for (name, machine), policy in product(family.items(), policies):
+    errors: list[ScheduleError] = []
+    for (name, machine), policy in product(machines.items(), policies):
         try:
             plans.append(_Plan(name, policy, schedule(graph, machine, policy=policy)))
         except ScheduleError as error:
-            refusals.append(error)
-    if refusals and not plans:
-        raise refusals[0]
+            errors.append(error)
+    if errors and not plans:
+        raise errors[0]
     return plans
-
-
-def _check(reference: Reference, plans: Sequence[_Plan], interleavings: int) -> Checked:
-    distinct: dict[Program, _Plan] = {}
-    for plan in plans:
-        distinct.setdefault(plan.made.program, plan)
-    for plan in distinct.values():
-        for way in _ways(interleavings, reference.setting.seed):
-            _try(reference, plan, way, interleavings)
-    return Checked(len(plans), len(distinct), len(distinct) * interleavings)
 
 
 # ---- one run
 
 
 class _Way(NamedTuple):
-    """An interleaving: a description, and a function that returns a chooser for each run."""
+    """A kind of interleaving: modelled order, contrary or uniform."""
 
     name: str
     seed: int
 
     def choose(self) -> Choose | None:
-        return (
-            {"contrary": contrary, "uniform": uniform}[self.name](self.seed) if self.name else None
-        )
+        """Return the choice of streams for a run."""
+        kinds = {"contrary": contrary, "uniform": uniform}
+        return kinds[self.name](self.seed) if self.name else None
 
     def __str__(self) -> str:
         return f"Virtual(asc.testing.{self.name}({self.seed}))" if self.name else "Virtual()"
@@ -207,11 +183,9 @@ class _Way(NamedTuple):
 
 def _ways(interleavings: int, seed: int) -> list[_Way]:
     """Return the modelled order, then contrary ones, then random ones."""
-    kinds = [
-        "" if k == 0 else "contrary" if 2 * k <= interleavings else "uniform"
-        for k in range(interleavings)
-    ]
-    return [_Way(kind, seed + k) for k, kind in enumerate(kinds)]
+    half = interleavings // 2 + 1
+    names = ["", *["contrary"] * (half - 1), *["uniform"] * (interleavings - half)]
+    return [_Way(name, seed + i) for i, name in enumerate(names)]
 
 
 def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> None:
@@ -219,78 +193,71 @@ def _try(reference: Reference, plan: _Plan, way: _Way, interleavings: int) -> No
 
     Raises InterleavingError if the result differs from the serial run.
     """
-    made = plan.made
+    made = plan.schedule
     traces = dict[str, int]()
     seconds = durations(made.program, made.graph, made.machine, made.costs)
     graph = traced(made.graph, traces)
-    left, error = attempt(
-        reference.setting, made.program, graph, made.machine, way.choose(), seconds
-    )
-    if (complaint := _complaint(reference, left, error)) is not None:
-        culprit = reference.first(
-            traces
-        )  # a task that did not run has no result, and is not the culprit
-        raise InterleavingError(
-            _report(reference, plan, way, interleavings, complaint, culprit)
-        ) from error
+    setting = reference.setting
+    left, error = attempt(setting, made.program, graph, made.machine, way.choose(), seconds)
+    difference = _difference(reference, left, error)
+    if difference is not None:
+        culprit = reference.first_difference(traces)
+        report = _report(reference, plan, way, interleavings, difference, culprit)
+        raise InterleavingError(report) from error
 
 
-def _complaint(
+def _difference(
     reference: Reference, left: Mapping[str, Any], error: AutoschedError | None
 ) -> str | None:
-    """Return the error in the result of a run, or in the run; None if there is none."""
+    """Return how a run differs from the serial one, or its error; None if it is equal."""
     if error is not None:
         return f"raises {type(error).__name__}: {error}"
-    said = (
-        (what, difference(expected, left[what])) for what, expected in reference.results.items()
-    )
-    return next((f"{what} {how}" for what, how in said if how is not None), None)
+    for what, expected in reference.results.items():
+        found = difference(expected, left[what])
+        if found is not None:
+            return f"{what} {found}"
+    return None
 
 
-# ---- telling
+# ---- the report
 
 _MOST_LINES = 80
 _CAUSES = """\
-Likely causes: a task draws random numbers without random=True; it changes what is no argument of its own, such as a
-list, a cache or a tensor of a closure; its result shares memory with an argument that aliases= does not name."""
+Likely causes: a task draws random numbers without random=True; it changes what is no argument of
+its own, such as a list, a cache or a tensor of a closure; its result shares memory with an argument
+that aliases= does not name."""
 
 
 def _report(
-    reference: Reference,
-    plan: _Plan,
-    way: _Way,
-    interleavings: int,
-    complaint: str,
+    reference: Reference, plan: _Plan, way: _Way, interleavings: int, difference: str,
     culprit: Task | None,
-) -> str:
-    made = plan.made
-    policy = _told(plan.policy)
-    task = (
-        f"{culprit.name!r} on {made.placement.device[culprit.name]}, added at {culprit.source}"
-        if culprit
-        else "none"
-    )
+) -> str:  # fmt: skip
+    made = plan.schedule
+    policy = _policy_code(plan.policy)
+    task = "none"
+    if culprit is not None:
+        device = made.placement.device[culprit.name]
+        task = f"{culprit.name!r} on {device}, added at {culprit.source}"
     lines = [
-        f"graph {made.graph.name!r} does not do what its serial run does: {complaint}",
+        f"graph {made.graph.name!r} does not do what its serial run does: {difference}",
         "",
         f"  first task that differs   {task}",
         f"  machine                   {_described(made.machine)}",
         f"  policy                    {policy}",
         f"  interleaving              backend={way}",
-        f"  again                     asc.testing.check(graph, {plan.machine}, examples=examples, policies=[{policy}], "
-        f"interleavings={interleavings}, seed={reference.setting.seed})",
+        f"  again                     asc.testing.check(graph, {plan.machine}, examples=examples, "
+        f"policies=[{policy}], interleavings={interleavings}, seed={reference.setting.seed})",
         "",
         _CAUSES,
         "",
     ]
     program = str(made.program).splitlines()
-    more = (
-        [f"... and {len(program) - _MOST_LINES} lines more"] if len(program) > _MOST_LINES else []
-    )
-    return "\n".join([*lines, *program[:_MOST_LINES], *more])
+    if len(program) > _MOST_LINES:
+        program[_MOST_LINES:] = [f"... and {len(program) - _MOST_LINES} lines more"]
+    return "\n".join([*lines, *program])
 
 
-def _told(policy: str | Policy) -> str:
+def _policy_code(policy: str | Policy) -> str:
     """Return the code with which the user would write a policy."""
     if isinstance(policy, scattered):
         return f"asc.testing.{policy}"
@@ -299,4 +266,5 @@ def _told(policy: str | Policy) -> str:
 
 def _described(machine: Machine) -> str:
     devices = ", ".join(f"{device.name} ({device.streams})" for device in machine.devices)
-    return f"{devices}, with so many compute streams; copies {'queue' if machine.contention else 'do not queue'}"
+    copies = "queue" if machine.contention else "do not queue"
+    return f"{devices}, with so many compute streams; copies {copies}"

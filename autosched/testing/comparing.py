@@ -1,7 +1,7 @@
 """Compare trees of tensors, arrays and numbers bit for bit.
 
-Also describes how they differ. NaN equals itself; 0.0 and -0.0 differ. Of leaves that are not
-tensors, arrays, numbers or strings, only the types are compared. Knows no graph.
+NaN equals itself; 0.0 and -0.0 differ. Of leaves that are not tensors, arrays, numbers or strings,
+only the types are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["bits", "difference"]
 def bits(tree: Any) -> Hashable:
     """Return an object that is equal for trees whose leaves are equal bit for bit.
 
-    >>> bits([torch.tensor(float("nan"))]) == bits([torch.tensor(float("nan"))]), bits(0.0) == bits(-0.0)
+    >>> nan = float("nan")
+    >>> bits([torch.tensor(nan)]) == bits([torch.tensor(nan)]), bits(0.0) == bits(-0.0)
     (True, False)
     """
     return tuple([_leaf_bits(leaf) for leaf in flatten(tree)])
@@ -53,22 +54,14 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _leaf_bits(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         dense = leaf.detach().cpu()
-        dense = (
-            dense.int_repr() if dense.is_quantized else dense
-        )  # another look at its bytes crashes
-        dense = (
-            (dense if dense.layout == torch.strided else dense.to_dense())
-            .resolve_conj()
-            .resolve_neg()
-        )
-        whole = dense.clone(
-            memory_format=torch.contiguous_format
-        )  # one number is contiguous with any stride
-        return (
-            str(leaf.dtype),
-            tuple(leaf.shape),
-            whole.view(-1).view(torch.uint8).numpy().tobytes(),
-        )
+        if dense.is_quantized:  # other accesses to its bytes crash
+            dense = dense.int_repr()
+        if dense.layout != torch.strided:
+            dense = dense.to_dense()
+        # A single number is contiguous with any stride, so it must be copied.
+        memory = dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        data = memory.view(-1).view(torch.uint8).numpy().tobytes()
+        return str(leaf.dtype), tuple(leaf.shape), data
     if hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:  # of NumPy
         return str(leaf.dtype), leaf.shape, leaf.tobytes()
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
@@ -83,22 +76,17 @@ def _unequal(expected: Any, found: Any) -> str:
     if not hasattr(expected, "shape"):
         return f"is {found!r:.60} instead of {expected!r:.60}"
     try:
-        a, b = (
-            torch.as_tensor(item).detach().cpu().to_dense().to(torch.complex128)
-            for item in (expected, found)
-        )
-    except (TypeError, RuntimeError):  # arrays of objects, and tensors of no plain layout
+        tensors = [torch.as_tensor(item).detach().cpu().to_dense() for item in (expected, found)]
+        a, b = (tensor.to(torch.complex128) for tensor in tensors)
+    except (TypeError, RuntimeError):  # arrays of objects, and tensors without a dense form
         return "differs"
     gap = (a - b).abs()[~((a == b) | (a.isnan() & b.isnan()))]
     if not gap.numel():
-        return (
-            "differs in bits that make no difference in numbers: the sign of a zero, or another NaN"
-        )
+        return "differs in bits but not in numbers: the sign of a zero, or another NaN"
     nan = int(gap.isnan().sum())
     by = f", by up to {float(gap.nan_to_num(nan=0.0).max()):.3g}" if nan < gap.numel() else ""
-    return f"differs in {gap.numel()} of {a.numel()} numbers{by}" + (
-        f"; {nan} are NaN on one side only" if nan else ""
-    )
+    one_sided = f"; {nan} are NaN on one side only" if nan else ""
+    return f"differs in {gap.numel()} of {a.numel()} numbers{by}{one_sided}"
 
 
 def _kind(item: Any) -> str:

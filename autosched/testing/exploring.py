@@ -1,7 +1,6 @@
 """Run a program in chosen interleavings, and return each result.
 
-Uses the backend ``virtual``. A program that ``verify`` rejects is run, too, because the purpose is
-to see what goes wrong.
+Uses the backend ``virtual``. A program that ``verify`` rejects is run, too, to show what fails.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def explore(
     >>> import torch
     >>> graph = Graph()
     >>> _ = graph.input("x").add_(1).mul_(10)
-    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # with no wait between them
+    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # no wait between
     >>> runs = explore(program, graph, Machine.emulated(gpus=0), examples={"x": torch.ones(1)})
     >>> [run.left["input 'x'"].item() for run in runs]
     [20.0, 11.0]

@@ -1,7 +1,7 @@
 """Inject faults into a task of a graph.
 
-The task raises, is late, runs out of memory, or returns a wrong result. Changes functions, not the
-plan: the tasks and their placement remain the same. Knows no backend, and works with any.
+The task raises, is late, runs out of memory, or returns a wrong result, on any backend. Only its
+function is changed: the tasks and their placement remain the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def inject(
     """Return a pinned copy of a graph in which a task (its name or index) has a fault.
 
     ``"raise"`` and ``"out of memory"`` raise instead of the task's work, ``"delay"`` sleeps
-    ``seconds`` before it; ``"shape"`` returns tensors one longer in each dimension, ``"count"`` a
+    ``seconds`` before it; ``"shape"`` returns tensors one longer in each dimension, ``"count"`` one
     result too few. The fault occurs whenever ``when()``, called at each call of the task, is true.
     Raises GraphError for an unknown task or fault.
 
@@ -51,11 +51,11 @@ def inject(
         raise GraphError(
             f"task {old.name!r} does not return several results, of which one could miss"
         )
-    broken = functools.partial(FAULTS[fault], old.fn, seconds)
+    intact = old.fn
+    broken = functools.partial(FAULTS[fault], intact, seconds)
 
     def fn(*args: Any, **kwargs: Any) -> Any:
-        assert old.fn is not None
-        return broken(*args, **kwargs) if when() else old.fn(*args, **kwargs)
+        return broken(*args, **kwargs) if when() else intact(*args, **kwargs)
 
     faulty.tasks[old.index] = new = dataclasses.replace(old, fn=fn)
     if faulty.names.get(old.name) is old:
@@ -90,11 +90,13 @@ def _shape(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any)
     result = fn(*args, **kwargs)
     if not any(hasattr(leaf, "new_zeros") for leaf in flatten(result)):
         raise TypeError(f"a {type(result).__name__} has no shape that could be wrong")
-    return transform(_longer, result)
 
+    def longer(leaf: Any) -> Any:
+        if not hasattr(leaf, "new_zeros"):
+            return leaf
+        return leaf.new_zeros([size + 1 for size in leaf.shape])
 
-def _longer(leaf: Any) -> Any:
-    return leaf.new_zeros([size + 1 for size in leaf.shape]) if hasattr(leaf, "new_zeros") else leaf
+    return transform(longer, result)
 
 
 def _count(fn: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,12 @@
 """Enumerate the interleavings of a program up to equivalence, or sample them.
 
 Two interleavings are equivalent if they have the same order between any two conflicting
-instructions, that is, any two that access the same thing, one of them changing it; equivalent
-interleavings end alike. Dynamic partial-order reduction (Flanagan & Godefroid, POPL 2005) visits
-one of each class, and finds conflicts while it runs, because threads branch. The threads of a
-program here do not branch: its conflicts are known before it runs. So a class is a choice of
-direction for each conflict that no event orders, such that there is no cycle, and each class is
+instructions, that is, any two that access the same resource, one of them changing it; equivalent
+interleavings have the same result. Dynamic partial-order reduction (Flanagan & Godefroid, POPL
+2005) visits one of each class, and finds conflicts while it runs, because threads branch. The
+streams of a program do not branch: its conflicts are known before it runs. So a class is a choice
+of direction for each conflict that no event orders, such that there is no cycle, and each class is
 visited exactly once. A program without races has one class.
-
-Knows programs and what instructions access; runs nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +24,19 @@ from autosched.runtime.threads.interleaver import Choose
 
 __all__ = ["Footprint", "contrary", "following", "footprints", "interleavings", "races", "uniform"]
 
-_Thing = tuple[str, object]  # a slot, state that tasks share, an order that was asked for
+_Resource = tuple[str, object]  # a slot, state that tasks share, or an order by ``after=``
 
 
 def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
-    r"""Yield one interleaving of each class: the names of the streams that continue, one after another.
+    r"""Yield one interleaving of each class: the streams that continue, one after another.
 
     Run one with ``Virtual(following(it))``. A program without races has a single class; with races
     there may be very many, so take some (``itertools.islice``). The first is equivalent to the
-    order of issue. Raises KeyError for a program that reads a value which was never put there.
+    order of issue. Raises KeyError for a program that reads a value that was never computed there.
 
     >>> graph = Graph()
     >>> _ = graph.input("x").add_(1).mul_(10)
-    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # with no wait between them
+    >>> program = Program.parse("input x on cpu\n cpu/a run add\n cpu/b run mul")  # no wait between
     >>> list(interleavings(program, graph))
     [('cpu/a', 'cpu/b'), ('cpu/b', 'cpu/a')]
     """
@@ -49,7 +47,7 @@ def interleavings(program: Program, graph: Graph) -> Iterator[tuple[str, ...]]:
 
 
 def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
-    """Return the pairs of positions that access the same thing, one changing it, and that no event orders."""
+    """Return the pairs of positions with a conflict that no event orders."""
     before = _ordered(program)
     touched = footprints(program, graph)
     pairs = combinations(range(len(program)), 2)
@@ -57,32 +55,29 @@ def races(program: Program, graph: Graph) -> list[tuple[int, int]]:
 
 
 class _Bytes(NamedTuple):
-    """A part of the memory of some slots."""
+    """A region of the memory of some slots."""
 
     block: int
     part: Part
     written: bool
 
-    def meets(self, other: _Bytes) -> bool:
-        return (
-            self.block == other.block
-            and (self.written or other.written)
-            and self.part.overlaps(other.part)
-        )
+    def conflicts(self, other: _Bytes) -> bool:
+        is_written = self.written or other.written
+        return self.block == other.block and is_written and self.part.overlaps(other.part)
 
 
 class Footprint(NamedTuple):
-    """What an instruction reads and writes (``changed``), and the parts of memory."""
+    """The resources that an instruction reads and changes, and the regions of memory."""
 
-    read: frozenset[_Thing]
-    changed: frozenset[_Thing]
+    read: frozenset[_Resource]
+    changed: frozenset[_Resource]
     memory: tuple[_Bytes, ...]
 
     def conflicts(self, other: Footprint) -> bool:
         """Whether the order of the two instructions matters."""
         if self.changed & (other.read | other.changed) or other.changed & self.read:
             return True
-        return any(a.meets(b) for a in self.memory for b in other.memory)
+        return any(a.conflicts(b) for a in self.memory for b in other.memory)
 
 
 def footprints(program: Program, graph: Graph) -> list[Footprint]:
@@ -91,32 +86,25 @@ def footprints(program: Program, graph: Graph) -> list[Footprint]:
     found = []
     for i, instruction in enumerate(program):
         reads = memory.reads.get(i, [])
-        freed = memory.freed.get(i, [])
+        blocks = [memory.sharing[slot][0] for slot in reads]
         made = [slot for slot in memory.made.get(i, []) if slot is not None]
         touched = list[_Bytes]()
-        shared = set[_Thing]()
+        changed: set[_Resource] = {("slot", slot) for slot in (*made, *memory.freed.get(i, []))}
         if isinstance(instruction, Run):
             task = graph.task(instruction.task)
-            for use, slot in zip(task.reads, reads, strict=True):
+            for use, block in zip(task.reads, blocks, strict=True):
                 part = graph.touched(task, use.value) or graph.values[use.value].part
-                touched.append(_Bytes(memory.sharing[slot][0], part, use in task.writes))
-            shared = {("state", id(item)) for item in task.shared}
-            shared |= {
-                ("order", (d.task, task.index)) for d in task.dependencies if d.kind == "order"
-            }
-            shared |= {("order", (task.index, user)) for user in graph.users[task.index]}
+                touched.append(_Bytes(block, part, use in task.writes))
+            before = ((d.task, task.index) for d in task.dependencies if d.kind == "order")
+            after = ((task.index, user) for user in graph.users[task.index])
+            changed |= {("order", pair) for pair in (*before, *after)}
+            changed |= {("state", id(item)) for item in task.shared}
         elif isinstance(instruction, Copy):
-            touched.append(
-                _Bytes(memory.sharing[reads[0]][0], graph.value(instruction.value).part, False)
-            )
-            touched += [
-                _Bytes(memory.sharing[slot][0], Part(), True)
-                for slot in made
-                if instruction.overwrite
-            ]
+            touched.append(_Bytes(blocks[0], graph.value(instruction.value).part, False))
+            for slot in made if instruction.overwrite else ():
+                touched.append(_Bytes(memory.sharing[slot][0], Part(), True))
         read = frozenset(("slot", slot) for slot in reads)
-        changed = frozenset({("slot", slot) for slot in (*made, *freed)} | shared)
-        found.append(Footprint(read, changed, tuple(touched)))
+        found.append(Footprint(read, frozenset(changed), tuple(touched)))
     return found
 
 
@@ -145,17 +133,17 @@ def uniform(seed: int) -> Choose:
 
 
 def _ordered(program: Program) -> list[int]:
-    """Return, for each position, its predecessors by streams and events, as the bits of a number."""
+    """Return, as a bit mask for each position, its predecessors by streams and events."""
     before: list[int] = []
-    behind: dict[Stream, int] = {}  # by stream, the predecessors of its next instruction
+    clocks: dict[Stream, int] = {}  # by stream, the predecessors of its next instruction
     events: dict[int, int] = {}
     for i, instruction in enumerate(program):
         streams = occupied(instruction)
         mask = events.get(instruction.event, 0) if isinstance(instruction, Wait) else 0
         for stream in streams:
-            mask |= behind.get(stream, 0)
+            mask |= clocks.get(stream, 0)
         before.append(mask)
-        behind.update(dict.fromkeys(streams, mask | 1 << i))
+        clocks.update(dict.fromkeys(streams, mask | 1 << i))
         if isinstance(instruction, Record):
             events[instruction.event] = mask | 1 << i
     return before
@@ -178,6 +166,6 @@ def _joined(before: list[int], a: int, b: int) -> list[int]:
 
 
 def _steps(program: Program, at: int) -> list[str]:
-    """Return the streams of an instruction: a copy on two streams first synchronizes with the second."""
+    """Return the streams of an instruction; a copy on two first synchronizes with the second."""
     own, *others = [str(stream) for stream in occupied(program.instructions[at])]
     return [*others, own, *others]

@@ -1,8 +1,7 @@
 """Run a graph serially, as the expected result of schedules.
 
-Returns outputs, what the run leaves in the caller's tensors, and the results of tasks. State that
-tasks change although it is not an input (constants, modules, optimizers) is restored before each
-run. Knows nothing of schedules.
+Returns outputs, inputs as the run leaves them, and the results of tasks. State that tasks change
+although it is not an input (constants, modules, optimizers) is restored after each run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from autosched.runtime.backends.host import copy_in_host_memory
 from autosched.runtime.check import Watcher
 from autosched.testing.comparing import bits
 
-__all__ = ["Kept", "Reference", "Setting", "traced", "watched"]
+__all__ = ["Reference", "Setting", "traced", "watched"]
 
 
 class Setting:
@@ -33,40 +32,32 @@ class Setting:
         self.graph = graph
         self.examples = examples
         self.seed = seed
-        self.kept = Kept(graph)
+        self.shared = SharedState(graph)
 
     def run(self, call: Callable[[dict[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-        """Call with fresh inputs.
-
-        Return the resulting state by name. Everything else is restored.
-        """
+        """Call with fresh inputs; return the resulting state by name, and restore all else."""
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             if torch.accelerator.is_available():
                 torch.manual_seed(self.seed)
-            else:  # which is fast, where there is nothing else to seed
+            else:  # faster: it seeds the CPU alone
                 torch.default_generator.manual_seed(self.seed)
             inputs = copy.deepcopy(dict(self.examples))
             try:
-                outputs = call(inputs)
-                # A copy, since an output may be a constant, which is put back.
-                left = {
-                    f"output {name!r}": copy_in_host_memory(item, None)
-                    for name, item in outputs.items()
-                }
-                return (
-                    left
-                    | {f"input {name!r}": item for name, item in inputs.items()}
-                    | self.kept.now()
-                )
+                left = {}
+                for name, item in call(inputs).items():
+                    # A copy, since an output may be a constant, which is restored.
+                    left[f"output {name!r}"] = copy_in_host_memory(item, None)
+                left.update((f"input {name!r}", item) for name, item in inputs.items())
+                return left | self.shared.copies()
             finally:
-                self.kept.restore()
+                self.shared.restore()
 
 
 class Reference:
-    """The serial run of a graph: its result, and the results of each task.
+    """The serial run of a graph: its result, and hashes of the results of each task.
 
-    Raises InterleavingError if a second one differs, HazardError if a task does what it does not
-    declare.
+    Raises InterleavingError if a second run differs, HazardError if a task has effects that it does
+    not declare.
 
     >>> graph = Graph()
     >>> graph.output(y=graph.input("x") + 1)
@@ -77,53 +68,49 @@ class Reference:
     def __init__(self, setting: Setting):
         self.setting = setting
         self.graph = setting.graph
-        self.left: dict[str, int] = {}
-        self.results = self._serial(self.left)
+        self.traces: dict[str, int] = {}
+        self.results = self._run(self.traces)
         again: dict[str, int] = {}
-        self._serial(again)
-        task = self.first(again)
+        self._run(again)
+        task = self.first_difference(again)
         if task is not None:
             raise InterleavingError(
-                f"two serial runs of graph {self.graph.name!r} with the same inputs and seed differ, first in task "
-                f"{task.name!r}, added at {task.source}: it is not deterministic, keeps something from run to run, or "
-                f"draws numbers that torch.manual_seed does not set"
+                f"two serial runs of graph {self.graph.name!r} with the same inputs and seed "
+                f"differ, first in task {task.name!r}, added at {task.source}: it is not "
+                f"deterministic, keeps state from run to run, or uses random numbers that "
+                f"torch.manual_seed does not set"
             )
 
-    def _serial(self, left: dict[str, int]) -> dict[str, Any]:
-        graph = traced(watched(self.graph), left)
+    def _run(self, traces: dict[str, int]) -> dict[str, Any]:
+        graph = traced(watched(self.graph), traces)
         return self.setting.run(lambda inputs: graph.run_serial(**inputs))
 
-    def first(self, left: Mapping[str, int]) -> Task | None:
-        """Return the first task whose results in another run differ, of those that ran there."""
-        tasks = self.graph.tasks
-        return next(
-            (
-                task
-                for task in tasks
-                if task.name in left and left[task.name] != self.left[task.name]
-            ),
-            None,
-        )
+    def first_difference(self, traces: Mapping[str, int]) -> Task | None:
+        """Return the first task whose results differ in another run, of those that ran there."""
+        for task in self.graph.tasks:
+            if task.name in traces and traces[task.name] != self.traces[task.name]:
+                return task
+        return None
 
 
-def traced(graph: Graph, left: dict[str, int]) -> Graph:
-    """Return a copy of a graph whose tasks store in ``left`` a hash of their results and arguments."""
+def traced(graph: Graph, traces: dict[str, int]) -> Graph:
+    """Return a copy of a graph whose tasks store a hash of their results and arguments."""
 
     def traced(task: Task, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             result = fn(*args, **kwargs)
             if not is_uninitialized(fn):
-                left[task.name] = hash(bits((args, kwargs, result)))
+                traces[task.name] = hash(bits((args, kwargs, result)))
             return result
 
         return call
 
-    return _changed(graph, traced)
+    return _with_functions(graph, traced)
 
 
 def watched(graph: Graph) -> Graph:
-    """Return a copy of a graph whose tasks raise HazardError for undeclared writes, aliases and random numbers.
+    """Return a copy whose tasks raise HazardError for undeclared writes, aliases, random numbers.
 
     All kinds of writes are found, because bytes are compared.
     """
@@ -148,12 +135,13 @@ def watched(graph: Graph) -> Graph:
 
         return call
 
-    return _changed(graph, watched)
+    return _with_functions(graph, watched)
 
 
-def _changed(
+def _with_functions(
     graph: Graph, change: Callable[[Task, Callable[..., Any]], Callable[..., Any]]
 ) -> Graph:
+    """Return a pinned copy of a graph with the function of each task changed."""
     twin = graph.pinned()
     twin.tasks[:] = [
         task if task.fn is None else replace(task, fn=change(task, task.fn)) for task in graph.tasks
@@ -161,13 +149,13 @@ def _changed(
     return twin
 
 
-class Kept:
-    """Saved state that tasks use.
+class SharedState:
+    """Saved values of the state that tasks use without reading it as a value.
 
     >>> graph, total = Graph(), torch.zeros(())
     >>> _ = graph.constant(total, "total").add_(1)
-    >>> kept = Kept(graph)
-    >>> _ = graph.run_serial(), kept.restore()
+    >>> state = SharedState(graph)
+    >>> _ = graph.run_serial(), state.restore()
     >>> total
     tensor(0.)
     """
@@ -177,25 +165,18 @@ class Kept:
         written = [v for v in graph.sources if v.tensor is not None and graph.last_version(v.index)]
         self.tensors = [(f"constant {value.name!r}", value.tensor) for value in written]
         for module in shared:
-            if isinstance(module, torch.nn.Module):  # the parts of a module are shared one by one
-                own = [
-                    *module.named_parameters(recurse=False),
-                    *module.named_buffers(recurse=False),
-                ]
-                self.tensors += [
-                    (f"{name!r} of a {type(module).__name__}", tensor) for name, tensor in own
-                ]
+            if isinstance(module, torch.nn.Module):  # submodules are shared items themselves
+                kind = type(module).__name__
+                buffers = module.named_buffers(recurse=False)
+                for name, tensor in (*module.named_parameters(recurse=False), *buffers):
+                    self.tensors.append((f"{name!r} of a {kind}", tensor))
         known = {id(tensor) for _, tensor in self.tensors}
-        self.tensors += [
-            ("a parameter", item)
-            for item in shared
-            if hasattr(item, "data_ptr") and id(item) not in known
-        ]
+        for item in shared:
+            if hasattr(item, "data_ptr") and id(item) not in known:
+                self.tensors.append(("a parameter", item))
         self._saved = [(tensor.detach().clone(), _clone(tensor.grad)) for _, tensor in self.tensors]
         optimizers = [item for item in shared if isinstance(item, torch.optim.Optimizer)]
-        self._states = [
-            (optimizer, copy.deepcopy(optimizer.state_dict())) for optimizer in optimizers
-        ]
+        self._states = [(item, copy.deepcopy(item.state_dict())) for item in optimizers]
 
     def restore(self) -> None:
         """Restore everything."""
@@ -206,12 +187,10 @@ class Kept:
         for optimizer, state in self._states:
             optimizer.load_state_dict(copy.deepcopy(state))
 
-    def now(self) -> dict[str, Any]:
+    def copies(self) -> dict[str, Any]:
         """Return copies of the tensors, by name."""
-        return {
-            f"{what} ({i})": tensor.detach().clone()
-            for i, (what, tensor) in enumerate(self.tensors)
-        }
+        tensors = enumerate(self.tensors)
+        return {f"{what} ({i})": tensor.detach().clone() for i, (what, tensor) in tensors}
 
 
 def _clone(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,7 +1,4 @@
-"""A policy that places tasks at random, for tests.
-
-Tasks are on random devices and in a random legal order, chosen by a seed.
-"""
+"""A policy for tests: tasks on random devices and in a random legal order."""
 
 from __future__ import annotations
 
@@ -19,22 +16,20 @@ __all__ = ["scattered"]
 
 
 @dataclass(frozen=True)
-class scattered:  # noqa: N801  # it is called like the policies that are functions, and shown as it was made
-    """A policy for tests: random devices and a random order, which follow from a seed.
+class scattered:  # noqa: N801  # policies are functions, and its repr is how users write it
+    """Place tasks on random devices in random order, by a seed.
 
     >>> graph = Graph()
     >>> tasks = [graph.add(int, name=name) for name in "abc"]
-    >>> {scattered(seed)(graph, Machine.emulated(gpus=0), Costs()).order[0] for seed in range(9)} == set("abc")
+    >>> machine, costs = Machine.emulated(gpus=0), Costs()
+    >>> {scattered(seed)(graph, machine, costs).order[0] for seed in range(9)} == set("abc")
     True
     """
 
     seed: int
 
     def __call__(self, graph: Graph, machine: Machine, costs: Costs) -> Placement:
-        """Place tasks one by one, each where it is possible.
-
-        Raises ScheduleError if tasks cannot all be placed.
-        """
+        """Return a placement; raise ScheduleError if tasks cannot all be placed."""
         source = random.Random(self.seed)
         problem = Problem.of(graph, machine, costs)
         possible = Possible(problem)

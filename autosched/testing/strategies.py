@@ -1,13 +1,14 @@
 """Hypothesis strategies for graphs, machines and inputs.
 
-Graphs consist of small tensor tasks. A graph is drawn as a list of moves and then built, so that a
-failing one shrinks to few moves. Every value holds float64 numbers in [-1, 1]; many values share
-memory, some are empty. Knows no program and runs nothing.
+Graphs consist of small tensor tasks. A graph is sampled as a list of moves and then built, so that
+a failing one shrinks to few moves. Every value holds float64 numbers in [-1, 1]; many values share
+memory, some are empty.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ def write(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def noisy(a: torch.Tensor) -> torch.Tensor:
-    """Draw random numbers."""
+    """Use random numbers."""
     return a * 0.5 + torch.rand_like(a) * 0.5
 
 
@@ -105,7 +106,7 @@ def _out(graph: Graph, a: Value, b: Value, **facts: Any) -> list[Value]:
 
 Move = Callable[..., list[Value]]
 
-# For these ``on=`` may be drawn: their results are new memory, so no other constraint conflicts.
+# For these ``on=`` may be given: their results are new memory, so no other constraint conflicts.
 FRESH: Mapping[str, Move] = {
     "mix": lambda graph, a, b, **facts: [graph.add(mix, a, b, **facts)],
     "tree": lambda graph, a, b, **facts: [graph.add(tree, [a, b], scale=0.9, **facts)],
@@ -155,8 +156,8 @@ NEEDS: Mapping[str, Callable[[torch.Size, torch.Size], bool]] = {
 # ---- strategies
 
 
-class _Drawn(NamedTuple):
-    """A move before its graph exists: values, and a task to follow, by number modulo their count."""
+class _Sample(NamedTuple):
+    """A move before its graph exists; values and a predecessor are numbers, modulo their count."""
 
     kind: str
     a: int
@@ -165,46 +166,49 @@ class _Drawn(NamedTuple):
     on: str | None
 
 
-@functools.cache  # Hypothesis takes its time to make a strategy
-def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrategy[list[_Drawn]]:
+@functools.cache  # Hypothesis builds strategies slowly
+def _moves(devices: tuple[str, ...], most: int, views: bool) -> st.SearchStrategy[list[_Sample]]:
     kinds = [kind for kind in MOVES if views or kind not in VIEWS]
     after = st.sampled_from([None] * 100 + [*range(30)])
     on = st.sampled_from([None] * len(devices) * 2 + [*devices])
     move = st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 99), after, on)
-    return st.lists(move.map(_Drawn._make), min_size=1, max_size=most)
+    return st.lists(move.map(_Sample._make), min_size=1, max_size=most)
 
 
 @st.composite
 def graphs(
     draw: st.DrawFn, devices: Sequence[str] = DEVICES, most: int = 14, views: bool = True
 ) -> Graph:
-    """Draw graphs of up to ``most`` moves: writes, views, several outputs, trees, random tasks, orders, constraints.
+    """Sample graphs of up to ``most`` moves.
 
-    They run on the results of ``inputs_for``, and every policy can schedule them on ``machines`` of
-    the same devices. Without ``views`` no two values share memory.
+    They have writes, views, several outputs, trees, random tasks, orders and constraints. They run
+    on the results of ``inputs_for``, and every policy can schedule them on ``machines`` of the same
+    devices. Without ``views`` no two values share memory.
     """
     graph = Graph("drawn")
     values = list(graph.inputs("x", "y"))
     if draw(st.booleans()):
         with graph.on(draw(st.sampled_from(devices))):
             values.append(graph.input("z"))
-    shaped = {
-        graph.value(name).index: tensor.to("meta") for name, tensor in inputs_for(graph).items()
-    }
+    inputs = inputs_for(graph).items()
+    meta = {graph.value(name).index: tensor.to("meta") for name, tensor in inputs}
     for move in draw(_moves(tuple(devices), most, views)):
-        values += _made(graph, values, shaped, move)
+        values += _make(graph, values, meta, move)
     shown = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique_by=id))
     graph.output(*shown)
     return graph
 
 
-def _made(
-    graph: Graph, values: Sequence[Value], shaped: dict[int, torch.Tensor], move: _Drawn
+def _make(
+    graph: Graph, values: Sequence[Value], meta: dict[int, torch.Tensor], move: _Sample
 ) -> list[Value]:
-    """Make a move, unless its values have unsuitable shapes; return the new values."""
+    """Make a move, unless its values have unsuitable shapes; return the new values.
+
+    ``meta`` has a meta tensor for each value, by index.
+    """
     a = values[move.a % len(values)]
     b = values[move.b % len(values)]
-    if move.kind in NEEDS and not NEEDS[move.kind](shaped[a.index].shape, shaped[b.index].shape):
+    if move.kind in NEEDS and not NEEDS[move.kind](meta[a.index].shape, meta[b.index].shape):
         return []
     facts: dict[str, Any] = {}
     if graph.tasks and move.after is not None:
@@ -213,38 +217,27 @@ def _made(
         facts["on"] = move.on
     before = len(graph)
     made = MOVES[move.kind](graph, a, b, **facts)
-    _shape(graph, before, shaped)
-    return made
-
-
-def _shape(graph: Graph, first: int, shaped: dict[int, torch.Tensor]) -> None:
-    """Add the shapes of the results of the tasks from ``first`` on, which run on meta tensors."""
     with torch.device("meta"):
-        for task in graph.tasks[first:]:
-            args, kwargs = called_with(task, shaped)
+        for task in graph.tasks[before:]:
+            args, kwargs = called_with(task, meta)
             assert task.fn is not None
-            shaped.update(task.results(task.fn(*args, **kwargs)))
+            meta.update(task.results(task.fn(*args, **kwargs)))
+    return made
 
 
 @st.composite
 def machines(draw: st.DrawFn, devices: Sequence[str] = DEVICES, most_streams: int = 3) -> Machine:
-    """Draw machines of all these devices, fully linked, of up to ``most_streams`` each, with contention or without."""
+    """Sample machines of all these devices, of up to ``most_streams`` each, fully linked."""
     made = [Device(name, streams=draw(st.integers(1, most_streams))) for name in devices]
-    links = [
-        Link(
-            a,
-            b,
-            bytes_per_second=draw(st.sampled_from([1e7, 1e9])),
-            latency=draw(st.sampled_from([0.0, 1e-6])),
-        )
-        for i, a in enumerate(devices)
-        for b in devices[i + 1 :]
-    ]
+    links = []
+    for a, b in itertools.combinations(devices, 2):
+        rate = draw(st.sampled_from([1e7, 1e9]))
+        links.append(Link(a, b, rate, draw(st.sampled_from([0.0, 1e-6]))))
     return Machine(made, links, contention=draw(st.booleans()), imagined=True)
 
 
 def inputs_for(graph: Graph) -> dict[str, torch.Tensor]:
-    """Return fresh inputs for a drawn graph, always the same.
+    """Return fresh inputs for a sampled graph, always the same.
 
     >>> graph = Graph()
     >>> x, y = graph.inputs("x", "y")

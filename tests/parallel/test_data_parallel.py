@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel.all_reduce import STRATEGIES
 from tests.frontends.test_capture import OPTIMIZERS
 from tests.models import KINDS, Tied, mlp
 from tests.serial import (
@@ -51,7 +51,7 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", some(KINDS, "mlp"))
-def test_two_devices_leave_what_their_shares_leave_serially(kind: str) -> None:
+def test_data_parallel_equals_serial_training(kind: str) -> None:
     torch.manual_seed(0)
     model, given = KINDS[kind].make(), batches(kind)
     loss_fn = functional.mse_loss if kind == "unet" else functional.cross_entropy
@@ -61,7 +61,7 @@ def test_two_devices_leave_what_their_shares_leave_serially(kind: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["host", "emulated"])
-def test_so_they_do_on_threads(backend: str) -> None:
+def test_data_parallel_equals_serial_training_on_threads(backend: str) -> None:
     make = data_parallel(backend=backend, buckets=(1,))
     assert_trains_as_serially(make, among(2), mlp(), batches("mlp"))
 
@@ -103,7 +103,7 @@ def test_all_replicas_have_the_same_bits_with_every_strategy(gpus: int, reductio
 
 
 @pytest.mark.parametrize("optimizer", some(OPTIMIZERS, "adamw, fused", "adam, its rate a tensor"))
-def test_optimizers_step_as_they_do_serially_and_rates_may_change(optimizer: str) -> None:
+def test_optimizers_equal_serial_ones_and_rates_may_change(optimizer: str) -> None:
     schedulers = {}
 
     def optimize(parameters: Any) -> optim.Optimizer:
@@ -212,7 +212,7 @@ def test_replicas_have_the_alignment_of_the_model() -> None:
     assert torch.equal(replica, model.weight)
 
 
-def test_a_step_leaves_what_its_serial_run_leaves_wherever_shares_begin() -> None:
+def test_a_step_equals_serial_training_for_any_alignment_of_shares() -> None:
     model = Addresses()
     with data_parallel()(model, functional.cross_entropy, momentum(model.parameters())) as step:
         batch = next(vectors(10, width=7))
@@ -239,7 +239,7 @@ def test_frozen_parameters_and_those_without_gradient_stay() -> None:
     assert changed == ["2.weight", "2.bias"]
 
 
-def test_what_is_frozen_between_steps_stays_from_then_on() -> None:
+def test_parameters_may_be_frozen_between_steps() -> None:
     def freeze(model: nn.Module, optimizer: optim.Optimizer) -> None:
         model[0].requires_grad_(False)
 
@@ -321,7 +321,7 @@ def test_gradients_may_be_changed_before_the_optimizer_steps() -> None:
     assert_trains_as_serially(whole, among(2), small(), vectors(6), before_step=norm)
 
 
-def test_what_before_step_reads_may_change_between_steps() -> None:
+def test_constants_of_before_step_may_change_between_steps() -> None:
     limit = {"limit": 0.05}
     change = functools.partial(lambda known, model: norm(model, known["limit"]), limit)
     assert_trains_as_serially(
@@ -330,7 +330,7 @@ def test_what_before_step_reads_may_change_between_steps() -> None:
     )  # fmt: skip
 
 
-def test_what_cannot_be_done_before_a_step_is_refused() -> None:
+def test_invalid_hooks_before_a_step_are_rejected() -> None:
     def noise(model: nn.Module) -> None:
         for parameter in model.parameters():
             parameter.grad.add_(torch.randn_like(parameter))
@@ -338,7 +338,7 @@ def test_what_cannot_be_done_before_a_step_is_refused() -> None:
     cases = [
         (
             pipeline(split={"0": "cuda:0", "*": "cuda:1"}, before_step=norm),
-            "before_step changes gradients by each other, and stage 1 has",
+            "before_step computes gradients of one stage from those of another: stage 1 has",
         ),
         (
             data_parallel(before_step=noise),
@@ -362,7 +362,7 @@ def test_what_cannot_be_done_before_a_step_is_refused() -> None:
             step(*next(vectors(6)))
 
 
-def test_options_that_are_none_are_refused_at_once() -> None:
+def test_unknown_options_are_rejected_at_once() -> None:
     model, parallel = small(), asc.parallel
     trained = model, functional.cross_entropy, momentum(model.parameters())
     cases: list[tuple[Callable[[], Any], str]] = [
@@ -444,7 +444,7 @@ class Several(nn.Module):
         return self.head(found), {"found": found * 2 if twice else found}
 
 
-def test_batches_are_trees_and_what_has_no_dimension_is_not_cut() -> None:
+def test_batches_may_be_trees_and_scalars_are_not_cut() -> None:
     torch.manual_seed(0)
 
     def loss_fn(out: Any, target: Any) -> Tensor:
@@ -515,7 +515,7 @@ def test_replicas_follow_data_that_is_replaced() -> None:
     )
 
 
-def test_a_model_that_was_used_between_steps_has_its_buffers_followed() -> None:
+def test_replicas_follow_buffers_that_a_call_of_the_model_changes() -> None:
     def look(model: nn.Module, optimizer: optim.Optimizer) -> None:
         torch.manual_seed(7)
         model(torch.randn(5, 8))  # batch norm counts this
@@ -547,7 +547,7 @@ def test_replicas_begin_each_step_with_the_buffers_of_the_first() -> None:
     assert_trains_as_serially(data_parallel(), among(2), Steps(), vectors(6, 6, 6))
 
 
-def test_states_are_those_of_plain_models() -> None:
+def test_state_dicts_are_those_of_the_unwrapped_model() -> None:
     model, plain = mlp(), mlp()
     optimizer, other = (OPTIMIZERS["adam"](m.parameters()) for m in (model, plain))
     with data_parallel()(model, functional.cross_entropy, optimizer) as step:
@@ -612,7 +612,7 @@ def test_micro_batches_find_what_those_before_them_left(gpus: int, chunks: int) 
     assert_trains_as_serially(make, among(gpus, chunks), Steps(), vectors(12, 12, 12))
 
 
-def test_of_the_kinds_of_steps_those_used_last_are_kept() -> None:
+def test_the_plans_used_last_are_cached() -> None:
     model, rate = small(), 1.0
     optimizer = optim.SGD(model.parameters(), lr=rate)
     with data_parallel(1)(model, functional.cross_entropy, optimizer) as step:
@@ -692,7 +692,7 @@ def refused(
         (make or data_parallel)(**options)(model, loss_fn, momentum(model.parameters()))(*batch)
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_batches_that_cannot_be_cut_are_rejected() -> None:
     x, y = next(vectors(6))
     refused("one first dimension, of 1 or more, to be cut along; got 6, 5", x, y[:5])
     refused("got none", torch.tensor(1.0), torch.tensor(1))
@@ -773,7 +773,7 @@ COMPRESSED = {
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_what_compression_leaves_out_of_a_step_is_kept(name: str) -> None:
+def test_compression_errors_are_kept_as_residuals(name: str) -> None:
     """SGD without momentum applies the gradients: what it applies and what is kept are the uncompressed sum."""
     model, exact = small().double(), small().double()
     (x, y), rate = next(vectors(6)), 0.5
@@ -808,7 +808,7 @@ def test_compressed_gradients_train(name: str) -> None:
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
+def test_residuals_are_saved_and_restored_with_the_state() -> None:
     model, twin = small(), small()
     steps = [
         data_parallel(compression=asc.parallel.TopK(0.1))(
@@ -830,7 +830,7 @@ def test_what_is_kept_stands_in_the_state_and_is_taken_up_again() -> None:
         step.close()
 
 
-def test_a_step_that_was_closed_begins_anew() -> None:
+def test_a_closed_step_can_be_called_again() -> None:
     model, plain = small(), small()
     step = data_parallel(backend="host")(
         model, functional.cross_entropy, momentum(model.parameters())

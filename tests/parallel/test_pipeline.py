@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import autosched as asc
-from autosched.parallel import planning
-from autosched.parallel.orders import ORDERS
-from autosched.parallel.reduce import STRATEGIES
+from autosched.parallel import training
+from autosched.parallel.all_reduce import STRATEGIES
+from autosched.parallel.pipeline_schedules import ORDERS
 from autosched.parallel.stages import balanced, blocks_of
 from autosched.parallel.template import pass_of
 from tests.frontends.test_capture import OPTIMIZERS
@@ -68,16 +68,16 @@ def model_parallel(gpus: int = 2, **options: Any) -> Make:
 @pytest.mark.parametrize(
     ("gpus", "chunks"), [(2, 3), *(pytest.param(*n, marks=SLOW) for n in ((1, 2), (3, 4), (4, 8)))]
 )
-def test_every_order_leaves_what_micro_batches_leave_serially(
-    order: str, gpus: int, chunks: int
-) -> None:
+def test_every_order_equals_serial_training(order: str, gpus: int, chunks: int) -> None:
     make = pipeline(gpus, schedule=order, chunks=chunks)
     assert_trains_as_serially(make, among(1, chunks), chain(), vectors(10, 10))
 
 
 @pytest.mark.parametrize("remember", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize("order", some([name for name in ORDERS if name != "interleaved"], "1f1b"))
-def test_so_they_do_with_batch_norm_and_dropout(order: str, remember: bool) -> None:
+def test_every_order_equals_serial_training_with_batch_norm_and_dropout(
+    order: str, remember: bool
+) -> None:
     make = pipeline(2, schedule=order, chunks=3, checkpoint=not remember)
     assert_trains_as_serially(make, among(1, 3), deep(), vectors(11, 11), OPTIMIZERS["adam"])
 
@@ -92,7 +92,7 @@ def test_models_of_all_kinds_are_cut(kind: str, order: str) -> None:
     assert_trains_as_serially(make, among(1, 2), model, [batch, batch], loss_fn=loss_fn)
 
 
-def test_halved_convolutions_leave_the_same_bits() -> None:
+def test_split_gradients_of_convolutions_have_the_same_bits() -> None:
     torch.manual_seed(0)
     model = KINDS["lenet"].make()
     batches = [KINDS["lenet"].batch() for _ in range(2)]
@@ -257,7 +257,7 @@ class Sampled(nn.Module):
 
 
 @pytest.mark.parametrize("order", ["interleaved", "auto"])
-def test_orders_in_which_random_numbers_cannot_be_drawn_are_left_out_or_refused(order: str) -> None:
+def test_orders_that_change_random_numbers_are_omitted_or_rejected(order: str) -> None:
     model, (batch,) = (
         nn.Sequential(*(layer for part in deep() for layer in (part, Sampled()))),
         vectors(12),
@@ -475,7 +475,7 @@ def of_modules(schedule: asc.Schedule, device: str, kind: str) -> tuple[float, f
     return min(s.start for s in spans), max(s.end for s in spans)
 
 
-def test_stages_that_need_nothing_of_each_other_run_at_once() -> None:
+def test_independent_stages_run_concurrently() -> None:
     """The second tower's stage was one task with what joins both, and so waited for the first."""
     model, (batch,) = Towers(), vectors(512, width=256)
     split = {"left": "cuda:0", "right": "cuda:1", "head": "cuda:1"}
@@ -517,7 +517,7 @@ def refused(
         step(*batch)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_of_pipelines_are_rejected() -> None:
     x, y = batch = next(vectors(6))
     refused("one first dimension, of 1 or more, to be cut along; got 6, 5", (x, y[:5]))
     refused("cut into 1 or more parts, got 0", batch, chunks=0)
@@ -533,7 +533,7 @@ def test_what_cannot_be_is_refused() -> None:
     )
     for make in (pipeline, model_parallel):
         refused(
-            "split= names 'head', which fits no module that was called; there are 0, 1",
+            "split= names 'head', which matches no module that was called; there are 0, 1",
             batch,
             make,
             split={"head": "cuda:0"},
@@ -548,7 +548,7 @@ def test_what_cannot_be_is_refused() -> None:
     )
 
 
-def test_half_a_training_step_is_refused() -> None:
+def test_a_training_step_without_a_loss_is_rejected() -> None:
     with pytest.raises(asc.ScheduleError, match="needs both loss_fn= and optimizer="):
         asc.parallel.model_parallel(Toy(), PAIR, loss_fn=functional.mse_loss)  # type: ignore[call-overload]
 
@@ -580,7 +580,7 @@ HOLDING: dict[str, tuple[Any, float]] = {  # and how many of four layers each of
 
 
 @pytest.mark.parametrize("name", HOLDING)
-def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name: str) -> None:
+def test_peak_memory_has_model_gradients_and_optimizer_state(name: str) -> None:
     make, layers = HOLDING[name]
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     batch = torch.randn(2, 64), torch.randn(2, 64)
@@ -600,7 +600,7 @@ def test_devices_hold_the_model_its_gradients_and_what_the_optimizer_keeps(name:
 
 
 @pytest.mark.parametrize("name", HOLDING)
-def test_what_the_model_and_the_optimizer_do_not_leave_room_for_is_refused_before_the_first_step(
+def test_too_little_memory_for_future_state_is_rejected_before_the_first_step(
     name: str,
 ) -> None:
     make, layers = HOLDING[name]
@@ -634,7 +634,7 @@ def test_forward_alone_holds_its_part_of_the_model() -> None:
         run(x)
 
 
-def test_a_way_to_sum_that_does_not_fit_is_not_taken() -> None:
+def test_a_reduction_that_does_not_fit_is_not_chosen() -> None:
     """Summed on one device gradients of all replicas meet there."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     batch = torch.randn(4, 64), torch.randn(4, 64)
@@ -669,7 +669,7 @@ def test_a_model_that_fits_nowhere_is_refused() -> None:
     )
 
 
-def test_what_does_not_fit_whole_is_trained_in_micro_batches() -> None:
+def test_a_batch_that_does_not_fit_is_trained_in_micro_batches() -> None:
     model = nn.Sequential(
         *(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4)
     )
@@ -700,9 +700,9 @@ def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
     monkeypatch: pytest.MonkeyPatch, foreach: bool
 ) -> None:
     updates: list[int] = []
-    capture = planning.update_of
+    capture = training.update_of
     monkeypatch.setattr(
-        planning, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
+        training, "update_of", lambda *args: updates.append(len(args[3])) or capture(*args)
     )
     model = chain(3)
     optimizer = optim.SGD(model.parameters(), 0.1, foreach=foreach)
@@ -714,7 +714,7 @@ def test_an_optimizer_is_captured_once_unless_it_mixes_stages(
 
 
 @pytest.mark.slow
-def test_ways_to_sum_rank_behind_one_micro_batch_as_behind_all() -> None:
+def test_reductions_rank_the_same_after_one_micro_batch_as_after_all() -> None:
     model = chain()
     machine = asc.Machine.emulated(gpus=8, link="nvlink4")
 

@@ -113,7 +113,9 @@ def thrown_together(draw: st.DrawFn) -> tuple[Program, asc.Graph]:
 
 
 @given(drawn=thrown_together())
-def test_nothing_is_lost_where_tasks_race_for_memory(drawn: tuple[Program, asc.Graph]) -> None:
+def test_interleavings_are_complete_where_tasks_race_for_memory(
+    drawn: tuple[Program, asc.Graph],
+) -> None:
     program, graph = drawn
     everything = list(islice(by_brute_force(program, graph, CPU), MOST + 1))
     assume(len(everything) <= MOST)
@@ -164,7 +166,7 @@ def written_behind_a_view() -> asc.Graph:
         ),
     ],
 )
-def test_conflicts_are_about_bytes_and_about_what_is_there(text: str, expected: list[str]) -> None:
+def test_conflicts_concern_bytes_and_slots(text: str, expected: list[str]) -> None:
     program = Program.parse("input x on cpu\n" + text)
     names = [
         item.task if isinstance(item, Run) else str(item).partition(" ")[0] for item in program
@@ -194,7 +196,7 @@ def test_classes_are_as_many_as_conflicts_have_directions() -> None:
     )  # all pairs conflict: every order counts
 
 
-def test_random_numbers_are_a_thing_that_two_tasks_touch() -> None:
+def test_random_tasks_conflict() -> None:
     graph = asc.Graph()
     a, b, c = (graph.add(torch.rand, 2, name=name) for name in "abc")
     graph.output(a, b, c)
@@ -205,7 +207,7 @@ def test_random_numbers_are_a_thing_that_two_tasks_touch() -> None:
     assert len(set(explored(program, graph, CPU))) == 6
 
 
-def test_an_order_that_was_asked_for_is_a_conflict() -> None:
+def test_an_order_by_after_is_a_conflict() -> None:
     graph = asc.Graph()
     x, y = graph.inputs("x", "y")
     a = graph.add(torch.sin, x, name="a")
@@ -215,7 +217,7 @@ def test_an_order_that_was_asked_for_is_a_conflict() -> None:
     ) == [(0, 1)]
 
 
-def test_tasks_that_share_a_module_are_a_conflict_even_if_others_stand_between_them() -> None:
+def test_tasks_that_share_a_module_conflict_even_with_others_between_them() -> None:
     graph, norm = asc.Graph(), torch.nn.BatchNorm1d(2)
     for name in ("x", "y", "z"):
         graph.add(norm, graph.input(name), name=f"of_{name}")
@@ -225,7 +227,7 @@ def test_tasks_that_share_a_module_are_a_conflict_even_if_others_stand_between_t
     assert races(Program.parse("\n".join(lines)), graph) == [(0, 1), (0, 2), (1, 2)]
 
 
-def test_a_copy_that_stands_on_two_streams_is_met_by_both() -> None:
+def test_a_copy_on_two_streams_synchronizes_with_both() -> None:
     graph = asc.Graph()
     with graph.on("cuda:0"):
         x = graph.input("x")

@@ -27,7 +27,7 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
 @given(count=st.integers(1, 8), data=st.data())
-def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(
+def test_every_policy_schedules_sampled_graphs_for_any_number_of_devices(
     count: int, data: st.DataObject
 ) -> None:
     graph, machine = data.draw(graphs(NAMES[:count])), data.draw(machines(NAMES[:count]))
@@ -37,7 +37,7 @@ def test_every_policy_schedules_what_is_drawn_for_any_number_of_devices(
 
 
 @given(graph=graphs())
-def test_drawn_graphs_stay_within_bounds_and_run_on_inputs_that_are_always_the_same(
+def test_sampled_graphs_stay_within_bounds_and_their_inputs_are_always_the_same(
     graph: asc.Graph,
 ) -> None:
     inputs = inputs_for(graph)
@@ -69,7 +69,7 @@ def test_examples_shrink_to_few_moves(prefixes: Sequence[str]) -> None:
     assert len(leading_to(named(*prefixes))) <= 6
 
 
-def test_two_slices_of_one_value_that_do_not_meet_are_both_written() -> None:
+def test_disjoint_slices_of_one_value_are_both_written() -> None:
     graph = leading_to(
         lambda graph: len({task.writes[0].value for task in graph.tasks if task.writes}) >= 2
     )
@@ -77,7 +77,7 @@ def test_two_slices_of_one_value_that_do_not_meet_are_both_written() -> None:
 
 
 @pytest.mark.parametrize("kind", MOVES)
-def test_every_move_runs_on_what_it_asks_for(kind: str) -> None:
+def test_every_move_runs_on_the_shapes_that_it_needs(kind: str) -> None:
     graph = asc.Graph()
     x, y = graph.inputs("x", "y")
     made = MOVES[kind](graph, x, y)
@@ -112,7 +112,7 @@ def test_a_good_graph_passes_and_its_examples_are_as_they_were() -> None:
 
 
 @given(graph=graphs(most=8))
-def test_drawn_graphs_pass(graph: asc.Graph) -> None:
+def test_sampled_graphs_pass(graph: asc.Graph) -> None:
     machine = asc.Machine.emulated(gpus=3, cpu_streams=2)
     check(graph, machine, examples=inputs_for(graph), interleavings=4)
 
@@ -151,7 +151,7 @@ def test_numbers_and_arrays_and_trees_of_them_are_compared_too() -> None:
     check(graph, examples={"x": torch.full((2,), float("nan")), "n": 4}, interleavings=3)
 
 
-def test_what_tasks_keep_from_run_to_run_is_put_back() -> None:
+def test_shared_state_is_restored_after_each_run() -> None:
     graph, model, total = (
         asc.Graph(),
         torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
@@ -204,7 +204,7 @@ def sharing_a_list() -> asc.Graph:
     return graph
 
 
-def test_the_report_says_what_differs_where_it_began_and_how_to_see_it_again() -> None:
+def test_the_report_has_the_difference_its_first_task_and_a_call_to_repeat_it() -> None:
     report = failing(sharing_a_list())
     assert (
         "graph 'notes' does not do what its serial run does: output 'third' differs in 6 of 6 numbers, by up to 0.5"
@@ -274,7 +274,7 @@ def test_a_task_that_only_fails_when_another_is_late_is_reported_with_its_error(
     )
 
 
-def test_a_graph_that_is_not_deterministic_is_told_from_one_that_is_scheduled_wrongly() -> None:
+def test_nondeterministic_graphs_are_distinguished_from_wrong_schedules() -> None:
     graph, count = asc.Graph("counting"), [0]
 
     def counted(x: torch.Tensor) -> torch.Tensor:
@@ -296,7 +296,7 @@ def test_a_graph_that_is_not_deterministic_is_told_from_one_that_is_scheduled_wr
         lambda x: torch.from_numpy(np.add(x.numpy(), 1, out=x.numpy())).sum(),
     ],
 )
-def test_a_write_that_counters_do_not_see_is_named(
+def test_a_write_that_version_counters_miss_is_named(
     write: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     graph = asc.Graph()
@@ -338,7 +338,7 @@ def test_other_seeds_try_other_interleavings() -> None:
             torch.tensor([2.0, float("nan")]),
             "differs in 2 of 2 numbers, by up to 2; 1 are NaN on one",
         ),
-        (torch.zeros(2), -torch.zeros(2), "differs in bits that make no difference in numbers"),
+        (torch.zeros(2), -torch.zeros(2), "differs in bits but not in numbers"),
         (
             torch.zeros(1, dtype=torch.bfloat16),
             torch.ones(1, dtype=torch.bfloat16),
@@ -356,7 +356,7 @@ def test_other_seeds_try_other_interleavings() -> None:
         ("a", None, "is NoneType instead of str"),
     ],
 )
-def test_differences_are_said_in_words(expected: object, found: object, said: str | None) -> None:
+def test_differences_are_described(expected: object, found: object, said: str | None) -> None:
     how = difference(expected, found)
     assert how == said or (said is not None and how is not None and how.startswith(said))
 
@@ -384,7 +384,7 @@ def run(code: str) -> str:
     ).stdout
 
 
-def test_checking_needs_no_hypothesis_and_strategies_say_how_to_get_it() -> None:
+def test_check_needs_no_hypothesis_and_strategies_name_the_extra() -> None:
     summary, error = run(ALONE).splitlines()
     assert summary.endswith("as the serial run, bit for bit")
     assert (

@@ -1,4 +1,4 @@
-"""Predict the time of a step by number of micro-batches and order.
+"""The predicted time of a step, by pipeline schedule and number of micro-batches.
 
 Many micro-batches have small bubbles, but they cost more launches, and their work is too small to
 use a device well. The best number is that of the shortest predicted step.
@@ -62,26 +62,19 @@ class Curve:
     def why(self) -> str:
         """A sentence: the best, and the disadvantages of fewer and of more micro-batches."""
         best = self.best
-        same = sorted(
-            (one for one in self.tried if one.order == best.order), key=lambda one: one.chunks
-        )
-        at = same.index(best)
-        reasons = [
-            f"with {one.chunks} devices idle {one.idle:.0%} instead of {best.idle:.0%}"
-            for one in same[max(0, at - 1) : at]
-        ]
-        reasons += [
-            f"with {one.chunks} they work {one.busy / best.busy:.2g} times as long"
-            for one in same[-1:]
-            if one is not best
-        ]
+        same = [one for one in self.tried if one.order == best.order]
+        same.sort(key=lambda one: one.chunks)
+        reasons = []
+        for one in same[: same.index(best)][-1:]:
+            idle = f"{one.idle:.0%} instead of {best.idle:.0%}"
+            reasons.append(f"with {one.chunks} devices idle {idle}")
+        if same[-1] is not best:
+            times = f"{same[-1].busy / best.busy:.2g}"
+            reasons.append(f"with {same[-1].chunks} they work {times} times as long")
         plural = "es" if best.chunks > 1 else ""
-        what = (
-            f"{best.order} with {best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
-        )
-        return f"{what}: {best.seconds * 1e3:.4g} ms" + (
-            "; " + ", ".join(reasons) if reasons else ""
-        )
+        size = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        found = f"{best.order} with {size}: {best.seconds * 1e3:.4g} ms"
+        return "; ".join([found, *filter(None, [", ".join(reasons)])])
 
     def _size(self, chunks: int) -> int:
         """Return the rows of a micro-batch, the larger ones where they differ."""
@@ -91,10 +84,10 @@ class Curve:
         lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
             mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
-            lines.append(
-                f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}{one.seconds * 1e3:10.4g}{one.idle:8.1%}"
-                f"{one.nbytes / 1e6:10.4g}{mark}"
-            )
+            size = self._size(one.chunks)
+            times = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}"
+            nbytes = f"{one.nbytes / 1e6:10.4g}"
+            lines.append(f"{one.order:>12}{one.chunks:8}{size:6}{times}{nbytes}{mark}")
         return "\n".join([*lines, self.why])
 
     def svg(self) -> str:
@@ -113,9 +106,7 @@ class Curve:
 
 
 def candidates(rows: int) -> Sequence[int]:
-    """Return numbers of micro-batches to try for a number of rows: 1, 2, 3, 4, 6, 8, 12, ...
-
-    And one for each row.
+    """Return numbers of micro-batches to try: 1, 2, 3, 4, 6, 8, 12, ..., and one per row.
 
     >>> candidates(10)
     [1, 2, 3, 4, 6, 8, 10]

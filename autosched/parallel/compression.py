@@ -1,15 +1,15 @@
-"""Sum gradients over devices with compressed messages and error feedback.
+"""All-reduce with compressed gradients and error feedback.
 
-Adds to a graph the sum of one flat tensor per device. What a device does not send in this step it
-keeps, and adds to what it sends in the next step (Seide et al., "1-bit stochastic gradient
-descent", Interspeech 2014; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019). So over
-all steps, what was applied plus what is still kept is the sum of the gradients, up to rounding.
-Each device receives the messages of all others, decodes all of them, and adds them in the order of
-the devices, so all devices get the same bits. That is n - 1 messages into each device, where a ring
-transfers 2 (n - 1) / n of the whole: half precision saves nothing with 4 devices or more.
+The rounding error of a message, the residual, stays on its device and is added to the next message
+(Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Karimireddy et al., "Error
+feedback fixes SignSGD", ICML 2019). So over all steps, the applied updates plus the residuals are
+the sum of the gradients, up to rounding. Each device receives the messages of all others (an
+all-gather), decodes all of them, and adds them in the order of the devices, so all devices get the
+same bits. That is n - 1 messages into each device, where a ring transfers 2 (n - 1) / n of the
+whole: half precision saves nothing with 4 devices or more.
 
-A NaN or an infinity is never hidden: it appears in the total. A device does not keep it for the
-next step. An element beyond the range of a half-precision format becomes infinite.
+A NaN or an infinity appears in the total, but not in the residual. An element beyond the range of a
+half-precision format becomes infinite.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.parallel.traffic import memory_seconds
+from autosched.parallel.costs import memory_task
 
-__all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "exchange"]
+__all__ = ["Compression", "Half", "Int8", "Passes", "TopK", "compressed_all_reduce"]
 
 
 class Passes(NamedTuple):
-    """How often a function reads or writes the whole tensor, and how many operators it launches."""
+    """The memory accesses of a function, in whole tensors, and its number of kernel launches."""
 
     accesses: float
     launches: int
@@ -42,7 +42,7 @@ class Compression(Protocol):
         """Return the payload of a 1-D tensor, in newly allocated memory."""
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return a 1-D tensor near the encoded one, in newly allocated memory."""
+        """Return the decoded 1-D tensor, in newly allocated memory."""
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
         """Return the size of a payload."""
@@ -87,9 +87,9 @@ class Half:
 
 @dataclass(frozen=True)
 class Int8:
-    """Send each element as one of 255 multiples of a scale, which is the largest absolute value / 127.
+    """Send each element as a multiple, -127 to 127, of the largest absolute value / 127, the scale.
 
-    One byte per element and the scale. Each element is off by at most half the scale, and by
+    One byte per element, and the scale. Each element is off by at most half the scale, and by
     rounding. One that is NaN or infinite makes all elements NaN or infinite.
 
     >>> Int8().nbytes(1000, torch.float32)
@@ -114,21 +114,18 @@ class Int8:
         return numel + _scale_of(dtype).itemsize
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return the passes of all operators for encoding and decoding.
-
-        Encoding: absolute value, largest, quotient, rounding, narrowing, joining. Decoding:
-        widening, product.
-        """
+        """Return the passes of all operators for encoding and decoding."""
+        # Absolute value, largest, quotient, rounding, narrowing, joining; widening, product.
         return Passes(9, 8), Passes(3.25, 2)
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Send the share of the elements that is largest in absolute value, rounded up, as values and int32 positions.
+    """Send the share of elements that is largest in absolute value, with their positions.
 
-    The k of d elements that are sent have at least k/d of the sum of squares (Stich et al.,
-    "Sparsified SGD with memory", NeurIPS 2018). Raises ScheduleError unless the share is above 0
-    and at most 1.
+    Their number is rounded up; positions are int32. The k of d elements that are sent have at least
+    k/d of the sum of squares (Stich et al., "Sparsified SGD with memory", NeurIPS 2018). Raises
+    ScheduleError unless the share is above 0 and at most 1.
 
     >>> TopK(share=0.01).nbytes(1000, torch.float32)
     80
@@ -143,17 +140,15 @@ class TopK:
             )
 
     def count(self, numel: int) -> int:
-        """Return how many of this many elements are sent."""
+        """Return the number of elements that are sent."""
         return min(numel, math.ceil(self.share * numel))
 
     def encode(self, flat: Tensor) -> Tensor:
         """Return the values' bytes, then those of their positions."""
-        _, positions = torch.topk(
-            flat.abs(), self.count(len(flat)), sorted=False
-        )  # NaN counts as largest
-        return torch.cat(
-            [flat[positions].view(torch.uint8), positions.to(torch.int32).view(torch.uint8)]
-        )
+        # NaN counts as largest.
+        _, positions = torch.topk(flat.abs(), self.count(len(flat)), sorted=False)
+        values = flat[positions].view(torch.uint8)
+        return torch.cat([values, positions.to(torch.int32).view(torch.uint8)])
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """Put the values into zeros."""
@@ -163,19 +158,16 @@ class TopK:
         return values.new_zeros(numel).index_copy_(0, positions.long(), values)
 
     def nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Return the value's bytes and 4 for each element that is sent."""
+        """Return the bytes of the value, and 4, for each element that is sent."""
         return self.count(numel) * (dtype.itemsize + torch.int32.itemsize)
 
     def passes(self) -> tuple[Passes, Passes]:
-        """Return the passes of all operators for encoding and decoding.
-
-        Encoding: absolute value, selection by radix, gathering, joining. Decoding: zeros,
-        scattering.
-        """
+        """Return the passes of all operators for encoding and decoding."""
+        # Absolute value, selection by radix, gathering, joining; zeros, scattering.
         return Passes(6 + 10 * self.share, 6), Passes(1 + 9 * self.share, 4)
 
 
-def exchange(
+def compressed_all_reduce(
     graph: Graph,
     flats: Sequence[Value],
     devices: Sequence[str],
@@ -186,9 +178,7 @@ def exchange(
     dtype: torch.dtype,
     name: str,
 ) -> tuple[list[Value], tuple[str, ...]]:
-    """Sum flat values, one on each device, by payloads.
-
-    Return the total of each device, and names of inputs.
+    """Sum flat values, one on each device, by payloads; return the totals, and names of inputs.
 
     ``flats`` are 1-D, of ``numel`` elements of ``dtype``. The inputs, one per device, hold the
     residual of that device: pass ``torch.zeros(numel, dtype=dtype)`` at the start, and the same
@@ -198,9 +188,9 @@ def exchange(
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
-    >>> _, kept = exchange(graph, [a, b], machine.accelerators, Int8(), machine=machine, numel=8, dtype=torch.float32,
-    ...                    name="bucket")
-    >>> kept
+    >>> how = {"machine": machine, "numel": 8, "dtype": torch.float32, "name": "bucket"}
+    >>> _, residuals = compressed_all_reduce(graph, [a, b], machine.accelerators, Int8(), **how)
+    >>> residuals
     ('bucket.residual.0', 'bucket.residual.1')
     """
     if numel > torch.iinfo(torch.int32).max:
@@ -211,37 +201,35 @@ def exchange(
         return list(flats), ()
     encoding, decoding = compression.passes()
     whole = numel * dtype.itemsize
-    n = len(flats)
     payloads = []
-    kept = []
+    residuals = []
     for i, (flat, device) in enumerate(zip(flats, devices, strict=True)):
         with graph.on(device):
             residual = graph.input(f"{name}.residual.{i}", nbytes=whole)
-            accesses = encoding.accesses + decoding.accesses + 8
-            launches = encoding.launches + decoding.launches + 3
-            payloads.append(graph.add(
-                encode_, flat, residual, compression, writes=residual, name=f"{name}.encode.{i}",
-                seconds=memory_seconds(machine, device, accesses * whole, launches),
-                nbytes=compression.nbytes(numel, dtype),
-            ))  # fmt: skip
-        kept.append(residual.name)
+        residuals.append(residual.name)
+        accesses = encoding.accesses + decoding.accesses + 8
+        launches = encoding.launches + decoding.launches + 3
+        payload = memory_task(
+            graph, machine, device, encode_, flat, residual, compression, writes=residual,
+            accessed=accesses * whole, launches=launches, name=f"{name}.encode.{i}",
+            nbytes=compression.nbytes(numel, dtype),
+        )  # fmt: skip
+        payloads.append(payload)
+    n = len(flats)
     accesses = n * decoding.accesses + 3 * (n - 1)
     launches = n * decoding.launches + n - 1
-    totals = [
-        graph.add(
-            decoded_sum, payloads, compression, numel, dtype, on=device, name=f"{name}.decode.{i}",
-            seconds=memory_seconds(machine, device, accesses * whole, launches), nbytes=whole,
-        )
-        for i, device in enumerate(devices)
-    ]  # fmt: skip
-    return totals, tuple(kept)
+    totals = []
+    for i, device in enumerate(devices):
+        total = memory_task(
+            graph, machine, device, decoded_sum, payloads, compression, numel, dtype,
+            accessed=accesses * whole, launches=launches, name=f"{name}.decode.{i}", nbytes=whole,
+        )  # fmt: skip
+        totals.append(total)
+    return totals, tuple(residuals)
 
 
 def encode_(flat: Tensor, residual: Tensor, compression: Compression) -> Tensor:
-    """Return the payload of a tensor plus the residual.
-
-    Store in place, as the new residual, what the payload omits.
-    """
+    """Return the payload of a tensor plus the residual; the error becomes the new residual."""
     residual.add_(flat)
     payload = compression.encode(residual)
     residual.sub_(compression.decode(payload, len(flat), flat.dtype)).nan_to_num_(0.0, 0.0, 0.0)
@@ -259,5 +247,5 @@ def decoded_sum(
 
 
 def _scale_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the format in which elements are scaled: of half precision, a quotient would be rounded twice."""
+    """Return the dtype for scaling: in half precision, a quotient would be rounded twice."""
     return torch.promote_types(dtype, torch.float32)

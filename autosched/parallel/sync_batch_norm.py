@@ -1,11 +1,10 @@
-"""Batch normalisation with statistics of all replicas.
+"""Synchronised batch norm: statistics of all replicas.
 
-The statistics of a replica's share of the batch go through an operator that stands for an exchange:
-``moments`` returns the moments of all shares, ``total`` the sum over them. In a capture, each
-returns its argument, so a pass is captured once; ``EXCHANGES`` says what they return for several
-replicas. There is one exchange in the forward pass, of count, mean and squared differences, which
-loses no precision where the mean is large, and one in the backward pass. Knows no graph and no
-device.
+The statistics of a replica's share of the batch go through an operator that stands for a
+collective: ``moments`` returns the moments of all shares, ``total`` the sum over them. In a
+capture, each returns its argument, so a pass is captured once; ``COLLECTIVES`` says what they
+return for several replicas. There is one collective in the forward pass, of count, mean and squared
+differences, which loses no precision where the mean is large, and one in the backward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from autosched import CaptureError
 
-__all__ = ["EXCHANGES", "Synchronised", "check_norms"]
+__all__ = ["COLLECTIVES", "Synchronised", "check_norms"]
 
 
 def _operator(name: str) -> Callable[[Tensor], Tensor]:
@@ -39,7 +38,7 @@ moments = _operator("moments")
 total = _operator("total")
 
 
-def moments_together(shares: Sequence[Tensor]) -> Tensor:
+def combined_moments(shares: Sequence[Tensor]) -> Tensor:
     """Combine count, mean and sum of squared differences of several shares, as rows of a tensor.
 
     The differences are those from the mean of all shares, so they are exact also where the mean is
@@ -49,56 +48,53 @@ def moments_together(shares: Sequence[Tensor]) -> Tensor:
     counts, means, squares = torch.stack(list(shares), 1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
-    return torch.stack(
-        [count, mean, torch.addcmul(squares, counts, (means - mean).square()).sum(0)]
-    )
+    squares = torch.addcmul(squares, counts, (means - mean).square()).sum(0)
+    return torch.stack([count, mean, squares])
 
 
-def total_together(shares: Sequence[Tensor]) -> Tensor:
-    """Return the sum."""
+def combined_total(shares: Sequence[Tensor]) -> Tensor:
+    """Return the sum of shares."""
     return torch.stack(list(shares)).sum(0)
 
 
-class Exchange(NamedTuple):
-    """The function that combines the shares of several replicas, and the number of kernels that it launches."""
+class Collective(NamedTuple):
+    """The function that combines the shares of replicas, and its number of kernel launches."""
 
-    together: Callable[[Sequence[Tensor]], Tensor]
+    combine: Callable[[Sequence[Tensor]], Tensor]
     launches: int
 
 
-EXCHANGES: Mapping[Callable[..., Any] | None, Exchange] = {
-    moments: Exchange(moments_together, 10),
-    total: Exchange(total_together, 2),
+COLLECTIVES: Mapping[Callable[..., Any] | None, Collective] = {
+    moments: Collective(combined_moments, 10),
+    total: Collective(combined_total, 2),
 }
 
 
 def check_norms(model: nn.Module) -> None:
-    """Raise CaptureError for a batch norm whose result depends on its count of batches, which a graph does not know."""
+    """Raise CaptureError for a batch norm whose result depends on its count of batches."""
     for name, module in model.named_modules():
-        counts = (
-            isinstance(module, _BatchNorm)
-            and module.track_running_stats
-            and module.momentum is None
-        )
-        if counts and module.training:
+        if not isinstance(module, _BatchNorm) or not module.training:
+            continue
+        if module.track_running_stats and module.momentum is None:
             raise CaptureError(
-                f"batch norm {name!r} has momentum=None, for which it looks at its count of batches, and a graph has "
-                f"no data; give it a number"
+                f"batch norm {name!r} has momentum=None, so it reads its count of batches, whose "
+                f"value a graph does not know; give it a number"
             )
 
 
 class Synchronised(TorchFunctionMode):
-    """Makes batch norms in training, of modules or called as functions, use the statistics of all replicas."""
+    """Makes batch norms in training use the statistics of all replicas."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function, unless it is a batch norm in training."""
+        """Call a function; replace a batch norm in training."""
         kwargs = kwargs or {}
         if func is functional.batch_norm:
             given = _SIGNATURE.bind(*args, **kwargs)
             given.apply_defaults()
             x, running_mean, running_var, weight, bias, training, momentum, eps = given.args
             if training:
-                return _Normalised.apply(x, weight, bias, running_mean, running_var, momentum, eps)  # type: ignore[no-untyped-call]
+                apply: Callable[..., Tensor] = _Normalised.apply
+                return apply(x, weight, bias, running_mean, running_var, momentum, eps)
         return func(*args, **kwargs)
 
 
@@ -106,7 +102,7 @@ _SIGNATURE = inspect.signature(functional.batch_norm)
 
 
 class _Normalised(torch.autograd.Function):
-    """Batch normalisation in training: one exchange forward, and one backward if the input requires a gradient."""
+    """Batch norm in training, with one collective forward, and one for the input's gradient."""
 
     @staticmethod
     def forward(
@@ -129,34 +125,31 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Return the gradients of input, weight and bias.
-
-        Those of the last two are this replica's share.
-        """
+        """Return the gradients of input, weight and bias, the last two of this replica's share."""
         x, weight, count, mean, var = ctx.saved_tensors
         wide = x.to(_wide(x))
         given = gradient.to(_wide(x))
         inverse = (var + ctx.eps).rsqrt()
+        # The operator for evaluation returns sums over the share for any mean and variance.
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             given, wide, None, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
-        )  # in evaluation, as then it returns sums over the share by any mean and variance
+        )
         of_input = None
-        if ctx.needs_input_grad[0]:  # an exchange, which the first layer's norm need not wait for
+        if ctx.needs_input_grad[0]:  # a norm of the first layer needs no collective
             slope, shift = total(torch.stack([of_weight, of_bias])) / count
             scale = inverse if weight is None else inverse * weight
-            turned = torch.addcmul(given, wide - _along(x, mean), _along(x, -slope * inverse))
-            of_input = torch.addcmul(_along(x, -shift * scale), turned, _along(x, scale)).to(
-                x.dtype
-            )
+            centred = torch.addcmul(given, wide - _along(x, mean), _along(x, -slope * inverse))
+            of_input = torch.addcmul(_along(x, -shift * scale), centred, _along(x, scale))
+            of_input = of_input.to(x.dtype)
         shares = zip((of_weight, of_bias), ctx.needs_input_grad[1:3], strict=True)
         return of_input, *(share if needed else None for share, needed in shares), *[None] * 4
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """Return the format in which statistics of a tensor are kept."""
+    """Return the dtype of a tensor's statistics."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _along(x: Tensor, vector: Tensor) -> Tensor:
-    """Return a tensor of one number per channel, in a shape that broadcasts to a tensor."""
+    """Return a vector of one number per channel, in a shape that broadcasts to x."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))

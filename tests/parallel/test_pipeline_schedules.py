@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autosched as asc
 from autosched import testing
-from autosched.parallel.orders import (
+from autosched.parallel.pipeline_schedules import (
     ORDERS,
     Action,
     Order,
@@ -219,7 +219,7 @@ def test_orders_hold_no_more_activations_than_they_say():
             )
 
 
-def test_stages_go_round_or_lie_in_a_v():
+def test_stages_are_placed_cyclically_or_in_a_v():
     assert stage_devices(one_f_one_b(3, 2)) == (0, 1, 2)
     assert stage_devices(interleaved(3, 2)) == (0, 1, 2, 0, 1, 2)
     assert stage_devices(zero_bubble(3, 2)) == (0, 1, 2, 2, 1, 0)
@@ -274,7 +274,7 @@ def test_a_pipeline_has_a_device_and_a_micro_batch(wrong):
             order(*wrong)
 
 
-def test_zero_bubble_says_what_it_cannot_do():
+def test_zero_bubble_rejects_invalid_arguments():
     with pytest.raises(asc.ScheduleError, match="1 to 2 rounds, got 3"):
         zero_bubble(2, 2, rounds=3)
     with pytest.raises(
@@ -316,7 +316,7 @@ def test_tasks_in_no_sequence_start_when_they_can():
     assert " ".join(issued["cuda:1"]) == "1F0 1B0 sum0-1 1F1 1B1 sum1-1 1F2 1B2 sum2-1"
 
 
-def test_tasks_in_no_sequence_come_ahead_of_those_that_have_one():
+def test_tasks_in_no_sequence_come_before_those_that_have_one():
     """Gradients are sent while backward goes on, though what packs them was added behind all of backward."""
     graph = asc.Graph()
     backward = [graph.add(len, name=f"b{i}", on="cuda:0", seconds=2.0) for i in range(3)]
@@ -329,7 +329,7 @@ def test_tasks_in_no_sequence_come_ahead_of_those_that_have_one():
     assert " ".join(issued["cuda:0"]) == "b0 pack0 b1 pack1 b2 pack2"
 
 
-def test_a_copy_does_not_wait_behind_one_that_can_start_only_later():
+def test_a_copy_does_not_wait_for_one_that_can_start_only_later():
     """Copies to one device run in order of issue. Were tasks issued as they start, the short one's would come last."""
     graph = asc.Graph()
     long = graph.add(len, name="long", on="cuda:0", seconds=3.0, nbytes=1)
@@ -348,7 +348,7 @@ def test_copies_take_time():
     assert schedule.makespan == pytest.approx(on_paper(one_f_one_b(2, 4), copy=0.25))
 
 
-def test_what_comes_late_behind_another_copy_holds_nobody_up():
+def test_a_copy_delayed_by_another_copy_delays_no_task():
     graph = asc.Graph()
     large = graph.add(len, name="large", on="cuda:0", seconds=1.0, nbytes=8)
     small = graph.add(len, name="small", on="cuda:1", seconds=1.5, nbytes=1)
@@ -377,7 +377,7 @@ def test_what_comes_late_behind_another_copy_holds_nobody_up():
         ),
     ],
 )
-def test_a_sequence_against_the_graph_names_who_waits_for_whom(sequences, message):
+def test_a_sequence_that_contradicts_the_graph_names_the_dependencies(sequences, message):
     graph = graph_of(one_f_one_b(2, 2))
     with pytest.raises(asc.ScheduleError) as raised:
         asc.schedule(graph, machine_of(2), policy=asc.in_order(sequences))
@@ -410,12 +410,12 @@ def _bound() -> asc.Graph:
         ({"cuda:7": ["free"]}, asc.MachineError, "cuda:7"),
     ],
 )
-def test_a_sequence_that_cannot_be_names_what_is_wrong(sequences, error, message):
+def test_invalid_sequences_are_rejected(sequences, error, message):
     with pytest.raises(error, match=message):
         asc.schedule(_bound(), machine_of(2), policy=asc.in_order(sequences))
 
 
-def test_tasks_that_share_memory_stand_in_sequences_of_one_device():
+def test_tasks_that_share_memory_must_be_in_sequences_of_one_device():
     graph = asc.Graph()
     w = graph.input("w")
     graph.together(w)
@@ -432,7 +432,7 @@ def test_tasks_that_share_memory_stand_in_sequences_of_one_device():
     assert schedule.placement.device == {"one": "cuda:1", "other": "cuda:1"}
 
 
-def test_a_task_that_takes_for_ever_is_named():
+def test_a_task_with_infinite_seconds_is_named():
     graph = asc.Graph()
     graph.add(len, name="x", on="cuda:0", seconds={"cuda:1": 1.0})
     with pytest.raises(
@@ -441,7 +441,7 @@ def test_a_task_that_takes_for_ever_is_named():
         asc.schedule(graph, machine_of(2), policy=asc.in_order({}))
 
 
-def test_the_policy_keeps_what_it_was_given():
+def test_the_policy_copies_its_arguments():
     sequences = {"cuda:0": ["0F0", "0F1", "0B0", "0B1"]}
     policy = asc.in_order(sequences)
     sequences["cuda:0"].reverse()

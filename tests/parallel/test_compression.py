@@ -13,14 +13,14 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
-from autosched.parallel.compress import (
+from autosched.parallel.compression import (
     Compression,
     Half,
     Int8,
     TopK,
+    compressed_all_reduce,
     decoded_sum,
     encode_,
-    exchange,
 )
 from autosched.program.program import Copy
 from autosched.testing import check
@@ -42,7 +42,7 @@ def through(compression: Compression, flat: Tensor) -> Tensor:
 
 @each_compression
 @given(numel=st.integers(0, 70), dtype=st.sampled_from(DTYPES))
-def test_a_payload_has_the_bytes_that_are_stated(
+def test_payloads_have_the_documented_size(
     compression: Compression, numel: int, dtype: torch.dtype
 ) -> None:
     payload = compression.encode(torch.linspace(-1, 1, numel, dtype=dtype))
@@ -53,7 +53,7 @@ def test_a_payload_has_the_bytes_that_are_stated(
 
 @each_compression
 @each_dtype
-def test_what_is_encoded_or_decoded_has_memory_of_its_own(
+def test_encoding_and_decoding_allocate_new_memory(
     compression: Compression, dtype: torch.dtype
 ) -> None:
     flat = torch.ones(8, dtype=dtype)
@@ -110,7 +110,7 @@ def test_zeros_stay_zeros(compression: Compression) -> None:
     assert torch.equal(through(compression, torch.zeros(5)), torch.zeros(5))
 
 
-def test_int8_keeps_what_is_too_small_to_be_scaled() -> None:
+def test_int8_handles_tiny_values() -> None:
     flat, residual = torch.tensor([2.7e-43]), torch.zeros(1)  # whose 127th part has one bit
     assert through(Int8(), flat).tolist() == [0]
     encode_(flat, residual, Int8())
@@ -120,7 +120,7 @@ def test_int8_keeps_what_is_too_small_to_be_scaled() -> None:
 @each_compression
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @each_dtype
-def test_what_is_no_number_is_seen_and_nothing_of_it_is_kept(
+def test_nan_and_infinity_appear_in_the_total_and_not_in_the_residual(
     compression: Compression, number: float, dtype: torch.dtype
 ) -> None:
     flat, residual = torch.linspace(-1, 1, 40, dtype=dtype), torch.zeros(40, dtype=dtype)
@@ -130,18 +130,18 @@ def test_what_is_no_number_is_seen_and_nothing_of_it_is_kept(
     assert residual.isfinite().all()
 
 
-def test_what_half_precision_cannot_hold_becomes_infinite() -> None:
+def test_overflow_of_half_precision_is_infinite() -> None:
     assert through(Half(), torch.tensor([7e4, -7e4])).tolist() == [math.inf, -math.inf]
     assert through(Half(torch.bfloat16), torch.tensor([7e4])).isfinite().all()
 
 
 @pytest.mark.parametrize("share", [0, -0.1, 1.5, math.nan, "all"])
-def test_a_share_that_is_none_is_refused(share: float) -> None:
+def test_an_invalid_share_is_rejected(share: float) -> None:
     with pytest.raises(asc.ScheduleError, match="share of the elements above 0 and at most 1"):
         TopK(share)
 
 
-def test_a_format_that_is_not_half_is_refused() -> None:
+def test_an_invalid_dtype_of_half_is_rejected() -> None:
     with pytest.raises(
         asc.ScheduleError, match=r"torch\.float16 or torch\.bfloat16, got torch\.float32"
     ):
@@ -164,7 +164,7 @@ def exchanging(
                     torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * dtype.itemsize
                 )
             )
-    totals, kept = exchange(
+    totals, kept = compressed_all_reduce(
         graph,
         flats,
         machine.accelerators,
@@ -194,7 +194,7 @@ def zeros(kept: Sequence[str], numel: int, dtype: torch.dtype) -> dict[str, Tens
     numel=st.integers(1, 30),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_what_was_applied_and_what_is_kept_are_the_sum_of_all_gradients(
+def test_applied_totals_plus_residuals_are_the_sum_of_all_gradients(
     compression: Compression, n: int, numel: int, dtype: torch.dtype
 ) -> None:
     graph, kept = exchanging(compression, n, numel, dtype)
@@ -228,7 +228,7 @@ def test_all_devices_have_the_bits_of_the_serial_run(
 
 @each_compression
 @pytest.mark.parametrize(("n", "numel"), [(1, 8), (3, 0)])
-def test_where_nothing_is_sent_nothing_is_kept(
+def test_without_messages_there_are_no_residuals(
     compression: Compression, n: int, numel: int
 ) -> None:
     graph, kept = exchanging(compression, n, numel, torch.float32)
@@ -252,7 +252,7 @@ def test_each_device_sends_its_payload_to_each_other(compression: Compression) -
 
 
 @each_compression
-def test_what_tasks_are_said_to_cost_is_near_what_they_are_estimated_to_cost(
+def test_costs_of_tasks_are_near_estimated_costs(
     compression: Compression,
 ) -> None:
     n, numel = 3, 10**6
@@ -267,7 +267,7 @@ def test_what_tasks_are_said_to_cost_is_near_what_they_are_estimated_to_cost(
         assert graph.value(name).nbytes == learnt.nbytes[name]
 
 
-def test_more_elements_than_an_int32_counts_are_refused() -> None:
+def test_more_elements_than_an_int32_counts_are_rejected() -> None:
     with pytest.raises(asc.ScheduleError, match="'b' has 2147483648"):
         exchanging(TopK(), 2, 2**31, torch.float32)
 
@@ -297,7 +297,7 @@ def test_descent_with_error_feedback_ends_where_it_does_without_compression(
     assert torch.allclose(descended(compression, feedback=True), OPPOSED.mean(0), rtol=0, atol=0.01)
 
 
-def test_descent_without_error_feedback_ends_elsewhere() -> None:
+def test_descent_without_error_feedback_ends_at_another_point() -> None:
     w = descended(
         TopK(0.1), feedback=False
     )  # the first element is the largest on both, and cancels

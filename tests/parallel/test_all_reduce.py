@@ -16,8 +16,8 @@ from torch import Tensor
 
 import autosched as asc
 from autosched.costs.estimate import estimate
+from autosched.parallel.all_reduce import STRATEGIES, all_reduce
 from autosched.parallel.buckets import buckets
-from autosched.parallel.reduce import STRATEGIES, reduce
 from autosched.program.program import Copy
 from autosched.testing import check
 
@@ -90,7 +90,7 @@ def test_buckets_are_those_of_distributed_data_parallel(
 
 
 @pytest.mark.parametrize("sizes", [(), (-1,), ("1 MiB",), "1 MiB", 5, (math.nan,)])
-def test_sizes_that_are_no_numbers_of_bytes_are_refused(sizes: object) -> None:
+def test_invalid_bucket_sizes_are_rejected(sizes: object) -> None:
     with pytest.raises(
         asc.ScheduleError, match="sizes of buckets must be one or more numbers of bytes"
     ):
@@ -144,7 +144,7 @@ def summing(
             flats.append(
                 graph.add(torch.neg, graph.input(f"r{i}"), seconds=0.0, nbytes=numel * itemsize)
             )
-    totals = reduce(
+    totals = all_reduce(
         graph, flats, devices, strategy, machine=machine, numel=numel, itemsize=itemsize, name="b"
     )
     for i, (device, total) in enumerate(zip(devices, totals, strict=True)):
@@ -178,7 +178,7 @@ def test_every_strategy_is_tested_and_says_what_it_does() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(n=st.integers(1, 5), numel=st.integers(0, 24), dtype=st.sampled_from(DTYPES))
-def test_all_devices_have_the_bits_of_the_serial_sum_in_the_order_that_is_stated(
+def test_all_devices_read_the_serial_sum_in_the_documented_order(
     strategy: str, n: int, numel: int, dtype: torch.dtype
 ) -> None:
     machine, given = asc.Machine.emulated(gpus=n), numbers(n, numel, dtype)
@@ -199,7 +199,7 @@ def test_the_order_matters_to_the_bits_of_these_numbers() -> None:
 
 
 @given(numel=st.integers(0, 9), dtype=st.sampled_from(DTYPES))
-def test_of_two_devices_all_strategies_have_the_same_bits(numel: int, dtype: torch.dtype) -> None:
+def test_all_strategies_are_equal_on_two_devices(numel: int, dtype: torch.dtype) -> None:
     machine, given = asc.Machine.emulated(gpus=2), numbers(2, numel, dtype)
     totals = [
         summing(strategy, machine, numel).run_serial(**given)["t0"] for strategy in STRATEGIES
@@ -214,7 +214,7 @@ def test_sums_are_right_in_many_interleavings_on_many_machines(strategy: str) ->
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_of_the_devices_may_be_one(strategy: str) -> None:
+def test_a_device_may_occur_twice(strategy: str) -> None:
     machine, given = asc.Machine.emulated(gpus=2), numbers(3, 8, torch.float64)
     graph = summing(strategy, machine, 8, 8, devices=["cuda:0", "cuda:0", "cuda:1"])
     with asc.schedule(graph, machine, policy="heft", backend="virtual") as schedule:
@@ -284,14 +284,14 @@ def test_a_device_relays_only_what_is_copied_from_there(strategy: str, n: int) -
 
 
 @given(n=st.integers(2, 6), numel=st.integers(1, 40))
-def test_pieces_of_a_ring_are_rounded_up_by_less_than_an_element_each(n: int, numel: int) -> None:
+def test_chunks_of_a_ring_are_rounded_up_by_less_than_an_element_each(n: int, numel: int) -> None:
     with planned("ring", asc.Machine.emulated(gpus=n), numel) as schedule:
         sent = sum(traffic(schedule).values()) / (2 * (n - 1) * 4)
     assert numel <= sent < numel + n
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_tasks_are_said_to_cost_is_what_they_are_estimated_to_cost(strategy: str) -> None:
+def test_costs_of_tasks_equal_estimated_costs(strategy: str) -> None:
     machine = asc.Machine.emulated(gpus=4)
     graph = summing(strategy, machine, 400)
     learnt = estimate(graph, numbers(4, 400, torch.float32))
@@ -334,7 +334,7 @@ def test_a_ring_of_large_buckets_reaches_the_bandwidth_of_its_links() -> None:
     assert machine.copy_seconds("cuda:0", "cuda:1", nbytes) < least
 
 
-def test_the_host_is_worth_it_where_it_alone_has_links() -> None:
+def test_the_host_is_chosen_where_only_it_has_links() -> None:
     whole = asc.Machine.emulated(gpus=2)
     star = asc.Machine(
         whole.devices, [link for link in whole.links if link.source == "cpu"], imagined=True
@@ -371,7 +371,7 @@ def test_an_exchange_sums_nodes_and_then_their_sums(
         assert all(torch.equal(total, expected) for total in schedule(**given).values())
 
 
-def test_an_exchange_sends_to_other_nodes_what_no_other_device_of_its_node_sends() -> None:
+def test_an_exchange_sends_disjoint_chunks_to_other_nodes() -> None:
     with planned("exchange", of_nodes(4, 2), 800) as schedule:
         sent = traffic(schedule)
     far = {
@@ -387,7 +387,7 @@ def test_an_exchange_sends_to_other_nodes_what_no_other_device_of_its_node_sends
     assert far == {(f"cuda:{a}", f"cuda:{b}"): 2 / 4 * 3200 / 2 for a, b in pairs}
 
 
-def test_nodes_of_different_sizes_are_taken_for_one() -> None:
+def test_nodes_of_different_sizes_are_treated_as_one() -> None:
     whole = of_nodes(2, 2)
     machine = asc.Machine(
         whole.devices[:-1], [k for k in whole.links if "cuda:3" not in (k.source, k.destination)]

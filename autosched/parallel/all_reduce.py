@@ -1,9 +1,8 @@
-"""Sum one flat tensor per device, on all devices.
+"""All-reduce: sum one flat tensor per device, on all devices.
 
-Adds the tasks of the sum to a graph. A strategy says which device adds what, in which order. Copies
-are not part of a strategy: lowering inserts one wherever a value is read on another device, from
-the device on which the value was computed. So a value that a device passes on must be computed
-there. Knows no gradient and no optimizer.
+A strategy adds the tasks of the sum to a graph: which device adds what, in which order. Copies are
+not part of it: lowering inserts one wherever a value is read on another device, from the device on
+which the value was computed. So a value that a device passes on must be computed there.
 
 To add a strategy, write a function of a ``_Sum`` and the flat values, and name it in
 ``STRATEGIES``.
@@ -19,14 +18,14 @@ from typing import TypeVar
 import torch
 
 from autosched import Graph, Machine, ScheduleError, Value
-from autosched.parallel.traffic import memory_seconds
+from autosched.parallel.costs import memory_task
 
-__all__ = ["STRATEGIES", "added", "reduce"]
+__all__ = ["STRATEGIES", "added", "all_reduce"]
 
 T = TypeVar("T")
 
 
-def reduce(
+def all_reduce(
     graph: Graph,
     flats: Sequence[Value],
     devices: Sequence[str],
@@ -37,9 +36,7 @@ def reduce(
     itemsize: int,
     name: str,
 ) -> list[Value]:
-    """Sum flat values, one on each of the devices, by a strategy.
-
-    Return the value that each device reads.
+    """Sum flat values, one on each device, by a strategy; return the value that each device reads.
 
     ``flats`` are 1-D, of ``numel`` elements of ``itemsize`` bytes and one dtype, in which they are
     added. All devices read the same bits. The results must only be read, and not through views,
@@ -48,7 +45,8 @@ def reduce(
 
     >>> graph, machine = Graph(), Machine.emulated(gpus=2)
     >>> a, b = graph.inputs("a", "b")
-    >>> reduce(graph, [a, b], machine.accelerators, "sum", machine=machine, numel=8, itemsize=4, name="bucket")
+    >>> how = {"machine": machine, "numel": 8, "itemsize": 4, "name": "bucket"}
+    >>> all_reduce(graph, [a, b], machine.accelerators, "sum", **how)
     [Value('bucket.add.cuda:0'), Value('bucket.add.cuda:0')]
     """
     if strategy not in STRATEGIES:
@@ -61,10 +59,7 @@ def reduce(
 
 @dataclass(frozen=True)
 class _Sum:
-    """One sum over devices, and the tasks that it can be made of.
-
-    ``numel`` of a task is that of its result.
-    """
+    """One all-reduce, and its possible tasks; their ``numel`` is that of the result."""
 
     graph: Graph
     devices: tuple[str, ...]
@@ -75,32 +70,19 @@ class _Sum:
 
     def add(self, a: Value, b: Value, device: str, numel: int) -> Value:
         """Add two tensors."""
-        return self._task("add", torch.add, a, b, device=device, numel=numel, accesses=3)
+        return self._task("add", torch.add, (a, b), device, numel, 3)
 
     def total(self, values: Sequence[Value], device: str, numel: int) -> Value:
         """Add several tensors, in their order."""
-        count = len(values) - 1
-        return self._task(
-            "add",
-            added,
-            list(values),
-            device=device,
-            numel=numel,
-            accesses=3 * count,
-            launches=count,
-        )
+        n = len(values) - 1
+        return self._task("add", added, (list(values),), device, numel, 3 * n, n)
 
-    def put_together(self, pieces: Sequence[Value], device: str) -> Value:
-        """Concatenate pieces."""
-        return self._task(
-            "cat", torch.cat, list(pieces), device=device, numel=self.numel, accesses=2
-        )
+    def concatenate(self, chunks: Sequence[Value], device: str) -> Value:
+        """Concatenate the chunks of the whole tensor."""
+        return self._task("cat", torch.cat, (list(chunks),), device, self.numel, 2)
 
     def relay(self, value: Value, device: str, numel: int) -> Value:
-        """Return a value that a device has received as a value made there.
-
-        It has the same memory, and is copied from there.
-        """
+        """Return a received value as one computed on the device, from which others copy it."""
         made: Value = self.graph.add(
             same, value, name=self._fresh("relay", device), on=device, aliases=value,
             seconds={device: 0.0}, nbytes=numel * self.itemsize,
@@ -108,31 +90,23 @@ class _Sum:
         return made
 
     def split(self, flat: Value, numel: int) -> tuple[Value, ...]:
-        """Return views of pieces of this many elements each.
-
-        The last may have fewer, and costs the same.
-        """
+        """Return views of chunks of this many elements each; the last may have fewer."""
         count = -(-self.numel // numel)
         label = self.graph.fresh(f"{self.name}.split")
-        pieces: tuple[Value, ...] = self.graph.add(
-            torch.split, flat, numel, name=label, outputs=count, nbytes=numel * self.itemsize
+        nbytes = numel * self.itemsize
+        chunks: tuple[Value, ...] = self.graph.add(
+            torch.split, flat, numel, name=label, outputs=count, nbytes=nbytes
         )
-        return pieces
+        return chunks
 
     def _task(
-        self,
-        what: str,
-        fn: Callable[..., torch.Tensor],
-        *args: object,
-        device: str,
-        numel: int,
-        accesses: int,
-        launches: int = 1,
-    ) -> Value:
+        self, what: str, fn: Callable[..., torch.Tensor], args: Sequence[object],
+        device: str, numel: int, accesses: int, launches: int = 1,
+    ) -> Value:  # fmt: skip
         nbytes = numel * self.itemsize
-        made: Value = self.graph.add(
-            fn, *args, name=self._fresh(what, device), on=device, nbytes=nbytes,
-            seconds=memory_seconds(self.machine, device, accesses * nbytes, launches),
+        made: Value = memory_task(
+            self.graph, self.machine, device, fn, *args, accessed=accesses * nbytes,
+            launches=launches, name=self._fresh(what, device), nbytes=nbytes,
         )  # fmt: skip
         return made
 
@@ -145,10 +119,19 @@ def same(tensor: T) -> T:
     return tensor
 
 
-def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum on the first device, in the order of the devices.
+def added(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum, in order."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
 
-    All others read it there (the textbook ``allreduce``).
+
+# ---- strategies
+
+
+def on_first(of: _Sum, flats: Sequence[Value]) -> list[Value]:
+    """Sum on the first device, in the order of the devices; all others read it there.
 
     r0 + r1 + r2 ...; (n - 1) N bytes into the first device and as many out of it.
     """
@@ -164,35 +147,35 @@ def on_host(of: _Sum, flats: Sequence[Value]) -> list[Value]:
 
 
 def ring(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum n pieces concurrently, each on its way around the ring, then send each around again.
+    """Sum n chunks concurrently, each on its way around the ring, then send each around again.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-    2009. 2 (n - 1) / n N bytes from each device to the next, in 2 (n - 1) copies. Piece k ends on
+    2009. 2 (n - 1) / n N bytes from each device to the next, in 2 (n - 1) copies. Chunk k ends on
     device k: r(k+1) + r(k+2) + ... + rk. So the order of a sum, and with more than two devices its
     rounding, depends on the position of the element.
     """
     n = len(flats)
-    size = -(-of.numel // len(flats))
-    pieces = [of.split(flat, size) for flat in flats]
-    last = [pieces[(k + 1) % n][k] for k in range(len(pieces[0]))]
+    size = -(-of.numel // n)
+    chunks = [of.split(flat, size) for flat in flats]
+    last = [chunks[(k + 1) % n][k] for k in range(len(chunks[0]))]
+    # 1. Reduce-scatter: each device adds its chunk to the partial sum of the previous device.
     for step in range(2, n + 1):
         for k, partial in enumerate(last):
             device = (k + step) % n
-            last[k] = of.add(partial, pieces[device][k], of.devices[device], size)
-    read = [list(last) for _ in range(n)]  # by device and piece
+            last[k] = of.add(partial, chunks[device][k], of.devices[device], size)
+    # 2. All-gather: each device passes on the totals that it has received.
+    read = [list(last) for _ in range(n)]  # by device and chunk
     for step in range(1, n):
         for k, total in enumerate(last):
             device = (k + step) % n
             if step < n - 1:
                 last[k] = of.relay(total, of.devices[device], size)
             read[device][k] = last[k]
-    return [
-        of.put_together(totals, device) for totals, device in zip(read, of.devices, strict=True)
-    ]
+    return [of.concatenate(own, device) for own, device in zip(read, of.devices, strict=True)]
 
 
 def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum neighbours, then neighbours' sums, up a binary tree to the first device, and send the total down again.
+    """Sum up a binary tree to the first device, and send the total down again.
 
     (r0 + r1) + (r2 + r3) ...; 2 ceil(log2 n) copies of N bytes one after another.
     """
@@ -204,17 +187,14 @@ def tree(of: _Sum, flats: Sequence[Value]) -> list[Value]:
             read[i] = of.add(read[i], read[i + step], of.devices[i], of.numel)
     for step in reversed(steps):
         for i in range(0, n - step, 2 * step):
-            passes_on = step > 1 and i + step + 1 < n
-            read[i + step] = (
-                of.relay(read[i], of.devices[i + step], of.numel) if passes_on else read[i]
-            )
+            read[i + step] = read[i]
+            if step > 1 and i + step + 1 < n:  # others read it from this device
+                read[i + step] = of.relay(read[i], of.devices[i + step], of.numel)
     return read
 
 
 def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Sum a piece on each device of a node, then those of all nodes.
-
-    Send the totals back in the same way.
+    """Reduce-scatter within each node, all-reduce over nodes, and all-gather within each node.
 
     (r0 + r1 + ...) + (...) + ..., a node in brackets; nodes are found from the rates of links. For
     g devices in each of m nodes, 2 (g - 1) / g N bytes from each device to others of its node, and
@@ -225,21 +205,17 @@ def exchange(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     if len(nodes) == 1:
         return _exchanged(of, flats)
     inner = [replace(of, devices=tuple(of.devices[i] for i in node)) for node in nodes]
-    sums = [
-        _scattered(one, [flats[i] for i in node]) for one, node in zip(inner, nodes, strict=True)
-    ]
+    own = [[flats[i] for i in node] for node in nodes]
+    sums = list(map(_scattered, inner, own))
     size = -(-of.numel // len(nodes[0]))
-    totals = []  # by piece and node
+    totals = []  # by chunk and node
     for k, row in enumerate(zip(*sums, strict=True)):
         owners = tuple(one.devices[k] for one in inner)
-        totals.append(
-            _exchanged(replace(of, devices=owners, numel=min(size, of.numel - k * size)), row)
-        )
-    found = {
-        i: of.put_together(own, of.devices[i])
-        for node, own in zip(nodes, zip(*totals, strict=True), strict=True)
-        for i in node
-    }
+        chunk = replace(of, devices=owners, numel=min(size, of.numel - k * size))
+        totals.append(_exchanged(chunk, row))
+    found: dict[int, Value] = {}
+    for node, chunks in zip(nodes, zip(*totals, strict=True), strict=True):
+        found.update((i, of.concatenate(chunks, of.devices[i])) for i in node)
     return [found[i] for i in range(len(flats))]
 
 
@@ -260,15 +236,15 @@ def _on_one(of: _Sum, flats: Sequence[Value], device: str) -> list[Value]:
 
 
 def _scattered(of: _Sum, flats: Sequence[Value]) -> list[Value]:
-    """Return the sum of each piece, each on one device."""
+    """Return the sum of each chunk, each on one device (reduce-scatter)."""
     size = -(-of.numel // len(flats))
-    pieces = [of.split(flat, size) for flat in flats]
-    return [of.total(row, of.devices[k], size) for k, row in enumerate(zip(*pieces, strict=True))]
+    chunks = [of.split(flat, size) for flat in flats]
+    return [of.total(row, of.devices[k], size) for k, row in enumerate(zip(*chunks, strict=True))]
 
 
 def _exchanged(of: _Sum, flats: Sequence[Value]) -> list[Value]:
     sums = _scattered(of, flats)
-    return [of.put_together(sums, device) for device in of.devices]
+    return [of.concatenate(sums, device) for device in of.devices]
 
 
 def _nodes(of: _Sum) -> list[list[int]]:
@@ -278,10 +254,8 @@ def _nodes(of: _Sum) -> list[list[int]]:
         link = of.machine.link(a, b)
         return math.inf if a == b else 0.0 if link is None else link.bytes_per_second
 
-    first = of.devices[0]
-    fastest = max(
-        (rate(first, device) for device in of.devices if device != first), default=math.inf
-    )
+    first, *others = of.devices
+    fastest = max((rate(first, device) for device in others), default=math.inf)
     nodes: list[list[int]] = []
     for i, device in enumerate(of.devices):
         own = next((node for node in nodes if rate(of.devices[node[0]], device) >= fastest), None)
@@ -290,11 +264,3 @@ def _nodes(of: _Sum) -> list[list[int]]:
         else:
             own.append(i)
     return nodes if len({len(node) for node in nodes}) == 1 else [list(range(len(of.devices)))]
-
-
-def added(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum, in order."""
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import autosched as asc
-from autosched.parallel.levels import level_of
-from autosched.parallel.norms import moments, moments_together
+from autosched.parallel.collectives import level_of
+from autosched.parallel.sync_batch_norm import combined_moments, moments
 from tests.models import ResNet
 
 Rounds = Sequence[Sequence[int]]  # the rows that make one statistic, batch by batch
@@ -133,7 +133,7 @@ def held_to_one_device(
         ("watched", 4, 2),
     ],
 )
-def test_synchronised_replicas_do_what_one_device_does_with_the_whole_batch(kind, rows, devices):
+def test_synchronised_replicas_equal_one_device_with_the_whole_batch(kind, rows, devices):
     assert held_to_one_device(kind, devices, rows) < 1e-10
 
 
@@ -150,11 +150,11 @@ def test_on_the_emulated_machine():
     assert held_to_one_device("resnet", 2, 5, backend="emulated", check=True) < 1e-10
 
 
-def test_what_replicas_compute_at_the_same_time_makes_one_statistic():
+def test_each_round_of_micro_batches_has_its_own_statistics():
     assert held_to_one_device("mlp", 2, 7, [[0, 1, 4, 5], [2, 3, 6]], accumulate=2) < 1e-10
 
 
-def test_who_has_no_more_rows_takes_no_part():
+def test_replicas_without_rows_take_no_part():
     assert held_to_one_device("volume", 2, 3, [[0, 2], [1]], accumulate=2) < 1e-10
 
 
@@ -169,7 +169,7 @@ def test_norms_in_evaluation_are_left_alone():
         assert not [task.name for task in step.schedule(x, y).graph.tasks if "norms" in task.name]
 
 
-def test_norms_that_do_not_wait_for_each_other_go_together():
+def test_independent_norms_share_one_collective():
     x, y = torch.randn(4, 3, 6, 6), torch.randint(0, 4, (4,))
     with trained(ResNet((1, 1)), 2) as step:
         tasks = [task.name for task in step.schedule(x, y).graph.tasks]
@@ -191,7 +191,7 @@ def test_nothing_of_backward_is_done_before_forward_has_ended():
     assert kinds == sorted(kinds, reverse=True)
 
 
-def test_what_is_late_is_put_off_until_it_is_needed():
+def test_delayed_tasks_get_the_level_of_their_successor():
     graph = asc.Graph()
     x = graph.input("x")
     early = x + 1
@@ -271,7 +271,7 @@ def test_moments_of_shares_are_those_of_the_whole(sizes, far, seed):
         )
         + far
     )
-    together = moments_together([moments_of(share) for share in x.split(sizes)])
+    together = combined_moments([moments_of(share) for share in x.split(sizes)])
     torch.testing.assert_close(together, moments_of(x), rtol=1e-9, atol=1e-9)
 
 
@@ -314,7 +314,7 @@ def test_a_step_begins_with_what_the_first_replica_has_left():
     assert [name for name in tasks if "copy_" in name] == ["r1.centre.copy_"]
 
 
-def test_what_norms_and_counters_keep_is_not_sent():
+def test_buffers_of_norms_and_counters_are_not_broadcast():
     x, y = torch.randn(4, 5), torch.randint(0, 4, (4,))
     for batch_norm in ("replica", "synchronised"):
         with trained(mlp(), 2, batch_norm=batch_norm) as step:
@@ -323,7 +323,7 @@ def test_what_norms_and_counters_keep_is_not_sent():
             ]
 
 
-def test_spectral_norms_go_on_alike_on_all_replicas():
+def test_spectral_norms_are_equal_on_all_replicas():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 4)

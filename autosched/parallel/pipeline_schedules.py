@@ -1,15 +1,14 @@
-"""Orders of micro-batches on the devices of a pipeline.
+"""Pipeline schedules: the order of micro-batches on each device.
 
-A model is cut into stages; each device has one or several. A piece is the forward of a stage for
+A model is cut into stages; each device has one or several. An action is the forward of a stage for
 one micro-batch, or its backward, whole or in two parts: the gradient by the input, which the
-previous stage waits for, and the gradient by the weights, which no stage waits for. An order is a
-pure function of numbers. Below, p is the number of devices, m the number of micro-batches, v the
-number of stages on a device ("rounds"), and a bubble is the share of time in which devices are idle
-if copies take no time, stages are equally long, and a backward takes twice as long as a forward.
+previous stage waits for, and the gradient by the weights, which no stage waits for. Below, p is the
+number of devices, m the number of micro-batches ("chunks"), v the number of stages on a device
+("rounds"), and a bubble is the share of time in which devices are idle if copies take no time,
+stages are equally long, and a backward takes twice as long as a forward.
 
-A pipeline is a policy, not a graph: the order says which pieces a device runs first, and the graph
-is the same for all orders. Knows no model, no graph and no machine; durations only where they are
-given.
+A pipeline is a policy, not a graph: the schedule says which action a device runs first, and the
+graph is the same for all schedules.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Kind = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """A piece: F is forward, B whole backward, I the gradient by the input, W that by the weights.
+    """F: forward, B: whole backward, I: gradient by the input, W: gradient by the weights.
 
     >>> str(Action(2, "F", 0))
     '2F0'
@@ -52,13 +51,14 @@ class Action(NamedTuple):
 
 
 Order = tuple[tuple[Action, ...], ...]  # by device
-_HALVES: tuple[Kind, ...] = ("F", "I", "W")
+_KINDS: tuple[Kind, ...] = ("F", "I", "W")
 
 
 def gpipe(devices: int, chunks: int) -> Order:
-    """Return all forwards, then all backwards (Huang et al., "GPipe", NeurIPS 2019, arXiv 1811.06965).
+    """Return all forwards, then all backwards.
 
-    A device holds the activations of all m micro-batches. Bubble: (p-1) / (m+p-1).
+    Huang et al., "GPipe", NeurIPS 2019, arXiv 1811.06965. A device holds the activations of all m
+    micro-batches. Bubble: (p-1) / (m+p-1).
 
     >>> print(*gpipe(2, 2)[0])
     0F0 0F1 0B0 0B1
@@ -68,28 +68,29 @@ def gpipe(devices: int, chunks: int) -> Order:
 
 
 def one_f_one_b(devices: int, chunks: int) -> Order:
-    """Return 1F1B: each backward as early as possible (PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503).
+    """Return 1F1B: each backward as early as possible.
 
-    Device r holds the activations of at most min(m, p-r) micro-batches. Bubble: that of GPipe,
-    (p-1) / (m+p-1).
+    PipeDream-Flush: Narayanan et al., ICML 2021, arXiv 2006.09503. Device r holds the activations
+    of at most min(m, p-r) micro-batches. Bubble: that of GPipe, (p-1) / (m+p-1).
 
     >>> print(*one_f_one_b(2, 3)[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
     _check(devices, chunks)
     return tuple(
-        _in_turn(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1)
+        _alternating(_row(rank, "F", chunks), _row(rank, "B", chunks), devices - rank - 1)
         for rank in range(devices)
     )
 
 
 def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
-    """Return 1F1B over several stages per device (Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473).
+    """Return 1F1B over several stages per device.
 
-    Stage s is on device s mod p. Micro-batches visit a device's stages in groups of p; beyond the
-    paper, where m is no multiple of p, in groups as even as can be, none below p. With g in the
-    first group, device r holds the activations of at most 2(p-r-1) + (v-1)g + 1 stages (with one
-    round, those of 1F1B). Bubble: (p-1) / (vm+p-1) where m >= p.
+    Megatron-LM: Narayanan et al., SC 2021, arXiv 2104.04473. Stage s is on device s mod p.
+    Micro-batches visit a device's stages in groups of p; beyond the paper, where m is no multiple
+    of p, in groups of nearly equal size, none below p. With g in the first group, device r holds
+    the activations of at most 2(p-r-1) + (v-1)g + 1 stages (with one round, those of 1F1B). Bubble:
+    (p-1) / (vm+p-1) where m >= p.
 
     >>> print(*interleaved(2, 2)[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
@@ -98,18 +99,16 @@ def interleaved(devices: int, chunks: int, rounds: int = 2) -> Order:
     if rounds == 1:
         return one_f_one_b(devices, chunks)
     count = max(1, chunks // devices)
-    sizes = [
-        chunks // count + (group < chunks % count) for group in range(count)
-    ]  # larger ones first: else it hangs
+    # Larger groups first, or devices would wait for each other.
+    sizes = [chunks // count + (group < chunks % count) for group in range(count)]
     groups = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     turns = [(lap, chunk) for group in groups for lap in range(rounds) for chunk in group]
 
     def row(rank: int) -> tuple[Action, ...]:
         forwards = [Action(lap * devices + rank, "F", chunk) for lap, chunk in turns]
-        backwards = [
-            Action((rounds - 1 - lap) * devices + rank, "B", chunk) for lap, chunk in turns
-        ]
-        return _in_turn(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * sizes[0])
+        last = (rounds - 1) * devices + rank
+        backwards = [Action(last - lap * devices, "B", chunk) for lap, chunk in turns]
+        return _alternating(forwards, backwards, 2 * (devices - rank - 1) + (rounds - 1) * sizes[0])
 
     return tuple(map(row, range(devices)))
 
@@ -122,32 +121,32 @@ def zero_bubble(
     seconds: Mapping[Kind, Sequence[float]] | None = None,
     copy: float = 0.0,
 ) -> Order:
-    """Return an order that fills bubbles with gradients by weights (Qi et al., "Zero bubble", arXiv 2401.10241).
+    """Return a schedule that fills bubbles with gradients by weights.
 
-    With one round, forwards and backwards are those of 1F1B (ZB-H1); with two, stages form a V,
-    with stages s and 2p-1-s on device s (ZB-V). Gradients by weights, W, fill the gaps, and come
-    first where the memory limit is reached: a device holds at most vp activations of stages, from F
-    to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are equally long and m >= p.
+    Qi et al., "Zero bubble", arXiv 2401.10241. With one round, forwards and backwards are those of
+    1F1B (ZB-H1); with two, stages form a V, with stages s and 2p-1-s on device s (ZB-V). Gradients
+    by weights, W, fill the gaps, and come first where the memory limit is reached: a device holds
+    at most vp activations of stages, from F to W. Bubble: (p-1) / (3vm+p-1) where F, I and W are
+    equally long and m >= p.
 
     ``seconds`` has for each kind (F, I, W) those by stage, default 1; ``copy`` is the time of a
-    copy between devices. Several thresholds for the size of a gap that gets a W are tried, and the
-    best is kept.
+    copy between devices. Returns the fastest of several, with different thresholds for the size of
+    a gap that gets a W.
 
     >>> print(*zero_bubble(2, 2, rounds=1)[1])
     1F0 1I0 1F1 1I1 1W0 1W1
     """
     _check(devices, chunks, rounds, most=2)
-    ones = [1.0] * (rounds * devices)
-    given: Mapping[Kind, Sequence[float]] = (
-        {"F": ones, "I": ones, "W": ones} if seconds is None else seconds
-    )
-    if any(len(given.get(kind, ())) != len(ones) for kind in _HALVES):
+    stages = rounds * devices
+    if seconds is None:
+        seconds = dict.fromkeys(_KINDS, [1.0] * stages)
+    if any(len(seconds.get(kind, ())) != stages for kind in _KINDS):
         raise ScheduleError(
-            f"seconds= must have F, I and W for each of {len(ones)} stages, got {seconds!r}"
+            f"seconds= must have F, I and W for each of {stages} stages, got {seconds!r}"
         )
-    shape = _in_a_v if rounds == 2 else _in_a_line
-    rows = tuple(shape(rank, devices, chunks) for rank in range(devices))
-    filled = [_Filling(rows, given, copy, share).run() for share in (0.0, 0.5, 1.0)]
+    row = _v_shaped if rounds == 2 else _linear
+    rows = tuple(row(rank, devices, chunks) for rank in range(devices))
+    filled = [_GapFilling(rows, seconds, copy, share).run() for share in (0.0, 0.5, 1.0)]
     return min(filled, key=lambda found: found[0])[1]
 
 
@@ -172,7 +171,8 @@ def stage_devices(order: Order) -> tuple[int, ...]:
 def _check(devices: int, chunks: int, rounds: int = 1, most: int | None = None) -> None:
     if min(devices, chunks, rounds) < 1:
         raise ScheduleError(
-            f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, {rounds}"
+            f"a pipeline has a device, a chunk and a round at least, got {devices}, {chunks}, "
+            f"{rounds}"
         )
     if most is not None and rounds > most:
         raise ScheduleError(f"this order is known for 1 to {most} rounds, got {rounds}")
@@ -182,30 +182,26 @@ def _row(stage: int, kind: Kind, chunks: int) -> tuple[Action, ...]:
     return tuple(Action(stage, kind, chunk) for chunk in range(chunks))
 
 
-def _in_turn(
-    forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
+def _alternating(
+    forwards: Sequence[Action], backwards: Sequence[Action], warm_up: int
 ) -> tuple[Action, ...]:
-    """Return ``ahead`` forwards, then forwards and backwards alternately, then the remaining backwards."""
-    turns = zip(forwards[ahead:], backwards, strict=False)
-    return (
-        *forwards[:ahead],
-        *chain.from_iterable(turns),
-        *backwards[max(0, len(forwards) - ahead) :],
-    )
+    """Return some forwards, then forwards and backwards alternately, then the other backwards."""
+    pairs = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+    cool_down = backwards[max(0, len(forwards) - warm_up) :]
+    return (*forwards[:warm_up], *pairs, *cool_down)
 
 
-def _in_a_line(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
+def _linear(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
     """Return F and I of a device in the order of 1F1B."""
-    return _in_turn(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
+    return _alternating(_row(rank, "F", chunks), _row(rank, "I", chunks), devices - rank - 1)
 
 
-def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
-    """Return F and I of a device if stages form a V: its first stage is ``rank``, its second is on the way back."""
+def _v_shaped(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
+    """Return F and I of a device whose first stage is ``rank``, its second on the way back."""
     enough = max(chunks, 2 * devices - 1)  # to fill the pipeline; surplus is dropped at the end
-    there = rank
     back = 2 * devices - 1 - rank
-    f = iter(_row(there, "F", enough))
-    i = iter(_row(there, "I", enough))
+    f = iter(_row(rank, "F", enough))
+    i = iter(_row(rank, "I", enough))
     g = iter(_row(back, "F", enough))
     j = iter(_row(back, "I", enough))
     turns = [
@@ -221,8 +217,11 @@ def _in_a_v(rank: int, devices: int, chunks: int) -> tuple[Action, ...]:
     return tuple(action for action in actions if action.chunk < chunks)
 
 
-class _Filling:
-    """A simulation of sequences of F and I, with W in the gaps."""
+class _GapFilling:
+    """A simulation of sequences of F and I, with W in the gaps.
+
+    ``share`` of the seconds of a W is the least size of a gap.
+    """
 
     def __init__(
         self, rows: Order, seconds: Mapping[Kind, Sequence[float]], copy: float, share: float
@@ -231,13 +230,13 @@ class _Filling:
         self.seconds = seconds
         self.copy = copy
         self.share = share
-        self.where = stage_devices(rows)
+        self.device = stage_devices(rows)
         self.ends: dict[Action, float] = {}
-        self.free = [0.0 for _ in rows]
-        self.next = [0 for _ in rows]  # position in a row
-        self.owed: list[deque[Action]] = [deque() for _ in rows]  # each W whose I has run
+        self.free = [0.0 for _ in rows]  # by device, the end of its last action
+        self.next = [0 for _ in rows]  # by device, the position in its row
+        self.weights: list[deque[Action]] = [deque() for _ in rows]  # each W whose I has run
         self.done: list[list[Action]] = [[] for _ in rows]
-        self.held = [0 for _ in rows]
+        self.held = [0 for _ in rows]  # activations
 
     def run(self) -> tuple[float, Order]:
         """Return the end of the last action, and the order of all."""
@@ -245,51 +244,48 @@ class _Filling:
         for _ in range(3 * sum(map(len, self.rows)) // 2):
             start, rank, action = min(step for step in steps if step is not None)
             self._do(rank, action, start)
-            for near in range(max(0, action.stage - 1), min(action.stage + 2, len(self.where))):
-                steps[self.where[near]] = self._step(self.where[near])
+            stage = action.stage
+            for neighbour in range(max(0, stage - 1), min(stage + 2, len(self.device))):
+                steps[self.device[neighbour]] = self._step(self.device[neighbour])
         return max(self.free), tuple(map(tuple, self.done))
 
     def _step(self, rank: int) -> tuple[float, int, Action] | None:
         """Return the next action of a device: its start, the device, the action."""
         free = self.free[rank]
-        owed = self.owed[rank]
-        action = (
-            self.rows[rank][self.next[rank]] if self.next[rank] < len(self.rows[rank]) else None
-        )
+        position = self.next[rank]
+        action = self.rows[rank][position] if position < len(self.rows[rank]) else None
         start = None if action is None else self._start(rank, action)
-        if owed:
-            gap = self.share * self.seconds["W"][owed[0].stage]
+        if self.weights[rank]:
+            weight = self.weights[rank][0]
+            gap = self.share * self.seconds["W"][weight.stage]
             if start is None or (start > free and start >= free + gap):
-                return free, rank, owed[0]
+                return free, rank, weight
         return None if action is None or start is None else (start, rank, action)
 
     def _start(self, rank: int, action: Action) -> float | None:
-        """Return when an F or I can start, if that is known and the device may hold the activations."""
+        """Return when an F or I can start, if that is known and the device may hold activations."""
         stage, kind, chunk = action
+        free = self.free[rank]
         before = stage - 1 if kind == "F" else stage + 1
-        if kind == "F" and self.held[rank] == len(self.where):
+        if kind == "F" and self.held[rank] == len(self.device):
             return None
-        if (
-            not 0 <= before < len(self.where)
-        ):  # an I of the last stage follows its F, in the same sequence
-            return self.free[rank]
+        if not 0 <= before < len(self.device):  # an I of the last stage is after its F in the row
+            return free
         end = self.ends.get(Action(before, kind, chunk))
-        return (
-            None
-            if end is None
-            else max(self.free[rank], end + (self.copy if self.where[before] != rank else 0.0))
-        )
+        if end is None:
+            return None
+        return max(free, end + (self.copy if self.device[before] != rank else 0.0))
 
     def _do(self, rank: int, action: Action, start: float) -> None:
         stage, kind, chunk = action
         self.done[rank].append(action)
         self.free[rank] = self.ends[action] = start + self.seconds[kind][stage]
         if kind == "W":
-            self.owed[rank].popleft()
+            self.weights[rank].popleft()
             self.held[rank] -= 1
             return
         self.next[rank] += 1
         if kind == "F":
             self.held[rank] += 1
         else:
-            self.owed[rank].append(Action(stage, "W", chunk))
+            self.weights[rank].append(Action(stage, "W", chunk))

@@ -1,0 +1,97 @@
+"""Batches of tensors: their leaves, rows, shares and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from autosched import ScheduleError
+from autosched.parallel.template import Template
+
+__all__ = [
+    "batch_homes",
+    "batch_inputs",
+    "check_count",
+    "first_rows",
+    "key_of",
+    "rows_of",
+    "shares",
+]
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of tuples, lists and dicts."""
+    if isinstance(tree, (tuple, list, dict)):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def batch_inputs(template: Template, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch, by input."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return dict(zip(template.batch, tensors, strict=True))
+
+
+def batch_homes(template: Template, batch: Sequence[Any]) -> dict[str, str]:
+    """Return the devices of those tensors of a batch that are not on the CPU, by input."""
+    tensors = batch_inputs(template, batch).items()
+    return {name: str(tensor.device) for name, tensor in tensors if tensor.device.type != "cpu"}
+
+
+def first_rows(batch: Any, rows: int, device: str | None = None) -> Any:
+    """Return the first rows of all tensors in a batch, on a torch device."""
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(first_rows(item, rows, device) for item in batch)
+    if isinstance(batch, dict):
+        return {key: first_rows(item, rows, device) for key, item in batch.items()}
+    if not isinstance(batch, torch.Tensor):
+        return batch
+    first = batch[:rows] if batch.dim() else batch
+    return first if device is None else first.to(device)
+
+
+def rows_of(batch: Sequence[Any]) -> int:
+    """Return the size of the first dimension of all tensors in a batch.
+
+    Raises ScheduleError if there is none.
+    """
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
+    if not sizes or min(sizes) != max(sizes) or not sizes[0]:
+        found = ", ".join(map(str, dict.fromkeys(sizes))) or "none"
+        raise ScheduleError(
+            f"tensors of a batch need one first dimension, of 1 or more, to be cut along; got "
+            f"{found}"
+        )
+    return int(sizes[0])
+
+
+def shares(rows: int, count: int) -> tuple[int, ...]:
+    """Divide this many rows into shares of nearly equal size, the larger ones first.
+
+    Fewer if there are fewer rows.
+
+    >>> shares(7, 2), shares(2, 3)
+    ((4, 3), (1, 1))
+    """
+    check_count("chunks", count)
+    return tuple(rows // count + (number < rows % count) for number in range(min(rows, count)))
+
+
+def check_count(what: str, count: Any) -> None:
+    """Raise ScheduleError unless a batch can be cut into so many parts."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ScheduleError(f"{what}: a batch can be cut into 1 or more parts, got {count!r}")
+
+
+def key_of(item: Any) -> Hashable:
+    """Return the properties of a batch, or of another item, that a schedule depends on."""
+    if isinstance(item, (tuple, list, dict)):
+        return tuple(key_of(leaf) for leaf in leaves(item))
+    if isinstance(item, torch.Tensor):
+        return tuple(item.shape), item.stride(), item.dtype, item.device
+    return type(item), item if isinstance(item, Hashable) else repr(item)

@@ -1,0 +1,90 @@
+"""Cache the plans of calls, and move a model's state to their devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import torch
+
+from autosched import Machine, Schedule, Watch
+
+__all__ = ["Plans", "move_model", "move_state", "torch_device"]
+
+_CACHED = 8  # the plans used last, as many as ``compile`` caches
+
+
+class _Plan(Protocol):
+    @property
+    def schedule(self) -> Schedule: ...
+
+
+P = TypeVar("P", bound=_Plan)
+
+
+class Plans(Generic[P]):
+    """A cache of plans, closed by ``close()``, by ``with``, or by garbage collection."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Hashable, P] = {}
+        self._watch: Watch | None = None
+        self._guard = threading.RLock()
+
+    def close(self) -> None:
+        """Close all schedules, and drop them."""
+        with self._guard:
+            for plan in self._plans.values():
+                plan.schedule.close()
+            self._plans.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cached(self, key: Hashable, plan: Callable[[], P]) -> P:
+        """Return the plan of a key, a new one if necessary."""
+        found = self._plans.pop(key, None)
+        self._plans[key] = found = plan() if found is None else found
+        while len(self._plans) > _CACHED:
+            self._plans.pop(next(iter(self._plans))).schedule.close()
+        return found
+
+    def _watched(self, *functions: Any) -> Hashable:
+        """Return a key that changes with the modules and functions that a plan has captured."""
+        if self._watch is None or not self._watch.holds():
+            self._watch = Watch(*functions)
+        return self._watch.key
+
+
+def torch_device(machine: Machine, device: str) -> str | None:
+    """Return the torch device of a machine's device; None if it is the CPU, or emulated on it."""
+    found = machine.device(device)
+    return None if machine.imagined or found.kind == "cpu" else found.physical or device
+
+
+def move_model(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: str | None
+) -> None:
+    """Move a model and its optimizer's state to one torch device, unless that is None."""
+    if device is None:
+        return
+    model.to(device)
+    for state in optimizer.state.values() if optimizer is not None else ():
+        tensors = {name: item for name, item in state.items() if isinstance(item, torch.Tensor)}
+        state.update((name, item.to(device)) for name, item in tensors.items() if item.dim())
+
+
+def move_state(machine: Machine, state: Any, homes: Mapping[str, str]) -> None:
+    """Move the tensors of a state, by name, to their devices, if these are physical."""
+    for name, (place, tensor) in state.places().items():
+        device = torch_device(machine, homes[name]) if name in homes else None
+        if device is None or str(tensor.device) == device:
+            continue
+        moved = tensor.detach().to(device)
+        if place[0] == "parameter":
+            tensor.data = moved
+        else:
+            state.put(place, moved)

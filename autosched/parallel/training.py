@@ -1,0 +1,169 @@
+"""Capture micro-batches and optimizer updates, and schedule a step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import autosched as asc
+from autosched import Machine, Schedule, ScheduleError, in_order
+from autosched.parallel.all_reduce import STRATEGIES
+from autosched.parallel.arguments import check_options, check_trained, devices_of
+from autosched.parallel.batches import first_rows
+from autosched.parallel.clip import check_clip
+from autosched.parallel.plans import torch_device
+from autosched.parallel.rewrite import with_hoisted_random_numbers
+from autosched.parallel.step_graph import StepGraph, StepSpec, build
+from autosched.parallel.sync_batch_norm import Synchronised, check_norms
+from autosched.parallel.template import BeforeStep, Loss, Template, pass_of, update_of
+from autosched.parallel.updates import Bucket, Update, check_separable, updates_of
+
+__all__ = ["Reduction", "Training"]
+
+_MANY = 16  # replicas; with more, ring (n * n tasks), sum and cpu (all on one device) are not tried
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced: a strategy or ``"auto"``, and the sizes of buckets in bytes."""
+
+    strategy: str
+    sizes: tuple[float, ...]
+
+    def strategies(self, replicas: int) -> tuple[str, ...]:
+        """Return the strategies to try."""
+        if replicas == 1:
+            return ("none",)
+        if self.strategy != "auto":
+            return (self.strategy,)
+        return tuple(STRATEGIES) if replicas <= _MANY else ("tree", "exchange")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, on which devices, and ``options`` of ``schedule``."""
+
+    model: torch.nn.Module
+    loss_fn: Loss
+    optimizer: torch.optim.Optimizer
+    machine: Machine
+    devices: tuple[str, ...]
+    options: Mapping[str, Any]
+    averages: bool  # whether loss_fn averages over a batch
+    max_norm: float | None
+    before_step: BeforeStep | None
+
+    @classmethod
+    def of(
+        cls, name: str, trained: tuple[Any, Any, Any], machine: Machine | None,
+        devices: Sequence[str] | None, options: Mapping[str, Any], averages: bool = True,
+        clip_grad_norm: float | None = None, before_step: BeforeStep | None = None,
+    ) -> Training:  # fmt: skip
+        """Check the arguments of a system of this name; ``trained``: model, loss and optimizer."""
+        machine = Machine.local() if machine is None else machine
+        chosen = devices_of(machine, devices)
+        check_trained(name, *trained)
+        check_options(name, options)
+        max_norm = check_clip(clip_grad_norm)
+        return cls(*trained, machine, chosen, options, averages, max_norm, before_step)
+
+    @property
+    def capture_device(self) -> str | None:
+        """The torch device where the model is captured, if that is a real accelerator."""
+        return torch_device(self.machine, self.devices[0])
+
+    def passes(
+        self, batch: Sequence[Any], sizes: Iterable[int], rows: int, synchronised: bool = False
+    ) -> dict[int, Template]:
+        """Capture micro-batches of each size, as parts of a batch of this many rows.
+
+        ``synchronised``: batch norms use the statistics of all replicas.
+        """
+        check_norms(self.model)
+        around = Synchronised if synchronised else contextlib.nullcontext
+        trained = (self.model, self.loss_fn, self.optimizer)
+        found = {}
+        for size in filter(None, dict.fromkeys(sizes)):
+            part = first_rows(batch, size, self.capture_device)
+            weight = size / rows if self.averages else 1.0
+            found[size] = with_hoisted_random_numbers(pass_of(*trained, part, weight, around))
+        return found
+
+    def updates(self, buckets: Sequence[Bucket], flat: bool) -> tuple[Update, ...]:
+        """Capture the updates of the parameters in buckets; by stage if operators mix stages."""
+        found = self._updates(range(len(buckets)), buckets, flat)
+        if all(len({buckets[number].stage for number in update.buckets}) == 1 for update in found):
+            return tuple(found)
+        stages: dict[int, list[int]] = {}
+        for number, bucket in enumerate(buckets):
+            stages.setdefault(bucket.stage, []).append(number)
+        by_stage = (self._updates(numbers, buckets, flat) for numbers in stages.values())
+        return tuple(update for updates in by_stage for update in updates)
+
+    def _updates(
+        self, numbers: Sequence[int], buckets: Sequence[Bucket], flat: bool
+    ) -> list[Update]:
+        parameters: dict[str, torch.Tensor] = {}
+        stages: dict[str, int] = {}
+        for bucket in (buckets[number] for number in numbers):
+            parameters.update(bucket.parameters)
+            stages.update(dict.fromkeys(bucket.parameters, bucket.stage))
+        hook = self.before_step
+        if hook is not None and len(set(stages.values())) > 1:
+            alone = update_of(self.model, self.loss_fn, None, parameters, hook)
+            check_separable(alone.graph, stages)
+        template = update_of(self.model, self.loss_fn, self.optimizer, parameters, hook)
+        if any(task.random for task in template.graph.tasks) and (flat or len(buckets) > 1):
+            raise ScheduleError(
+                "the optimizer, or before_step, draws random numbers: replicas would draw "
+                "different ones, and stages in another order than the whole model; train on one "
+                "device"
+            )
+        return updates_of(template, buckets, numbers, self.machine, flat)
+
+    def reduced(
+        self, spec: StepSpec, reduction: Reduction
+    ) -> dict[str, tuple[Schedule, StepGraph]]:
+        """Return a step's schedule for each strategy to try; raise ScheduleError if none fits."""
+        names: tuple[str, ...] = ("compressed",)
+        if spec.compression is None:
+            names = reduction.strategies(len(spec.devices))
+        found = {}
+        errors = list[ScheduleError]()
+        for name in names:
+            try:
+                found[name] = self.scheduled(replace(spec, reduction=name))
+            except ScheduleError as error:  # too little memory, perhaps not with others
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        return found
+
+    def scheduled(self, spec: StepSpec) -> tuple[Schedule, StepGraph]:
+        """Return a step's schedule."""
+        built = build(replace(spec, max_norm=self.max_norm))
+        self._check_memory(built)
+        policy = in_order(built.sequences)
+        return asc.schedule(built.graph, self.machine, policy=policy, **self.options), built
+
+    def _check_memory(self, built: StepGraph) -> None:
+        """Raise ScheduleError if devices cannot hold the state after this step.
+
+        The next step would fail.
+        """
+        state = {**dict.fromkeys(self.machine.names, 0.0), **built.new_state}
+        for value in built.graph.sources:
+            if value.home in state:
+                state[value.home] += value.nbytes or 0
+        for device, nbytes in state.items():
+            limit = self.machine.device(device).nbytes
+            if nbytes > limit:
+                raise ScheduleError(
+                    f"device {device!r} has {limit:,.0f} B of memory, and its part of the model "
+                    f"and of the optimizer's state takes {nbytes:,.0f} B; cut the model into more "
+                    f"stages, with pipeline or model_parallel on more devices"
+                )
