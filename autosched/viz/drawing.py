@@ -16,13 +16,14 @@ from autosched._lib.files import write
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
+from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
+from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.mermaid import graph_mermaid
-from autosched.viz.paint import escape, summary
-from autosched.viz.picture import picture
-from autosched.viz.text import gantt_text
+from autosched.viz.svg import escape
+from autosched.viz.terminal import gantt_text
 
 __all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
 

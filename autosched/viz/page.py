@@ -21,8 +21,9 @@ from string import Template
 from autosched.graph.graph import Graph
 from autosched.program.program import Program
 from autosched.timeline.timeline import Timeline
-from autosched.viz.columns import Steps, columns
-from autosched.viz.paint import escape, summary
+from autosched.viz.format import summary
+from autosched.viz.page_data import Steps, columns
+from autosched.viz.svg import escape
 
 __all__ = ["page_html"]
 

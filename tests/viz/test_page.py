@@ -186,10 +186,10 @@ def test_a_page_asks_for_nothing():
 
 
 def test_colours_are_those_of_the_other_drawings():
-    from autosched.viz import paint
+    from autosched.viz import svg
 
     of_page = set(re.findall("#[0-9a-f]{6}", drawn(planned(mlp_step()))))
-    assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{paint._STYLES}"))
+    assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{svg._STYLES}{svg.SERIES}"))
 
 
 TEXTS = st.one_of(

@@ -13,8 +13,8 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_svg
-from autosched.viz.layers import GAP, layout
-from autosched.viz.paint import duration, ticks
+from autosched.viz.format import duration, ticks
+from autosched.viz.layered_layout import GAP, layout
 
 CPU_OUT = Stream("cpu", "copy-out")
 IN, COMPUTE, OUT = (Stream("cuda:0", name) for name in ("copy-in", "compute", "copy-out"))

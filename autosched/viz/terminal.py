@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.paint import columns, idle_shares, sorted_streams, summary, ticks
+from autosched.viz.format import columns, idle_shares, sorted_streams, summary, ticks
 
 __all__ = ["gantt_text"]
 

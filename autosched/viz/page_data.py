@@ -17,7 +17,7 @@ from autosched.graph.graph import Graph
 from autosched.graph.task import Origin, Task
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.timeline.timeline import Timeline
-from autosched.viz.paint import natural
+from autosched.viz.format import natural
 
 __all__ = ["Steps", "columns"]
 
