@@ -151,10 +151,11 @@ def _draw_line(axes: Axes, points: Sequence[_Point], i: int, style: str) -> Any:
     marker = _MARKERS[i % len(_MARKERS)] if style != "dashed" or len(points) == 1 else ""
     xs = [point[0] for point in points]
     ys = [point[1] for point in points]
-    if errors := [(x, (low + high) / 2, abs(high - low) / 2) for x, _, low, high in points]:
-        errors = [error for error in errors if error[2]]
-    if errors:
-        axes.errorbar(*zip(*errors, strict=True), fmt="none", ecolor=tone, elinewidth=1.1)
+    if errors := [point for point in points if point[2] != point[3]]:
+        middles = [(low + high) / 2 for *_, low, high in errors]
+        lengths = [abs(high - low) / 2 for *_, low, high in errors]
+        at = [point[0] for point in errors]
+        axes.errorbar(at, middles, yerr=lengths, fmt="none", ecolor=tone, elinewidth=1.1)
     dashes = LINES.get(style, "none")
     return axes.plot(xs, ys, color=tone, marker=marker, mec=PAPER, linestyle=dashes)[0]
 

@@ -235,11 +235,11 @@ def _labels(chart: Timeline, axis: _Axis) -> Labels:
     for stream, spans in by_stream.items():
         spans.sort(key=lambda item: item[1].start)
         mine = labels.setdefault(stream, {})
-        starts = [axis.x(span.start) for _, span in spans[1:]]
-        for (i, span), limit in zip(spans, [*starts, axis.right], strict=True):
+        limits = [*(axis.x(span.start) for _, span in spans[1:]), axis.right]
+        for (i, span), limit in zip(spans, limits, strict=True):
             right = axis.x(span.end)
             width = right - axis.x(span.start)
-            if name := shorten(span.name, width - 4, LABEL):
+            if name := shorten(span.name, width - 3, LABEL):
                 mine[i] = _Label(name, "inside")
             elif width >= THIN and right + text_width(span.name, LABEL) + 8 <= limit:
                 mine[i] = _Label(span.name, "right")

@@ -179,7 +179,7 @@ def _chart(rows: Sequence[_Row], title: str, what: str, unit: str) -> str:
             if row.limit < math.inf:
                 limit = axes.axhline(row.limit, color=SERIES[1][0], ls="-.", lw=1.2)
                 legend.setdefault(LIMIT, limit)
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, None if max(map(_peak, row.curves)) else 1)
             axes.locator_params(axis="y", nbins=3, integer=not unit)
             axes.yaxis.set_major_formatter(lambda v, _: amount(v, unit) if unit else f"{v:g}")
         plots[-1].set_xlabel(axis_label("time", seconds))
@@ -198,6 +198,7 @@ def _draw_curve(axes: Axes, steps: Steps, i: int, scale: float, end: float) -> A
     if i == 0:
         time, peak = max(steps, key=lambda step: step[1])
         axes.fill_between(times, amounts, step="post", color=tone, alpha=0.22, linewidth=0)
-        axes.plot(time / scale, peak, "o", color=tone, mec=PAPER, clip_on=False, zorder=3)
+        if peak:
+            axes.plot(time / scale, peak, "o", color=tone, mec=PAPER, clip_on=False, zorder=3)
     dashes = LINES["dashed" if i else "solid"]
     return axes.step(times, amounts, where="post", color=tone, ls=dashes, lw=1.2)[0]

@@ -99,7 +99,7 @@ def color(name: str, dark: bool = False) -> str:
     ('#1f2328', '#2d343d')
     """
     style = next(style for style in _STYLES if style[0] == name)
-    return re.findall("#[0-9a-f]{6}", style[1 + dark])[0]
+    return str(re.findall("#[0-9a-f]{6}", style[1 + dark])[0])
 
 
 def _rules(column: int) -> str:
