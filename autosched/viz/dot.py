@@ -88,5 +88,11 @@ def _quoted(text: str) -> str:
     >>> _quoted('a "b" \\ &')
     '"a \\"b\\" \\\\ &amp;"'
     """
-    table: dict[str, str | int | None] = {"&": "&amp;", "\\": "\\\\", '"': '\\"', "\r": " ", "\n": "\\n"}
+    table: dict[str, str | int | None] = {
+        "&": "&amp;",
+        "\\": "\\\\",
+        '"': '\\"',
+        "\r": " ",
+        "\n": "\\n",
+    }
     return f'"{legal(text.translate(str.maketrans(table)))}"'
