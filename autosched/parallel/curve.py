@@ -16,7 +16,7 @@ __all__ = ["Curve", "Tried", "candidates"]
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to run a step: seconds, the share of time in which devices idle, the most bytes on a device.
+    """One way to run a step: its seconds, share of idle time, and largest bytes on a device.
 
     ``fits``: whether each device has that much memory.
     """
@@ -61,26 +61,21 @@ class Curve:
     def why(self) -> str:
         """The best, and the disadvantages of fewer and of more micro-batches."""
         best = self.best
-        same = sorted(
-            (one for one in self.tried if one.order == best.order), key=lambda one: one.chunks
-        )
+        same = [one for one in self.tried if one.order == best.order]
+        same.sort(key=lambda one: one.chunks)
         at = same.index(best)
-        reasons = [
-            f"with {one.chunks} devices idle {one.idle:.0%} instead of {best.idle:.0%}"
-            for one in same[max(0, at - 1) : at]
-        ]
-        reasons += [
-            f"with {one.chunks} they work {one.busy / best.busy:.2g} times as long"
-            for one in same[-1:]
-            if one is not best
-        ]
+        reasons = []
+        if at > 0:
+            fewer = same[at - 1]
+            idle = f"idle {fewer.idle:.0%} instead of {best.idle:.0%}"
+            reasons.append(f"with {fewer.chunks} devices {idle}")
+        if same[-1] is not best:
+            ratio = same[-1].busy / best.busy
+            reasons.append(f"with {same[-1].chunks} they work {ratio:.2g} times as long")
         plural = "es" if best.chunks > 1 else ""
-        what = (
-            f"{best.order} with {best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
-        )
-        return f"{what}: {best.seconds * 1e3:.4g} ms" + (
-            "; " + ", ".join(reasons) if reasons else ""
-        )
+        what = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        text = f"{best.order} with {what}: {best.seconds * 1e3:.4g} ms"
+        return "; ".join([text, *[", ".join(reasons)] * bool(reasons)])
 
     def _size(self, chunks: int) -> int:
         """Return the rows of a micro-batch, the larger ones where they differ."""
@@ -90,25 +85,20 @@ class Curve:
         lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
             mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
-            lines.append(
-                f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}{one.seconds * 1e3:10.4g}{one.idle:8.1%}"
-                f"{one.nbytes / 1e6:10.4g}{mark}"
-            )
+            what = f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}"
+            numbers = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}{one.nbytes / 1e6:10.4g}"
+            lines.append(f"{what}{numbers}{mark}")
         return "\n".join([*lines, self.why])
 
     def svg(self) -> str:
         """Draw the seconds by the size of a micro-batch, a line for each order."""
-        series = [
-            asc.viz.Line(
-                order,
-                [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())],
-            )
-            for order in dict.fromkeys(one.order for one in self.tried)
-        ]
-        return asc.viz.lines_svg(
-            series, title=f"One step with {self.rows} rows, by size of micro-batches", x="rows of a micro-batch",
-            y="predicted time", y_unit="s", log_x=True,
-        )  # fmt: skip
+        lines = []
+        for order in dict.fromkeys(one.order for one in self.tried):
+            seconds = sorted(self.seconds(order).items())
+            lines.append(asc.viz.Line(order, [(self._size(chunks), s) for chunks, s in seconds]))
+        title = f"One step with {self.rows} rows, by size of micro-batches"
+        axes = {"x": "rows of a micro-batch", "y": "predicted time", "y_unit": "s"}
+        return asc.viz.lines_svg(lines, title=title, log_x=True, **axes)
 
 
 def candidates(rows: int) -> Sequence[int]:

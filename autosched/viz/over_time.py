@@ -82,6 +82,7 @@ def links_svg(timeline: Timeline, *, title: str = "", measured: Timeline | None 
     row is their total. With ``measured``, measured data are dashed lines in the same rows. Raises
     ChartError where matplotlib is not installed.
 
+    >>> from autosched.program.program import Stream
     >>> streams = (Stream("cpu", "copy-out"), Stream("cuda:0", "copy-in"))
     >>> svg = links_svg(Timeline((Span("copy", "x", streams, 0.0, 0.5, 0, 6e9),)))
     >>> "cpu → cuda:0" in svg, "busy 100%, 6 GB, at most 12 GB/s" in svg
