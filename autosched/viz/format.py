@@ -137,7 +137,8 @@ def idle_shares(timeline: Timeline) -> dict[Stream, float]:
 
     >>> from autosched.timeline.timeline import Span
     >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
-    >>> idle_shares(Timeline((Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1))))
+    >>> spans = Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1)
+    >>> idle_shares(Timeline(spans))
     {Stream(device='cpu', name='compute'): 0.25, Stream(device='cuda:0', name='compute'): 0.75}
     """
     busy = dict.fromkeys(timeline.streams, 0.0)
@@ -158,7 +159,8 @@ def summary(timeline: Timeline) -> str:
     if any(span.kind == "copy" for span in timeline.spans):
         text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
     if timeline.pauses:
-        text += f", garbage collected for {duration(sum(end - start for start, end in timeline.pauses))}"
+        seconds = sum(end - start for start, end in timeline.pauses)
+        text += f", garbage collected for {duration(seconds)}"
     return text
 
 

@@ -122,8 +122,9 @@ def gantt_svg(
         rows = _rows(streams, list(labels.values()), y + 24)
         bottom = max((row.y + row.height for row in rows.values()), default=y + BOX) + GAP
         body += [*_names(rows, widths[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
+        body += _arrows(chart, rows, axis)
         body += _boxes(chart, rows, axis, labels[name], phases or {})
-        body += [*_arrows(chart, rows, axis), *_pauses(chart, y + 20, bottom, axis)]
+        body += _pauses(chart, y + 20, bottom, axis)
         y = bottom + 20
     seen = {_phase(span, phases or {}) for span in spans if span.kind == "run"}
     paused = any(chart.pauses for chart in charts.values())
@@ -251,7 +252,7 @@ def _labels(chart: Timeline, axis: _Axis) -> Labels:
 def _boxes(
     chart: Timeline, rows: Rows, axis: _Axis, labels: Labels, phases: Phases
 ) -> Iterator[str]:
-    """Draw each span in the rows of its streams, the critical path last and on top."""
+    """Draw each span in the rows of its streams, over the arrows, the critical path last."""
     critical = {span.instruction for span in chart.critical_path()}
     filled = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
     outlined = []
@@ -291,7 +292,7 @@ def _box(span: Span, left: float, right: float, row: _Row, look: str, label: _La
             place = middle + 3.6, row.middle
             return box + text(f"on-{kind} middle label", *place, label.text, rotated=True)
         case "right":
-            return box + text("ink label", right + 4, row.middle + 4, label.text)
+            return box + text("ink halo label", right + 4, row.middle + 4, label.text)
 
 
 def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:

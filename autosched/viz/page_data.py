@@ -109,11 +109,11 @@ def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[l
             task = graph.task(item.task)
             device = item.stream.device
             data = [copied[*use, device] for use in task.reads if (*use, device) in copied]
-            behind_copies = {copy - distance for copy in data for distance in needs[copy]}
+            copied_from = {copy - distance for copy in data for distance in needs[copy]}
             for dependency in task.dependencies:
                 other = run_of.get(graph.tasks[dependency.task].name)
                 is_data = dependency.kind == "data"
-                if other is not None and not (is_data and other in behind_copies):
+                if other is not None and not (is_data and other in copied_from):
                     (data if is_data else order).append(other)
         else:
             use = graph.value(item.value).index, item.version

@@ -61,12 +61,12 @@ copy          | fill:url(#autosched-hatch);stroke:#ffffff | stroke:#0d1117
 ground        | fill:#f3bf4f | fill:#e69f00
 stripe        | fill:#e69f00 | fill:#b87f00
 thin          | stroke:none | stroke:none
-pause         | fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8 | fill:#dd94bd;stroke:#dd94bd
+pause|fill:#b8629a;fill-opacity:.3;stroke:#b8629a;stroke-width:.8|fill:#dd94bd;stroke:#dd94bd
 critical      | stroke:#1f2328;stroke-width:2 | stroke:#ffffff
 critical.thin | stroke:#1f2328;stroke-width:.6 | stroke:#ffffff
 on-task       | fill:#ffffff | fill:#0d1117
-on-copy       | fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke | fill:#0d1117;stroke:#e69f00
-line          | fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head) | stroke:#9198a1
+on-copy|fill:#1f2328;stroke:#f3bf4f;stroke-width:3;paint-order:stroke|fill:#0d1117;stroke:#e69f00
+line|fill:none;stroke:#59636e;stroke-width:1.2;marker-end:url(#autosched-head)|stroke:#9198a1
 wait          | stroke-width:1 |
 order         | stroke-dasharray:5 3 |
 anti          | stroke-dasharray:1.5 3 |
