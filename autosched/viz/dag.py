@@ -235,8 +235,8 @@ def _text(box: Box, width: float = 1e6) -> str:
         return shorten_path(box.label, width) + amount
     first, last = box.label.split(" … ", 1)
     half = (width - text_width(" … ")) / 2
-    room = width - text_width(" … ") - min(text_width(last), half)
-    first = shorten_path(first, room)
+    most = width - text_width(" … ") - min(text_width(last), half)
+    first = shorten_path(first, most)
     return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{amount}"
 
 

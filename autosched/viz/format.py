@@ -70,15 +70,15 @@ def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
     >>> shorten("logits", 60), shorten("gradient_of_w1", 60), shorten("logits", 20)
     ('logits', 'gradien…', '')
     """
-    room = int(width / (EM * size))
-    if columns(text) <= room:
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
         return text
-    if room < 6:
+    if limit < 6:
         return ""
-    kept = text[: room - 1]
-    while columns(kept) >= room:
-        kept = kept[:-1]
-    return kept + "…"
+    start = text[: limit - 1]
+    while columns(start) >= limit:
+        start = start[:-1]
+    return start + "…"
 
 
 def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
@@ -87,12 +87,12 @@ def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
     >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
     ('…0.attention', 'gradien…')
     """
-    room = int(width / (EM * size))
-    if columns(text) <= room:
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
         return text
     dots = [at for at, character in enumerate(text) if character == "."]
-    fitting = [text[at + 1 :] for at in dots if columns(text[at:]) <= room]
-    return f"…{fitting[0]}" if fitting and room >= 6 else shorten(text, width, size)
+    fitting = [text[at + 1 :] for at in dots if columns(text[at:]) <= limit]
+    return f"…{fitting[0]}" if fitting and limit >= 6 else shorten(text, width, size)
 
 
 def duration(seconds: float) -> str:
