@@ -15,7 +15,7 @@ from autosched.errors import ProgramError, ScheduleError
 from autosched.explanation.words import count
 from autosched.scheduling.schedule import Schedule
 from autosched.timeline.timeline import Timeline
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["add", "devices", "summary"]
 

@@ -24,7 +24,7 @@ from autosched.scheduling.schedule import Schedule
 from autosched.timeline.timeline import Timeline
 from autosched.viz import gantt_svg, perfetto_json
 from autosched.viz.drawing import phases
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["add", "inputs_of", "profiled"]
 

@@ -13,7 +13,7 @@ from itertools import groupby, product
 
 from autosched._lib.text_table import amount, table
 from autosched.viz import Bar, Line, bars_svg, lines_svg
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["Comparison", "Refusal", "Row"]
 

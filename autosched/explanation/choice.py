@@ -22,7 +22,7 @@ from autosched.graph.task import Task
 from autosched.placement import Placement, choices, constraint
 from autosched.program.program import Copy
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["Option", "TaskExplanation", "explain_task"]
 

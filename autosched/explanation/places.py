@@ -21,7 +21,7 @@ from autosched.graph.graph import Task
 from autosched.placement import Placement, choices, home
 from autosched.policies import Policy, candidates, heft, single
 from autosched.program.program import Copy
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["Plans", "note", "places"]
 

@@ -20,7 +20,7 @@ from autosched.machine.machine import Link, Machine
 from autosched.program.program import Copy, Program, Stream
 from autosched.simulation.simulate import is_pageable, makespan
 from autosched.timeline.timeline import Span
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["copy_streams", "pageable_note", "pin"]
 

@@ -19,7 +19,7 @@ from autosched.graph.graph import Task
 from autosched.machine.machine import Device
 from autosched.placement import Placement, choices
 from autosched.program.program import Copy, Run, Stream, Wait
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["host_note", "host_reads", "launches"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from autosched._lib.text_table import amount
 from autosched.explanation.facts import Idle, Step
 from autosched.explanation.words import count, share, short
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 if TYPE_CHECKING:
     from autosched.explanation.report import Explanation, Late

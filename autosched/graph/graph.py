@@ -495,7 +495,7 @@ class Graph:
 
         The suffix selects the format; see ``graph_svg`` for the options. With ``depth``, a module
         at that level is one box; without, large graphs are folded to fit. ``.png`` and ``.pdf``
-        need matplotlib. Raises ChartError for other suffixes, and OSError.
+        need the extra ``viz``. Raises ChartError for other suffixes, and OSError.
         """
         renderer_of(self).draw(self, path, device, critical, group, depth)
 

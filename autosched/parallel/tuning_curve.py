@@ -64,17 +64,19 @@ class Curve:
         best = self.best
         same = [one for one in self.tried if one.order == best.order]
         same.sort(key=lambda one: one.chunks)
+        at = same.index(best)
         reasons = []
-        for one in same[: same.index(best)][-1:]:
-            idle = f"{one.idle:.0%} instead of {best.idle:.0%}"
-            reasons.append(f"with {one.chunks} devices idle {idle}")
+        if at > 0:
+            fewer = same[at - 1]
+            idle = f"idle {fewer.idle:.0%} instead of {best.idle:.0%}"
+            reasons.append(f"with {fewer.chunks} devices {idle}")
         if same[-1] is not best:
-            times = f"{same[-1].busy / best.busy:.2g}"
-            reasons.append(f"with {same[-1].chunks} they work {times} times as long")
+            ratio = same[-1].busy / best.busy
+            reasons.append(f"with {same[-1].chunks} they work {ratio:.2g} times as long")
         plural = "es" if best.chunks > 1 else ""
-        size = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
-        found = f"{best.order} with {size}: {best.seconds * 1e3:.4g} ms"
-        return "; ".join([found, *filter(None, [", ".join(reasons)])])
+        what = f"{best.chunks} micro-batch{plural} of {self._size(best.chunks)} rows"
+        text = f"{best.order} with {what}: {best.seconds * 1e3:.4g} ms"
+        return "; ".join([text, *[", ".join(reasons)] * bool(reasons)])
 
     def _size(self, chunks: int) -> int:
         """Return the rows of a micro-batch, the larger ones where they differ."""
@@ -84,25 +86,20 @@ class Curve:
         lines = [f"{'order':>12}{'chunks':>8}{'rows':>6}{'ms':>10}{'idle':>8}{'MB':>10}"]
         for one in self.tried:
             mark = "  does not fit" if not one.fits else "  <- best" if one is self.best else ""
-            size = self._size(one.chunks)
-            times = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}"
-            nbytes = f"{one.nbytes / 1e6:10.4g}"
-            lines.append(f"{one.order:>12}{one.chunks:8}{size:6}{times}{nbytes}{mark}")
+            what = f"{one.order:>12}{one.chunks:8}{self._size(one.chunks):6}"
+            numbers = f"{one.seconds * 1e3:10.4g}{one.idle:8.1%}{one.nbytes / 1e6:10.4g}"
+            lines.append(f"{what}{numbers}{mark}")
         return "\n".join([*lines, self.why])
 
     def svg(self) -> str:
-        """Draw seconds over the size of micro-batches as SVG, a line for each order."""
-        series = [
-            asc.viz.Line(
-                order,
-                [(self._size(n), seconds) for n, seconds in sorted(self.seconds(order).items())],
-            )
-            for order in dict.fromkeys(one.order for one in self.tried)
-        ]
-        return asc.viz.lines_svg(
-            series, title=f"One step with {self.rows} rows, by size of micro-batches", x="rows of a micro-batch",
-            y="predicted time", y_unit="s", log_x=True,
-        )  # fmt: skip
+        """Draw the seconds by the size of a micro-batch, a line for each order."""
+        lines = []
+        for order in dict.fromkeys(one.order for one in self.tried):
+            seconds = sorted(self.seconds(order).items())
+            lines.append(asc.viz.Line(order, [(self._size(chunks), s) for chunks, s in seconds]))
+        title = f"One step with {self.rows} rows, by size of micro-batches"
+        axes = {"x": "rows of a micro-batch", "y": "predicted time", "y_unit": "s"}
+        return asc.viz.lines_svg(lines, title=title, log_x=True, **axes)
 
 
 def candidates(rows: int) -> Sequence[int]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from autosched.viz.paint import duration
+from autosched.viz.format import duration
 
 __all__ = ["bar"]
 

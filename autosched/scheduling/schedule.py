@@ -388,7 +388,7 @@ class Schedule:
         return memory_over_time(*parts, self._predicted if measured is None else measured)
 
     def draw(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-        """Draw a Gantt chart into a file, by suffix: .svg, .png or .pdf (which need matplotlib).
+        """Draw a Gantt chart into a file, by suffix: .svg, .png or .pdf (extra ``viz``).
 
         ``measured``, a result of ``profile``, is drawn below the prediction. Raises ChartError for
         other suffixes, and OSError.

@@ -6,23 +6,23 @@ Time runs downwards, but the drawing knows no times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from autosched.graph.graph import Graph
-from autosched.viz.frames import Frame, grouped
-from autosched.viz.layers import Layout, Route, layout
-from autosched.viz.outline import KINDS, NOWHERE, Arrow, Box, Edge, Outline, is_host, outline
-from autosched.viz.paint import (
+from autosched.viz.clusters import Cluster, clustered
+from autosched.viz.diagram import KINDS, NOWHERE, Box, Diagram, diagram, is_host
+from autosched.viz.format import natural, shorten, shorten_path, text_width
+from autosched.viz.layered_layout import Layout, Route, layout
+from autosched.viz.svg import (
     PHASES,
     TITLE,
     document,
-    escape,
     legend,
     legend_width,
-    natural,
     number,
-    shorten,
-    shorten_path,
-    text_width,
+    path,
+    rect,
+    text,
 )
 
 __all__ = ["graph_svg"]
@@ -70,50 +70,157 @@ def graph_svg(
     True
     """
     critical = list(critical)
-    bounded = depth is None and most is None
-    boxes = MOST if most is None else most
+    is_bounded = depth is None and most is None
+    limit = MOST if most is None else most
     while True:
-        drawn, frames = grouped(
-            outline(graph, device, depth=depth, most=boxes, critical=critical), group
-        )
-        frames = frames if group == "module" else []
-        found = _layout(drawn, frames)
-        least = BOX + sum(FRAME) + 2 if frames else DENSE
-        pitch = min(TALL / (max(found.rank, default=0) + 1), PITCH) if bounded else PITCH
-        if pitch >= least or boxes <= 1:
-            return _drawing(drawn, frames, found, (title, f"graph {graph.name}"), pitch)
-        boxes = min(boxes, len(drawn.boxes)) * 3 // 4
+        found = diagram(graph, device, depth=depth, most=limit, critical=critical)
+        found, clusters = clustered(found, group)
+        clusters = clusters if group == "module" else []
+        places = _layout(found, clusters)
+        pitch = min(TALL / (max(places.rank, default=0) + 1), PITCH) if is_bounded else PITCH
+        if pitch >= (BOX + sum(FRAME) + 2 if clusters else DENSE) or limit <= 1:
+            return _Drawing(found, clusters, places, pitch).svg(title, graph.name)
+        limit = min(limit, len(found.boxes)) * 3 // 4
 
 
-def _layout(drawn: Outline, frames: Sequence[Frame]) -> Layout:
+def _layout(found: Diagram, clusters: Sequence[Cluster]) -> Layout:
     """Return the layout of boxes and arrows, in a column per device."""
-    devices = _columns(dict.fromkeys(box.place for box in drawn.boxes))
-    free = {i for i, box in enumerate(drawn.boxes) if box.kind != "task"}
-    bands = [band for band, frame in enumerate(frames) for _ in frame.boxes]
-    column = [devices.index(box.place) for box in drawn.boxes]
-    return layout(column, [_width(box) for box in drawn.boxes], list(drawn.arrows), free, bands)
+    devices = _devices(found)
+    floating = {i for i, box in enumerate(found.boxes) if box.kind != "task"}
+    bands = [band for band, cluster in enumerate(clusters) for _ in cluster.boxes]
+    column = [devices.index(box.place) for box in found.boxes]
+    widths = [_width(box) for box in found.boxes]
+    return layout(column, widths, list(found.arrows), floating, bands)
 
 
-def _drawing(
-    drawn: Outline, frames: Sequence[Frame], found: Layout, called: tuple[str, str], pitch: float
-) -> str:
-    boxes, (title, name) = drawn.boxes, called
-    devices = _columns(dict.fromkeys(box.place for box in boxes))
-    widths = [_width(box) for box in boxes]
-    phased = len({box.phase for box in boxes if box.kind == "task"}.intersection(("", *PHASES))) > 1
-    entries = list(_entries(drawn))
-    named = min(max(text_width(title, TITLE), text_width(drawn.said)), TITLED)
-    whole = max(found.width, legend_width(entries) + 2 * MARGIN, named + 2 * MARGIN + 1)
-    head, top = _head(title, drawn.said, whole)
-    top += HEADER * _headed(devices) + FRAME[0] * bool(frames) + BOX / 2
-    bottom = top + max(found.rank, default=0) * pitch + BOX / 2 + 16
-    body = [*head, f'<g transform="translate({number((whole - found.width) / 2)} 0)">']
-    body += _panels(devices, found, top - BOX / 2 - HEADER - FRAME[0] * bool(frames) + 4, bottom)
-    body += [*_frames(frames, found, widths, top, pitch), *_arrows(drawn.arrows, found, top, pitch)]
-    for box, x, rank, width in zip(boxes, found.x, found.rank, widths, strict=True):
-        body.append(_node(box, x, top + rank * pitch, width, phased))
-    body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
-    return document(whole, bottom + 24 + MARGIN, title or name, body)
+def _devices(found: Diagram) -> list[str]:
+    """Return the devices from left to right: hosts in the middle, others around them by name."""
+    devices = {box.place for box in found.boxes}
+    ordered = sorted(devices, key=lambda device: (device == NOWHERE, natural(device)))
+    hosts = [device for device in ordered if is_host(device)]
+    others = [device for device in ordered if not is_host(device)]
+    half = (len(others) + 1) // 2
+    return [*others[:half], *hosts, *others[half:]]
+
+
+@dataclass
+class _Drawing:
+    """A diagram, its layout, and the pixels from one rank to the next."""
+
+    diagram: Diagram
+    clusters: Sequence[Cluster]
+    layout: Layout
+    pitch: float
+
+    def __post_init__(self) -> None:
+        self.devices = _devices(self.diagram)
+        self.has_columns = self.devices not in ([], [NOWHERE])
+        phases = {box.phase for box in self.diagram.boxes if box.kind == "task"}
+        self.phases = {phase if phase in PHASES else "" for phase in phases}
+        self.top = MARGIN  # of the drawing; later the middle of the first rank
+
+    def svg(self, title: str, name: str) -> str:
+        """Return the drawing with its title, columns and legend."""
+        note = self.diagram.note
+        layout = self.layout
+        entries = list(self._entries())
+        named = min(max(text_width(title, TITLE), text_width(note)), TITLED) + 1
+        width = max(layout.width, max(legend_width(entries), named) + 2 * MARGIN)
+        body = []
+        if title:
+            shown = shorten(title, width - 2 * MARGIN, TITLE)
+            body.append(text("ink title", MARGIN, self.top + 16, shown))
+            self.top += 28
+        if note:
+            body.append(text("muted", MARGIN, self.top + 10, note))
+            self.top += 24
+        start = self.top + 4
+        self.top += HEADER * self.has_columns + FRAME[0] * bool(self.clusters) + BOX / 2
+        bottom = self._y(max(layout.rank, default=0)) + BOX / 2 + 16
+        body.append(f'<g transform="translate({number((width - layout.width) / 2)} 0)">')
+        body += [*self._columns(start, bottom), *self._frames(), *self._arrows()]
+        body += map(self._node, range(len(self.diagram.boxes)))
+        body += ["</g>", *legend(MARGIN, bottom + 24, entries)]
+        return document(width, bottom + 24 + MARGIN, title or f"graph {name}", body)
+
+    def _y(self, rank: int) -> float:
+        return self.top + rank * self.pitch
+
+    def _columns(self, top: float, bottom: float) -> Iterator[str]:
+        if not self.has_columns:
+            return
+        for device, (left, right) in zip(self.devices, self.layout.columns, strict=True):
+            yield rect("track column", left, top, right - left, bottom - top, 6)
+            name = shorten(device or "anywhere", right - left)
+            yield text("ink strong middle", (left + right) / 2, top + 22, name)
+
+    def _frames(self) -> Iterator[str]:
+        """Draw a frame around the boxes of each module, with its name in a corner."""
+        boxes, layout = self.diagram.boxes, self.layout
+        for cluster in self.clusters:
+            if not cluster.name:
+                continue
+            ranks = [layout.rank[i] for i in cluster.boxes]
+            left = min(layout.x[i] - _width(boxes[i]) / 2 for i in cluster.boxes) - 9
+            right = max(layout.x[i] + _width(boxes[i]) / 2 for i in cluster.boxes) + 9
+            right = max(right, left + min(text_width(cluster.name) + 16, 180))
+            y = self._y(min(ranks)) - BOX / 2 - FRAME[0]
+            height = (max(ranks) - min(ranks)) * self.pitch + BOX + sum(FRAME)
+            yield rect("frame", left, y, right - left, height, 5)
+            name = shorten(cluster.name, right - left - 12)
+            yield text("muted halo", left + 8, y + 14, name)
+
+    def _node(self, i: int) -> str:
+        box = self.diagram.boxes[i]
+        width = _width(box)
+        left = self.layout.x[i] - width / 2
+        y = self._y(self.layout.rank[i])
+        rx = BOX / 2 if box.kind == "input" else 4
+        cls = self._class(box)
+        drawn = rect(cls, left + 4, y - BOX / 2 + 4, width, BOX, rx) if box.amount else ""
+        cls += " critical" * box.critical
+        drawn += rect(cls, left, y - BOX / 2, width, BOX, rx, box.facts)
+        ink = "on-task" if box.kind == "task" else "ink"
+        return drawn + text(f"{ink} middle", self.layout.x[i], y + 4, _text(box, width - 12))
+
+    def _class(self, box: Box) -> str:
+        """Return the class of a box: its kind, and its phase if tasks have several."""
+        has_phase = len(self.phases) > 1 and box.kind == "task" and box.phase in PHASES
+        return f"task {box.phase}" if has_phase else box.kind
+
+    def _arrows(self) -> Iterator[str]:
+        """Draw all arrows, the most important ones last."""
+        drawn: list[tuple[tuple[bool, bool, int], str]] = []
+        arrows = self.diagram.arrows.items()
+        for ((a, b), arrow), route in zip(arrows, self.layout.routes, strict=True):
+            y1 = self._y(self.layout.rank[a]) + BOX / 2
+            y2 = self._y(self.layout.rank[b]) - BOX / 2
+            cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
+            weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
+            drawn.append((weight, path(cls, *_curve(route, y1, y2, self.pitch - BOX))))
+        return (line for _, line in sorted(drawn, key=lambda item: item[0]))
+
+    def _entries(self) -> Iterator[tuple[str, str, str]]:
+        """Return the legend of what occurs in the picture."""
+        boxes = self.diagram.boxes
+        arrows = self.diagram.arrows.values()
+        kinds = {box.kind for box in boxes} | {arrow.kind for arrow in arrows}
+        phased = len(self.phases) > 1
+        shown = (
+            ("input" in kinds, "pill", "input", "input"),
+            ("task" in kinds and not phased, "box", "task", "task"),
+            (phased and "" in self.phases, "box", "task", "forward"),
+            *((phased and name in self.phases, "box", f"task {name}", name) for name in PHASES),
+            ("view" in kinds, "box", "view", "view"),
+            (any(box.amount for box in boxes), "stack", "task", "several"),
+            ("data" in kinds, "line", "line data", "data"),
+            (any(arrow.faint for arrow in arrows), "line", "line data faint", "data from afar"),
+            ("move" in kinds, "line", "line move", "data copied"),
+            ("anti" in kinds, "line", "line anti", "write after read"),
+            ("order" in kinds, "line", "line order", "order only"),
+            (any(box.critical for box in boxes), "box", "track critical", "critical path"),
+        )
+        return ((symbol, cls, name) for there, symbol, cls, name in shown if there)
 
 
 def _width(box: Box) -> float:
@@ -128,153 +235,24 @@ def _text(box: Box, width: float = 1e6) -> str:
         return shorten_path(box.label, width) + amount
     first, last = box.label.split(" … ", 1)
     half = (width - text_width(" … ")) / 2
-    room = width - text_width(" … ") - min(text_width(last), half)
-    first = shorten_path(first, room)
+    most = width - text_width(" … ") - min(text_width(last), half)
+    first = shorten_path(first, most)
     return f"{first} … {shorten_path(last, width - text_width(first) - text_width(' … '))}{amount}"
 
 
-def _columns(devices: Iterable[str]) -> list[str]:
-    """Return the devices from left to right: hosts in the middle, others around them by name."""
-    ordered = sorted(devices, key=lambda device: (device == NOWHERE, natural(device)))
-    hosts = [device for device in ordered if is_host(device)]
-    others = [device for device in ordered if not is_host(device)]
-    half = (len(others) + 1) // 2
-    return [*others[:half], *hosts, *others[half:]]
-
-
-def _head(title: str, said: str, width: float) -> tuple[list[str], float]:
-    """Draw the title with the extent of the picture; return it and the top of the drawing."""
-    drawn = []
-    y = MARGIN
-    if title:
-        text = escape(shorten(title, width - 2 * MARGIN, TITLE))
-        drawn.append(
-            f'<text class="ink title" x="{number(MARGIN)}" y="{number(y + 16)}">{text}</text>'
-        )
-        y += 28
-    if said:
-        drawn.append(
-            f'<text class="muted" x="{number(MARGIN)}" y="{number(y + 10)}">{escape(said)}</text>'
-        )
-        y += 24
-    return drawn, y
-
-
-def _headed(devices: Sequence[str]) -> bool:
-    return devices not in ([], [NOWHERE])
-
-
-def _panels(devices: Sequence[str], found: Layout, top: float, bottom: float) -> Iterator[str]:
-    if not _headed(devices):
-        return
-    for device, (left, right) in zip(devices, found.columns, strict=True):
-        box = f'x="{number(left)}" y="{number(top)}" width="{number(right - left)}" height="{number(bottom - top)}"'
-        yield f'<rect class="track column" {box} rx="6"/>'
-        text = escape(shorten(device or "anywhere", right - left))
-        yield f'<text class="ink strong middle" x="{number((left + right) / 2)}" y="{number(top + 22)}">{text}</text>'
-
-
-def _frames(
-    frames: Iterable[Frame], found: Layout, widths: Sequence[float], top: float, pitch: float
-) -> Iterator[str]:
-    """Draw a frame around the boxes of each module, with its name in a corner."""
-    for frame in frames:
-        if not frame.name:
-            continue
-        ranks = [found.rank[i] for i in frame.boxes]
-        left = min(found.x[i] - widths[i] / 2 for i in frame.boxes) - 9
-        right = max(found.x[i] + widths[i] / 2 for i in frame.boxes) + 9
-        right = max(right, left + min(text_width(frame.name) + 16, 180))
-        y = top + min(ranks) * pitch - BOX / 2 - FRAME[0]
-        height = (max(ranks) - min(ranks)) * pitch + BOX + sum(FRAME)
-        box = f'x="{number(left)}" y="{number(y)}" width="{number(right - left)}" height="{number(height)}"'
-        text = escape(shorten(frame.name, right - left - 12))
-        yield f'<rect class="frame" {box} rx="5"/>'
-        yield f'<text class="muted halo" x="{number(left + 8)}" y="{number(y + 14)}">{text}</text>'
-
-
-def _look(box: Box, phased: bool) -> str:
-    """Return the class of a box: its kind, and its phase if tasks have several."""
-    return (
-        f"task {box.phase}" if phased and box.kind == "task" and box.phase in PHASES else box.kind
-    )
-
-
-def _node(box: Box, x: float, y: float, width: float, phased: bool) -> str:
-    left = x - width / 2
-    top = y - BOX / 2
-    rx = BOX / 2 if box.kind == "input" else 4
-    size = f'width="{number(width)}" height="{number(BOX)}" rx="{number(rx)}"'
-    cls = _look(box, phased) + " critical" * box.critical
-    behind = (
-        f'<rect class="{_look(box, phased)}" x="{number(left + 4)}" y="{number(top + 4)}" {size}/>'
-        if box.amount
-        else ""
-    )
-    text = escape(_text(box, width - 12))
-    return (
-        f'{behind}<rect class="{cls}" x="{number(left)}" y="{number(top)}" {size}><title>{escape(box.facts)}</title>'
-        f'</rect><text class="{"on-task" if box.kind == "task" else "ink"} middle" x="{number(x)}" '
-        f'y="{number(y + 4)}">{text}</text>'
-    )
-
-
-def _arrows(arrows: Mapping[Edge, Arrow], found: Layout, top: float, pitch: float) -> Iterator[str]:
-    """Draw all arrows, the most important ones last."""
-    drawn: list[tuple[tuple[bool, bool, int], str]] = []
-    for ((a, b), arrow), route in zip(arrows.items(), found.routes, strict=True):
-        y1 = top + found.rank[a] * pitch + BOX / 2
-        y2 = top + found.rank[b] * pitch - BOX / 2
-        path = _path(route, y1, y2, pitch - BOX)
-        cls = f"line {arrow.kind}" + " faint" * arrow.faint + " along" * arrow.critical
-        weight = arrow.critical, not arrow.faint, -KINDS.index(arrow.kind)
-        drawn.append((weight, f'<path class="{cls}" d="{path}"/>'))
-    return (path for _, path in sorted(drawn, key=lambda item: item[0]))
-
-
-def _path(route: Route, y1: float, y2: float, gap: float) -> str:
+def _curve(route: Route, y1: float, y2: float, gap: float) -> Iterator[str | float]:
     """Return the curve from (leaves, y1) to (enters, y2), which bends only between ranks.
 
     There are no nodes between ranks.
     """
+    yield from ("M", route.leaves, y1)
     if route.passes is None:
-        return f"M{number(route.leaves)} {number(y1)}" + _turn(route.leaves, y1, route.enters, y2)
-    first = y1 + gap
-    last = y2 - gap
-    return (
-        f"M{number(route.leaves)} {number(y1)}{_turn(route.leaves, y1, route.passes, first)}"
-        f"V{number(last)}{_turn(route.passes, last, route.enters, y2)}"
-    )
+        yield from _turn(route.leaves, y1, route.enters, y2)
+    else:
+        yield from _turn(route.leaves, y1, route.passes, y1 + gap)
+        yield from ("V", y2 - gap, *_turn(route.passes, y2 - gap, route.enters, y2))
 
 
-def _turn(x1: float, y1: float, x2: float, y2: float) -> str:
-    middle = number((y1 + y2) / 2)
-    return f"C{number(x1)} {middle} {number(x2)} {middle} {number(x2)} {number(y2)}"
-
-
-def _entries(drawn: Outline) -> Iterator[tuple[str, str, str]]:
-    """Return the legend of what occurs in the picture."""
-    boxes = {box.kind for box in drawn.boxes}
-    phases = {box.phase if box.phase in PHASES else "" for box in drawn.boxes if box.kind == "task"}
-    phased = len(phases) > 1
-    kinds = {arrow.kind for arrow in drawn.arrows.values()}
-    shown = (
-        ("input" in boxes, "pill", "input", "input"),
-        ("task" in boxes and not phased, "box", "task", "task"),
-        (phased and "" in phases, "box", "task", "forward"),
-        *((phased and phase in phases, "box", f"task {phase}", phase) for phase in PHASES),
-        ("view" in boxes, "box", "view", "view"),
-        (any(box.amount for box in drawn.boxes), "stack", "task", "several"),
-        ("data" in kinds, "line", "line data", "data"),
-        (
-            any(arrow.faint for arrow in drawn.arrows.values()),
-            "line",
-            "line data faint",
-            "data from afar",
-        ),
-        ("move" in kinds, "line", "line move", "data copied"),
-        ("anti" in kinds, "line", "line anti", "write after read"),
-        ("order" in kinds, "line", "line order", "order only"),
-        (any(box.critical for box in drawn.boxes), "box", "track critical", "critical path"),
-    )
-    return ((symbol, cls, text) for there, symbol, cls, text in shown if there)
+def _turn(x1: float, y1: float, x2: float, y2: float) -> Sequence[str | float]:
+    middle = (y1 + y2) / 2
+    return "C", x1, middle, x2, middle, x2, y2

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autosched.graph.graph import Graph
-from autosched.viz.frames import Frame, grouped
-from autosched.viz.outline import Arrow, Box, outline
-from autosched.viz.paint import legal
+from autosched.viz.clusters import Cluster, clustered
+from autosched.viz.diagram import Arrow, Box, diagram
+from autosched.viz.format import legal
 
 __all__ = ["graph_dot"]
 
@@ -45,29 +45,28 @@ def graph_dot(
     >>> print(graph_dot(graph).splitlines()[-2])
       n1 -> n2 [color="#59636e"];
     """
-    drawn, frames = grouped(
-        outline(graph, device, depth=depth, most=most, critical=critical), group
-    )
+    found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found, clusters = clustered(found, group)
     lines = [
         f"digraph {_quoted(graph.name)} {{",
-        f"  label={_quoted(title or drawn.said)};",
+        f"  label={_quoted(title or found.note)};",
         "  labelloc=t;",
     ]
     lines += ['  node [shape=box, fontname="Helvetica,Arial,sans-serif", fontsize=12];']
     lines += ['  graph [fontname="Helvetica,Arial,sans-serif", fontsize=12, color="#d9dee4"];']
-    for frame in frames:
-        lines += _cluster(frame, drawn.boxes)
-    lines += [f"  n{a} -> n{b} [{_arrow(arrow)}];" for (a, b), arrow in drawn.arrows.items()]
+    for cluster in clusters:
+        lines += _subgraph(cluster, found.boxes)
+    lines += [f"  n{a} -> n{b} [{_arrow(arrow)}];" for (a, b), arrow in found.arrows.items()]
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _cluster(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i} [{_box(boxes[i])}];" for i in frame.boxes]
-    if not frame.name:
+def _subgraph(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i} [{_box(boxes[i])}];" for i in cluster.boxes]
+    if not cluster.name:
         yield from inner
         return
-    yield f"  subgraph cluster{frame.boxes[0]} {{"
-    yield f"    label={_quoted(frame.title)};"
+    yield f"  subgraph cluster{cluster.boxes[0]} {{"
+    yield f"    label={_quoted(cluster.title)};"
     yield from ("  " + line for line in inner)
     yield "  }"
 
@@ -89,12 +88,11 @@ def _quoted(text: str) -> str:
     >>> _quoted('a "b" \\ &')
     '"a \\"b\\" \\\\ &amp;"'
     """
-    for character, escaped in (
-        ("&", "&amp;"),
-        ("\\", "\\\\"),
-        ('"', '\\"'),
-        ("\r", " "),
-        ("\n", "\\n"),
-    ):
-        text = text.replace(character, escaped)
-    return f'"{legal(text)}"'
+    table: dict[str, str | int | None] = {
+        "&": "&amp;",
+        "\\": "\\\\",
+        '"': '\\"',
+        "\r": " ",
+        "\n": "\\n",
+    }
+    return f'"{legal(text.translate(str.maketrans(table)))}"'

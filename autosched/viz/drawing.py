@@ -1,7 +1,4 @@
-"""Write pictures to files by suffix, and show them in notebooks.
-
-Joins the drawings of ``viz`` with the writing of files.
-"""
+"""Write pictures to files by suffix, and show them in notebooks."""
 
 from __future__ import annotations
 
@@ -9,24 +6,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from autosched._lib.display import Renderer, register
 from autosched._lib.files import write
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph
 from autosched.timeline.timeline import Timeline
+from autosched.viz.convert import picture
 from autosched.viz.dag import graph_svg
 from autosched.viz.dot import graph_dot
+from autosched.viz.format import summary
 from autosched.viz.gantt import gantt_svg
 from autosched.viz.mermaid import graph_mermaid
-from autosched.viz.paint import escape, summary
-from autosched.viz.picture import picture
-from autosched.viz.text import gantt_text
+from autosched.viz.svg import escape
+from autosched.viz.terminal import gantt_text
 
 __all__ = ["draw_graph", "draw_timeline", "phases", "show_graph", "show_timeline"]
-
-_BY_PICTURE: Mapping[str, Literal["png", "pdf"]] = {".png": "png", ".pdf": "pdf"}
 
 
 def draw_graph(
@@ -38,13 +34,9 @@ def draw_graph(
     depth: int | None,
 ) -> None:
     """Write a graph as .svg, .png, .pdf, .dot or .mmd."""
-    critical = list(critical)
-    ways = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
-    kinds = {
-        suffix: partial(way, graph, device, critical=critical, group=group, depth=depth)
-        for suffix, way in ways.items()
-    }
-    _draw(path, kinds)
+    options: dict[str, Any] = {"critical": list(critical), "group": group, "depth": depth}
+    writers = {".svg": graph_svg, ".dot": graph_dot, ".mmd": graph_mermaid}
+    _draw(path, {kind: partial(draw, graph, device, **options) for kind, draw in writers.items()})
 
 
 def draw_timeline(
@@ -55,14 +47,8 @@ def draw_timeline(
     graph: Graph | None = None,
 ) -> None:
     """Write a timeline as .svg, .png or .pdf."""
-    _draw(
-        path,
-        {
-            ".svg": partial(
-                gantt_svg, timeline, title=title, measured=measured, phases=phases(graph)
-            )
-        },
-    )
+    draw = partial(gantt_svg, timeline, title=title, measured=measured, phases=phases(graph))
+    _draw(path, {".svg": draw})
 
 
 def phases(graph: Graph | None) -> dict[str, str]:
@@ -70,17 +56,18 @@ def phases(graph: Graph | None) -> dict[str, str]:
     return {} if graph is None else {task.name: task.origin.phase for task in graph.tasks}
 
 
-def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) -> None:
+def _draw(path: str | os.PathLike[str], writers: Mapping[str, Callable[[], str]]) -> None:
     suffix = Path(path).suffix
-    if suffix in _BY_PICTURE:
-        write(path, picture(kinds[".svg"](), _BY_PICTURE[suffix]))
-    elif suffix in kinds:
-        write(path, kinds[suffix]())
+    if suffix == ".png":
+        write(path, picture(writers[".svg"](), "png"))
+    elif suffix == ".pdf":
+        write(path, picture(writers[".svg"](), "pdf"))
+    elif suffix in writers:
+        write(path, writers[suffix]())
     else:
-        known = ", ".join([".svg", *_BY_PICTURE, *(kind for kind in kinds if kind != ".svg")])
-        raise ChartError(
-            f"the name of a picture must end in one of {known}, got {shown(os.fspath(path))}"
-        )
+        known = ", ".join(dict.fromkeys([".svg", ".png", ".pdf", *writers]))
+        got = shown(os.fspath(path))
+        raise ChartError(f"the name of a picture must end in one of {known}, got {got}")
 
 
 # ---- notebooks
@@ -89,9 +76,9 @@ def _draw(path: str | os.PathLike[str], kinds: Mapping[str, Callable[[], str]]) 
 def show_graph(graph: Graph) -> dict[str, str]:
     """Return the notebook output for a graph, by media type: a picture and a line of text.
 
-    Large graphs are folded.
+    Large graphs are simplified.
     """
-    return _shown(graph_svg(graph, group="module"), repr(graph), repr(graph))
+    return _mime_bundle(graph_svg(graph, group="module"), repr(graph), repr(graph))
 
 
 def show_timeline(
@@ -99,17 +86,13 @@ def show_timeline(
 ) -> dict[str, str]:
     """Return the notebook output for a timeline: a Gantt chart, as a picture and as text."""
     chart = "\n".join(filter(None, (about, gantt_text(timeline))))
-    return _shown(
-        gantt_svg(timeline, title=title, phases=phases(graph)), chart, about or summary(timeline)
-    )
+    svg = gantt_svg(timeline, title=title, phases=phases(graph))
+    return _mime_bundle(svg, chart, about or summary(timeline))
 
 
-def _shown(svg: str, text: str, about: str) -> dict[str, str]:
-    return {
-        "text/plain": text,
-        "image/svg+xml": svg,
-        "text/html": f"<div>{svg}<p>{escape(about)}</p></div>",
-    }
+def _mime_bundle(svg: str, text: str, about: str) -> dict[str, str]:
+    html = f"<div>{svg}<p>{escape(about)}</p></div>"
+    return {"text/plain": text, "image/svg+xml": svg, "text/html": html}
 
 
 register(Graph, Renderer(draw_graph, show_graph))

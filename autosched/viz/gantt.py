@@ -8,24 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal, NamedTuple
 
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.paint import (
-    LABEL,
-    PHASES,
-    TITLE,
-    document,
+from autosched.viz.format import (
     duration,
-    escape,
     idle_shares,
-    legend,
-    number,
     shorten,
     sorted_streams,
     summary,
     text_width,
     ticks,
+)
+from autosched.viz.svg import (
+    LABEL,
+    PHASES,
+    TITLE,
+    document,
+    escape,
+    legend,
+    number,
+    path,
+    rect,
+    text,
 )
 
 __all__ = ["gantt_svg"]
@@ -33,14 +39,15 @@ __all__ = ["gantt_svg"]
 WIDTH = 1000.0
 MARGIN = 20.0
 IDLE = 50.0  # to the right of rows, for the share of idle time
-BOX = 22.0  # the height of a box
-ROW = 31.0  # from one stream to the next
-GROUP = 9.0  # more, from one device to the next
+BOX = 22.0  # the height of a box, if no label in its row is vertical
+TALL = 64.0  # the greatest height of a box
+GAP = 9.0  # between streams, and twice as much between devices
 TICKS = 8  # the most steps of the time axis
 CLOSE = 0.4  # pixels: a box that adds less than this to its row is left out
 THIN = 4.0  # pixels: narrower boxes have no edge
+NARROW = 12.0  # pixels: narrower boxes have no vertical label
 
-Rows = Mapping[Stream, float]  # the upper edge of each stream's boxes
+Phases = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -58,12 +65,34 @@ class _Axis:
         return WIDTH - MARGIN - IDLE
 
 
+class _Row(NamedTuple):
+    """The upper edge and the height of a stream's boxes."""
+
+    y: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+
+class _Label(NamedTuple):
+    """The text of a box, and its place: in the box, in it and vertical, or to the right of it."""
+
+    text: str
+    place: Literal["inside", "vertical", "right"]
+
+
+Rows = Mapping[Stream, _Row]
+Labels = Mapping[Stream, Mapping[int, _Label]]
+
+
 def gantt_svg(
     timeline: Timeline,
     *,
     title: str = "",
     measured: Timeline | None = None,
-    phases: Mapping[str, str] | None = None,
+    phases: Phases | None = None,
 ) -> str:
     """Draw a timeline as SVG: a row per stream, copies hatched, waits as arrows.
 
@@ -78,31 +107,30 @@ def gantt_svg(
     (True, True)
     """
     charts = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
-    streams = sorted_streams(
-        Timeline(tuple(span for chart in charts.values() for span in chart.spans))
-    )
-    names = _widest(stream.device for stream in streams), _widest(stream.name for stream in streams)
-    axis = _Axis(MARGIN + sum(names), max(chart.makespan for chart in charts.values()))
+    spans = [span for chart in charts.values() for span in chart.spans]
+    streams = sorted_streams(Timeline(tuple(spans)))
+    widths = _widest(s.device for s in streams), _widest(s.name for s in streams)
+    axis = _Axis(MARGIN + sum(widths), max(chart.makespan for chart in charts.values()))
+    labels = {name: _labels(chart, axis) for name, chart in charts.items()}
     body = []
     y = MARGIN
     if title:
         y += 28
-        text = escape(shorten(title, WIDTH - 2 * MARGIN, TITLE))
-        body.append(
-            f'<text class="ink title" x="{number(MARGIN)}" y="{number(y - 12)}">{text}</text>'
-        )
+        body.append(text("ink title", MARGIN, y - 12, shorten(title, WIDTH - 2 * MARGIN, TITLE)))
     for name, chart in charts.items():
         body.append(_heading(name, chart, y))
-        rows = _rows(streams, y + 24)
-        bottom = max(rows.values(), default=y) + ROW
-        body += [*_labels(rows, names[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
-        body += _boxes(chart, rows, axis, phases or {})
-        body += [*_arrows(chart, rows, axis), *_pauses(chart, y + 20, bottom, axis)]
+        rows = _rows(streams, list(labels.values()), y + 24)
+        bottom = max((row.y + row.height for row in rows.values()), default=y + BOX) + GAP
+        body += [*_names(rows, widths[0], axis), *_idle(chart, rows), *_grid(axis, y + 20, bottom)]
+        body += _arrows(chart, rows, axis)
+        body += _boxes(chart, rows, axis, labels[name], phases or {})
+        body += _pauses(chart, y + 20, bottom, axis)
         y = bottom + 20
-    runs = [span for chart in charts.values() for span in chart.spans if span.kind == "run"]
-    pauses = any(chart.pauses for chart in charts.values())
-    entries = _tasks({_phase(span, phases or {}) for span in runs}) + _ENTRIES + _PAUSE * pauses
-    body += [*_scale(axis, bottom + 14), *legend(MARGIN, bottom + 44, entries)]
+    seen = {_phase(span, phases or {}) for span in spans if span.kind == "run"}
+    paused = any(chart.pauses for chart in charts.values())
+    for time, label in ticks(axis.end, TICKS):
+        body.append(text("muted middle", axis.x(time), bottom + 14, label))
+    body += legend(MARGIN, bottom + 44, [*_task_entries(seen), *_ENTRIES, *_PAUSE * paused])
     return document(WIDTH, bottom + 44 + MARGIN, title or "schedule", body)
 
 
@@ -115,15 +143,15 @@ _ENTRIES = (
 _PAUSE = (("band", "pause", "garbage collection"),)
 
 
-def _tasks(seen: set[str]) -> tuple[tuple[str, str, str], ...]:
+def _task_entries(seen: set[str]) -> list[tuple[str, str, str]]:
     """Return the legend entries for tasks of these phases."""
     if not seen & {*PHASES}:
-        return (("box", "task", "task"),)
+        return [("box", "task", "task")]
     entries = (("", "task", "forward"), *((phase, f"task {phase}", phase) for phase in PHASES))
-    return tuple(("box", cls, text) for phase, cls, text in entries if phase in seen)
+    return [("box", cls, name) for phase, cls, name in entries if phase in seen]
 
 
-def _phase(span: Span, phases: Mapping[str, str]) -> str:
+def _phase(span: Span, phases: Phases) -> str:
     """Return the phase of a task if it has a colour of its own, else ""."""
     phase = phases.get(span.name, "") if span.kind == "run" else ""
     return phase if phase in PHASES else ""
@@ -131,103 +159,140 @@ def _phase(span: Span, phases: Mapping[str, str]) -> str:
 
 def _heading(name: str, chart: Timeline, y: float) -> str:
     strong = f'<tspan class="ink strong">{name}: </tspan>' if name else ""
-    return f'<text class="muted" x="{number(MARGIN)}" y="{number(y + 8)}">{strong}{summary(chart)}</text>'
+    place = f'x="{number(MARGIN)}" y="{number(y + 8)}"'
+    return f'<text class="muted" {place}>{strong}{escape(summary(chart))}</text>'
+
+
+# ---- rows
 
 
 def _widest(names: Iterator[str]) -> float:
     return min(max(map(text_width, names), default=0.0), 140.0) + 14
 
 
-def _rows(streams: Sequence[Stream], y: float) -> Rows:
+def _rows(streams: Sequence[Stream], labels: Sequence[Labels], y: float) -> Rows:
+    """Return the rows of streams, which are as high as their vertical labels are long."""
     rows = {}
     for i, stream in enumerate(streams):
-        y += GROUP if i and stream.device != streams[i - 1].device else 0
-        rows[stream] = y
-        y += ROW
+        y += GAP if i and stream.device != streams[i - 1].device else 0
+        mine = [label for chart in labels for label in chart.get(stream, {}).values()]
+        lengths = [text_width(one.text, LABEL) + 8 for one in mine if one.place == "vertical"]
+        rows[stream] = _Row(y, max(BOX, min(max(lengths, default=0.0), TALL)))
+        y += rows[stream].height + GAP
     return rows
 
 
-def _labels(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
-    """Draw the name of each device once, and the name of each stream."""
+def _names(rows: Rows, indent: float, axis: _Axis) -> Iterator[str]:
+    """Draw the name of each device once, and the name and the background of each stream."""
     for device, streams in groupby(rows, key=lambda stream: stream.device):
         for i, stream in enumerate(streams):
-            y = rows[stream]
-            text_y = number(y + BOX / 2 + 4)
+            row = rows[stream]
             if i == 0:
-                text = escape(shorten(device, indent))
-                yield f'<text class="ink strong" x="{number(MARGIN)}" y="{text_y}">{text}</text>'
-            text = escape(shorten(stream.name, axis.left - MARGIN - indent))
-            yield f'<text class="muted" x="{number(MARGIN + indent)}" y="{text_y}">{text}</text>'
-            box = (
-                f'x="{number(axis.left)}" y="{number(y)}" width="{number(axis.right - axis.left)}"'
-            )
-            yield f'<rect class="track" {box} height="{number(BOX)}" rx="2"/>'
+                yield text("ink strong", MARGIN, row.middle + 4, shorten(device, indent))
+            name = shorten(stream.name, axis.left - MARGIN - indent)
+            yield text("muted", MARGIN + indent, row.middle + 4, name)
+            yield rect("track", axis.left, row.y, axis.right - axis.left, row.height, 2)
 
 
 def _idle(chart: Timeline, rows: Rows) -> Iterator[str]:
     """Draw the share of the makespan in which each stream is idle."""
+    shares = idle_shares(chart)
+    top = min((row.y for row in rows.values()), default=0.0)
     if rows:
-        yield f'<text class="muted end" x="{number(WIDTH - MARGIN)}" y="{number(min(rows.values()) - 16)}">idle</text>'
-    idle = idle_shares(chart)
-    for stream, y in rows.items():
-        text = f"{idle.get(stream, 1.0):.0%}"
-        yield f'<text class="muted end" x="{number(WIDTH - MARGIN)}" y="{number(y + BOX / 2 + 4)}">{text}</text>'
+        yield text("muted end", WIDTH - MARGIN, top - 16, "idle")
+    for stream, row in rows.items():
+        share = f"{shares.get(stream, 1.0):.0%}"
+        yield text("muted end", WIDTH - MARGIN, row.middle + 4, share)
+
+
+def _grid(axis: _Axis, top: float, bottom: float) -> Iterator[str]:
+    for time, _ in ticks(axis.end, TICKS):
+        yield path("grid", "M", axis.x(time), top, "V", bottom)
 
 
 def _pauses(chart: Timeline, top: float, bottom: float, axis: _Axis) -> Iterator[str]:
     """Draw a band over all rows for each pause of the garbage collector."""
     for start, end in chart.pauses:
         left, right = (axis.x(min(max(time, 0.0), axis.end)) for time in (start, end))
-        box = f'x="{number(left)}" y="{number(top)}" width="{number(max(right - left, 1))}"'
-        told = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
-        yield f'<rect class="pause" {box} height="{number(bottom - top)}"><title>{told}</title></rect>'
+        tooltip = f"garbage collection\nstart {duration(start)}, takes {duration(end - start)}"
+        yield rect("pause", left, top, max(right - left, 1), bottom - top, tooltip=tooltip)
 
 
-def _grid(axis: _Axis, top: float, bottom: float) -> Iterator[str]:
-    for time, _ in ticks(axis.end, TICKS):
-        yield f'<path class="grid" d="M{number(axis.x(time))} {number(top)}V{number(bottom)}"/>'
+# ---- boxes
 
 
-def _scale(axis: _Axis, y: float) -> Iterator[str]:
-    for time, text in ticks(axis.end, TICKS):
-        yield f'<text class="muted middle" x="{number(axis.x(time))}" y="{number(y)}">{text}</text>'
+def _labels(chart: Timeline, axis: _Axis) -> Labels:
+    """Return the labels of boxes by stream and by position of the span.
+
+    1. A name that fits into its box is there; a long one is shortened.
+    2. Else it is to the right of the box, if nothing else is there until its end.
+    3. Else it is vertical in the box, if the box is wide enough for that.
+    """
+    by_stream: dict[Stream, list[tuple[int, Span]]] = {}
+    for i, span in enumerate(chart.spans):
+        for stream in span.streams:
+            by_stream.setdefault(stream, []).append((i, span))
+    labels: dict[Stream, dict[int, _Label]] = {}
+    for stream, spans in by_stream.items():
+        spans.sort(key=lambda item: item[1].start)
+        mine = labels.setdefault(stream, {})
+        limits = [*(axis.x(span.start) for _, span in spans[1:]), axis.right]
+        for (i, span), limit in zip(spans, limits, strict=True):
+            right = axis.x(span.end)
+            width = right - axis.x(span.start)
+            if name := shorten(span.name, width - 3, LABEL):
+                mine[i] = _Label(name, "inside")
+            elif width >= THIN and right + text_width(span.name, LABEL) + 8 <= limit:
+                mine[i] = _Label(span.name, "right")
+            elif width >= NARROW and (name := shorten(span.name, TALL - 4, LABEL)):
+                mine[i] = _Label(name, "vertical")
+    return labels
 
 
-def _boxes(chart: Timeline, rows: Rows, axis: _Axis, phases: Mapping[str, str]) -> Iterator[str]:
-    """Draw each span in the rows of its streams, the critical path last and on top."""
+def _boxes(
+    chart: Timeline, rows: Rows, axis: _Axis, labels: Labels, phases: Phases
+) -> Iterator[str]:
+    """Draw each span in the rows of its streams, over the arrows, the critical path last."""
     critical = {span.instruction for span in chart.critical_path()}
-    drawn = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
+    filled = dict.fromkeys(rows, -1.0)  # the right end of the filled part of each row
     outlined = []
-    for span in chart.spans:
+    for i, span in enumerate(chart.spans):
         left = axis.x(span.start)
         right = axis.x(span.end)
         look = f" {phase}" if (phase := _phase(span, phases)) else ""
         for stream in span.streams:
-            if right - drawn[stream] < CLOSE:
+            if right - filled[stream] < CLOSE:
                 continue
-            drawn[stream] = right
+            filled[stream] = right
+            label = labels[stream].get(i)
             if span.instruction in critical:
-                outlined.append(_box(span, left, rows[stream], right - left, f"{look} critical"))
+                box = _box(span, left, right, rows[stream], f"{look} critical", label)
+                outlined.append(box)
             else:
-                yield _box(span, left, rows[stream], right - left, look)
+                yield _box(span, left, right, rows[stream], look, label)
     yield from outlined
 
 
-def _box(span: Span, x: float, y: float, width: float, look: str) -> str:
+def _box(span: Span, left: float, right: float, row: _Row, look: str, label: _Label | None) -> str:
     kind = "task" if span.kind == "run" else "copy"
+    width = right - left
     cls = kind + look + " thin" * (width < THIN)
-    where = " and ".join(map(str, span.streams))
-    facts = (
-        f"{kind} {span.name}\n{where}\nstart {duration(span.start)}, takes {duration(span.seconds)}"
-    )
-    box = f'x="{number(x)}" y="{number(y)}" width="{number(max(width, CLOSE))}" height="{number(BOX)}"'
-    drawn = f'<rect class="{cls}" {box} rx="{2 if width >= THIN else 0}"><title>{escape(facts)}</title></rect>'
-    text = shorten(span.name, width - 4, LABEL)
-    if not text:
-        return drawn
-    # An inner <svg> clips text that is wider than expected because of the font.
-    label = f'<text class="on-{kind} middle label" x="50%" y="{number(BOX / 2 + 4)}">{escape(text)}</text>'
-    return f"{drawn}<svg {box}>{label}</svg>"
+    streams = " and ".join(map(str, span.streams))
+    times = f"start {duration(span.start)}, takes {duration(span.seconds)}"
+    tooltip = f"{kind} {span.name}\n{streams}\n{times}"
+    rx = 2 if width >= THIN else 0
+    box = rect(cls, left, row.y, max(width, CLOSE), row.height, rx, tooltip)
+    if label is None:
+        return box
+    middle = left + width / 2
+    match label.place:
+        case "inside":
+            return box + text(f"on-{kind} middle label", middle, row.middle + 4, label.text)
+        case "vertical":
+            place = middle + 3.6, row.middle
+            return box + text(f"on-{kind} middle label", *place, label.text, rotated=True)
+        case "right":
+            return box + text("ink halo label", right + 4, row.middle + 4, label.text)
 
 
 def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
@@ -237,12 +302,12 @@ def _arrows(chart: Timeline, rows: Rows, axis: _Axis) -> Iterator[str]:
         before = chart.spans[a]
         after = chart.spans[b]
         pairs = ((rows[s], rows[t]) for s in before.streams for t in after.streams)
-        y1, y2 = min(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+        first, second = min(pairs, key=lambda pair: abs(pair[0].y - pair[1].y))
         x1 = axis.x(before.end)
         x2 = axis.x(after.start)
-        down = (y2 > y1) - (y2 < y1)
-        y1, y2 = (y + BOX / 2 + side * down * BOX / 2 for y, side in ((y1, 1), (y2, -1)))
+        down = (second.y > first.y) - (second.y < first.y)
+        y1 = first.middle + down * first.height / 2
+        y2 = second.middle - down * second.height / 2
         bend = max(abs(y2 - y1) / 2, 6) * down
-        points = f"{number(x1)} {number(y1 + bend)} {number(x2)} {number(y2 - bend)} {number(x2)} {number(y2)}"
-        yield f'<path class="line wait" d="M{number(x1)} {number(y1)}C{points}"/>'
+        yield path("line wait", "M", x1, y1, "C", x1, y1 + bend, x2, y2 - bend, x2, y2)
     yield "</g>"

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autosched.graph.graph import Graph
-from autosched.viz.frames import Frame, grouped
-from autosched.viz.outline import Arrow, Box, outline
-from autosched.viz.paint import legal
+from autosched.viz.clusters import Cluster, clustered
+from autosched.viz.diagram import Arrow, Box, diagram
+from autosched.viz.format import legal
 
 __all__ = ["graph_mermaid"]
 
 _SHAPES = {"input": ("([", "])"), "task": ("[", "]"), "view": ("[", "]")}
 _LINES = {"data": "-->", "move": "==>", "anti": "-.->", "order": "-.->"}
-_SAID = {"anti": "write after read", "order": "order only"}
+_EDGE_LABELS = {"anti": "write after read", "order": "order only"}
 _CLASSES = (
     "classDef input fill:#ffffff,stroke:#59636e,color:#1f2328",
     "classDef task fill:#0072b2,stroke:#0072b2,color:#ffffff",
@@ -45,26 +45,25 @@ def graph_mermaid(
     >>> print(graph_mermaid(graph).splitlines()[-1])
       n1 --> n2
     """
-    drawn, frames = grouped(
-        outline(graph, device, depth=depth, most=most, critical=critical), group
-    )
-    head = ["---", f'title: "{_plain(title)}"', "---"] if _plain(title) else []
+    found = diagram(graph, device, depth=depth, most=most, critical=critical)
+    found, clusters = clustered(found, group)
+    head = ["---", f'title: "{_yaml(title)}"', "---"] if _yaml(title) else []
     lines = [*head, "flowchart TD", *(f"  {text}" for text in _CLASSES)]
-    for frame in frames:
-        lines += _subgraph(frame, drawn.boxes)
-    lines += [f"  n{a} {_arrow(arrow)} n{b}" for (a, b), arrow in drawn.arrows.items()]
-    marked = [i for i, arrow in enumerate(drawn.arrows.values()) if arrow.critical]
+    for cluster in clusters:
+        lines += _subgraph(cluster, found.boxes)
+    lines += [f"  n{a} {_arrow(arrow)} n{b}" for (a, b), arrow in found.arrows.items()]
+    marked = [i for i, arrow in enumerate(found.arrows.values()) if arrow.critical]
     if marked:
         lines.append(f"  linkStyle {','.join(map(str, marked))} stroke:#d55e00,stroke-width:4px")
     return "\n".join(lines) + "\n"
 
 
-def _subgraph(frame: Frame, boxes: Sequence[Box]) -> Iterator[str]:
-    inner = [f"  n{i}{_box(boxes[i])}" for i in frame.boxes]
-    if not frame.name:
+def _subgraph(cluster: Cluster, boxes: Sequence[Box]) -> Iterator[str]:
+    inner = [f"  n{i}{_box(boxes[i])}" for i in cluster.boxes]
+    if not cluster.name:
         yield from inner
         return
-    yield f'  subgraph g{frame.boxes[0]} ["{_entities(frame.title)}"]'
+    yield f'  subgraph g{cluster.boxes[0]} ["{_entities(cluster.title)}"]'
     yield from ("  " + line for line in inner)
     yield "  end"
 
@@ -76,8 +75,8 @@ def _box(box: Box) -> str:
 
 
 def _arrow(arrow: Arrow) -> str:
-    said = _SAID.get(arrow.kind)
-    return _LINES[arrow.kind] + (f"|{said}|" if said else "")
+    label = _EDGE_LABELS.get(arrow.kind)
+    return _LINES[arrow.kind] + (f"|{label}|" if label else "")
 
 
 def _entities(text: str) -> str:
@@ -91,6 +90,6 @@ def _entities(text: str) -> str:
     return f"#{ord(shown[0])};{shown[1:]}" if shown[:1].isdigit() else shown
 
 
-def _plain(title: str) -> str:
+def _yaml(title: str) -> str:
     """Return a title without characters that are special in YAML, which has no numeric entities."""
     return "".join(c for c in legal(title) if c.isprintable() and c not in '"\\').strip()

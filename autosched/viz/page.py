@@ -4,7 +4,7 @@ The page has a chart, the graph and texts that are linked with each other, and o
 system in any browser. Its template, style sheet and scripts are in ``web/`` and are embedded whole.
 The page loads nothing from elsewhere; its content security policy forbids that.
 
-The page holds columns of numbers instead of objects, compressed (see ``columns``). Its scripts
+The page holds columns of numbers instead of objects, compressed (see ``page_data``). Its scripts
 compute nothing that Python knows, such as the critical path or the dependencies of a task. They do
 draw and lay out the graph, since that depends on the selection.
 """
@@ -21,8 +21,9 @@ from string import Template
 from autosched.graph.graph import Graph
 from autosched.program.program import Program
 from autosched.timeline.timeline import Timeline
-from autosched.viz.columns import Steps, columns
-from autosched.viz.paint import escape, summary
+from autosched.viz.format import Steps, summary
+from autosched.viz.page_data import page_data
+from autosched.viz.svg import escape
 
 __all__ = ["page_html"]
 
@@ -57,15 +58,14 @@ def page_html(
     True
     """
     timelines = {"predicted": predicted} | ({"measured": measured} if measured is not None else {})
-    data = columns(graph, program, timelines, memory or {}, limits or {})
+    data = page_data(graph, program, timelines, memory or {}, limits or {})
     texts = {"explanation": explanation, "program": str(program), "code": code}
     data["texts"] = {name: _cut(text, name) for name, text in texts.items() if text}
     folder = files("autosched.viz") / "web"
+    summaries = (f"{name} {summary(timeline)}" for name, timeline in timelines.items())
     parts = {
         "title": escape(title or graph.name),
-        "summary": escape(
-            "; ".join(f"{name} {summary(timeline)}" for name, timeline in timelines.items())
-        ),
+        "summary": escape("; ".join(summaries)),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "data": _packed(data),
@@ -77,15 +77,12 @@ def _cut(text: str, name: str) -> str:
     """Return the beginning of a text: nobody reads all lines of ten thousand tasks in a page."""
     lines = text.split("\n")
     rest = len(lines) - LINES
-    return (
-        text
-        if rest <= 0
-        else "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
-    )
+    if rest <= 0:
+        return text
+    return "\n".join([*lines[:LINES], f"... and {rest:,} more lines of the {name}"])
 
 
 def _packed(data: object) -> str:
     """Return compressed JSON in characters that end no element; browsers can decompress it."""
-    return base64.b64encode(
-        zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 9)
-    ).decode()
+    text = json.dumps(data, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -22,20 +22,15 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
+from autosched.viz.format import Steps
 
 __all__ = ["perfetto_json"]
 
-Memory = Mapping[str, Sequence[tuple[float, float]]]
+Memory = Mapping[str, Steps]
 _Event = dict[str, Any]
-_PYTHON = "Python"
 _COLLECTOR = "garbage collector"
-_ORDER = {
-    "M": 0,
-    "X": 1,
-    "C": 2,
-    "s": 3,
-    "f": 4,
-}  # at one moment: an arrow binds to the slice that was opened last
+# The order of events at one time: an arrow binds to the slice that was opened last.
+_ORDER = {"M": 0, "X": 1, "C": 2, "s": 3, "f": 4}
 
 
 def perfetto_json(
@@ -60,13 +55,13 @@ def perfetto_json(
     lines = {"": timeline} if measured is None else {"predicted": timeline, "measured": measured}
     pids = count(1)
     arrows = count(1)
+    shown = memory or {}
     groups = [
-        _Group(name, line, memory if line is timeline else None, pids)
+        _Group(name, line, {} if name == "measured" else shown, pids)
         for name, line in lines.items()
     ]
-    tids = count(
-        next(pids)
-    )  # no thread has the number of a process, or it would be taken as its main thread
+    # No thread has the number of a process, or it would be taken as its main thread.
+    tids = count(next(pids))
     events = [event for group in groups for event in group.events(graph, tids, arrows)]
     events.sort(key=lambda event: (event.get("ts", -1), _ORDER[event["ph"]]))
     for event in events:
@@ -78,14 +73,14 @@ def perfetto_json(
 class _Group:
     """The processes of one timeline: its devices in order, and Python, if it paused."""
 
-    def __init__(self, name: str, timeline: Timeline, memory: Memory | None, pids: Iterator[int]):
+    def __init__(self, name: str, timeline: Timeline, memory: Memory, pids: Iterator[int]):
         self.name = name
         self.timeline = timeline
-        self.memory = memory or {}
+        self.memory = memory
         devices = dict.fromkeys([*(stream.device for stream in timeline.streams), *self.memory])
         self.pids = {device: next(pids) for device in devices}
         self.python = next(pids) if timeline.pauses else 0
-        self.slices = _apart(timeline)
+        self.slices = _slices(timeline)
 
     def events(
         self, graph: Graph | None, tids: Iterator[int], arrows: Iterator[int]
@@ -93,34 +88,21 @@ class _Group:
         """Yield all events, in no order; times are in nanoseconds."""
         for device, pid in self.pids.items():
             yield from self._process(pid, device)
-        threads = {
-            stream: _thread(self.pids[stream.device], next(tids))
-            for stream in self.timeline.streams
-        }
-        for stream, thread in threads.items():
-            yield from _named_thread(thread, stream.name)
+        threads: dict[Stream, _Event] = {}
+        for stream in self.timeline.streams:
+            threads[stream] = {"pid": self.pids[stream.device], "tid": next(tids)}
+            yield from _named_thread(threads[stream], stream.name)
         for (i, stream), (start, end) in self.slices.items():
             span = self.timeline.spans[i]
             args = _args(span, graph)
-            yield {
-                "ph": "X",
-                "cat": span.kind,
-                "name": span.name,
-                **threads[stream],
-                **_when(start, end),
-                "args": args,
-            }
+            yield {**_slice(span.kind, span.name, start, end), **threads[stream], "args": args}
         yield from self._arrows(threads, arrows)
         yield from self._bytes_in_flight()
-        for device, course in self.memory.items():
-            yield from _counter(
-                self.pids[device],
-                "memory",
-                "bytes",
-                [(_ns(moment), held) for moment, held in course],
-            )
+        for device, steps in self.memory.items():
+            changes = [(_ns(time), held) for time, held in steps]
+            yield from _counter(self.pids[device], "memory", "bytes", changes)
         if self.python:
-            yield from self._pauses(next(tids))
+            yield from self._pauses({"pid": self.python, "tid": next(tids)})
 
     def _process(self, pid: int, name: str) -> Iterator[_Event]:
         shown = f"{name} ({self.name})" if self.name else name
@@ -142,36 +124,35 @@ class _Group:
                 yield {"ph": "f", "bp": "e", **arrow, **threads[target], "ts": arrives}
 
     def _bytes_in_flight(self) -> Iterator[_Event]:
-        steps: dict[Stream, list[tuple[int, float]]] = {}
+        changes: dict[Stream, list[tuple[int, float]]] = {}
         for (i, stream), (start, end) in self.slices.items():
             span = self.timeline.spans[i]
             if span.kind == "copy" and span.nbytes:
-                steps.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
-        for stream, course in steps.items():
-            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", course)
+                changes.setdefault(stream, []).extend([(start, span.nbytes), (end, 0.0)])
+        for stream, mine in changes.items():
+            yield from _counter(self.pids[stream.device], stream.name, "bytes in flight", mine)
 
-    def _pauses(self, tid: int) -> Iterator[_Event]:
-        thread = _thread(self.python, tid)
-        yield from self._process(self.python, _PYTHON)
+    def _pauses(self, thread: _Event) -> Iterator[_Event]:
+        yield from self._process(self.python, "Python")
         yield from _named_thread(thread, _COLLECTOR)
-        ends = 0
+        end = 0
         for pause in sorted(self.timeline.pauses):
-            start, ends = _next_to(ends, *pause)
-            yield {"ph": "X", "cat": "gc", "name": _COLLECTOR, **thread, **_when(start, ends)}
+            start, end = _after(end, *pause)
+            yield {**_slice("gc", _COLLECTOR, start, end), **thread}
 
 
-def _apart(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
+def _slices(timeline: Timeline) -> dict[tuple[int, Stream], tuple[int, int]]:
     """Return the times of each span on each of its streams, in nanoseconds, without overlaps."""
     free = dict.fromkeys(timeline.streams, 0)
     found: dict[tuple[int, Stream], tuple[int, int]] = {}
     for i, span in sorted(enumerate(timeline.spans), key=lambda item: (item[1].start, item[1].end)):
         for stream in span.streams:
-            found[i, stream] = _next_to(free[stream], span.start, span.end)
+            found[i, stream] = _after(free[stream], span.start, span.end)
             free[stream] = found[i, stream][1]
     return found
 
 
-def _next_to(free: int, start: float, end: float) -> tuple[int, int]:
+def _after(free: int, start: float, end: float) -> tuple[int, int]:
     first = max(free, _ns(start))
     return first, max(first + 1, _ns(end))
 
@@ -182,31 +163,22 @@ def _args(span: Span, graph: Graph | None) -> _Event:
         args["bytes"] = _finite(span.nbytes)
     if span.kind == "run" and graph is not None:
         task = graph.task(span.name)
-        told = {
-            "task": task.name,
-            "source": task.source,
-            "module": task.origin.module,
-            "phase": task.origin.phase,
-        }
-        args.update({key: text for key, text in told.items() if text})
+        origin = {"module": task.origin.module, "phase": task.origin.phase}
+        facts = {"task": task.name, "source": task.source, **origin}
+        args.update({key: text for key, text in facts.items() if text})
     return args
 
 
 def _counter(
-    pid: int, name: str, unit: str, course: Sequence[tuple[int, float]]
+    pid: int, name: str, unit: str, changes: Sequence[tuple[int, float]]
 ) -> Iterator[_Event]:
-    for moment, number in dict(course).items():  # of several at the same time the last counts
-        yield {
-            "ph": "C",
-            "name": name,
-            "pid": pid,
-            "ts": max(0, moment),
-            "args": {unit: _finite(number)},
-        }
+    for ns, number in dict(changes).items():  # of several at the same time the last counts
+        args = {unit: _finite(number)}
+        yield {"ph": "C", "name": name, "pid": pid, "ts": max(0, ns), "args": args}
 
 
-def _thread(pid: int, tid: int) -> _Event:
-    return {"pid": pid, "tid": tid}
+def _slice(category: str, name: str, start: int, end: int) -> _Event:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start}
 
 
 def _named_thread(thread: _Event, name: str) -> Iterator[_Event]:
@@ -216,10 +188,6 @@ def _named_thread(thread: _Event, name: str) -> Iterator[_Event]:
 
 def _meta(what: str, where: _Event, **args: Any) -> _Event:
     return {"ph": "M", "name": what, **where, "args": args}
-
-
-def _when(start: int, end: int) -> _Event:
-    return {"ts": start, "dur": end - start}
 
 
 def _finite(number: float) -> float:

@@ -513,7 +513,7 @@ def test_the_name_of_a_file_says_what_is_written_to_it(name, begin, plan, tmp_pa
 
 
 def test_pictures_are_written_as_png(plan, tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="extra [viz]")
+    pytest.importorskip("resvg_py", reason="extra [viz]")
     path = tmp_path / "plan.png"
     assert run(capsys, "show", plan, "-o", path) == (0, "", f"wrote {path}\n")
     assert path.read_bytes().startswith(b"\x89PNG")

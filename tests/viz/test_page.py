@@ -186,10 +186,10 @@ def test_a_page_asks_for_nothing():
 
 
 def test_colours_are_those_of_the_other_drawings():
-    from autosched.viz import paint
+    from autosched.viz import svg
 
     of_page = set(re.findall("#[0-9a-f]{6}", drawn(planned(mlp_step()))))
-    assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{paint._STYLES}"))
+    assert of_page <= set(re.findall("#[0-9a-f]{6}", f"{svg._STYLES}{svg.SERIES}"))
 
 
 TEXTS = st.one_of(
@@ -257,14 +257,14 @@ def opened(tmp_path, page, script, **options):
 
 
 @needs_browser
-def test_a_selection_marks_what_comes_before_and_behind_and_nothing_else(tmp_path):
+def test_a_selection_marks_predecessors_and_successors_and_nothing_else(tmp_path):
     schedule = planned(mlp_step())
     graph = schedule.graph
     script = """return a.data.name.map((name, item) => {
         a.select([item]);
         const tasks = [...a.state.related].filter(([i]) => !a.data.way[i]);
         const marked = how => tasks.filter(([, h]) => h === how).map(([i]) => a.data.name[i]);
-        return [name, a.data.way[item] > 0, marked("before").sort(), marked("behind").sort()];
+        return [name, a.data.way[item] > 0, marked("predecessor").sort(), marked("successor").sort()];
     });"""
     found = opened(tmp_path, drawn(schedule, late(schedule.simulate(), 1e-5)), script, dark=True)
     names = [task.name for task in graph.tasks]

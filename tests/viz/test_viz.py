@@ -13,8 +13,9 @@ from autosched.graph.graph import Graph
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
 from autosched.viz import gantt_svg, gantt_text, graph_svg
-from autosched.viz.layers import GAP, layout
-from autosched.viz.paint import duration, ticks
+from autosched.viz.format import duration, text_width, ticks
+from autosched.viz.layered_layout import GAP, layout
+from autosched.viz.svg import LABEL
 
 CPU_OUT = Stream("cpu", "copy-out")
 IN, COMPUTE, OUT = (Stream("cuda:0", name) for name in ("copy-in", "compute", "copy-out"))
@@ -277,6 +278,30 @@ def test_names_stand_in_boxes_only_where_they_fit():
         if "label" in classes(t)
     ]
     assert labels == ["wide"]
+
+
+def test_labels_of_narrow_boxes_are_beside_or_vertical_and_overlap_nothing():
+    """Widths of boxes in milliseconds; 1 ms is about 8 pixels."""
+    widths = [3, 1, 2.5, 2.5, 0.2, 1, 30, 2, 40]
+    starts = [0, 3, 4, 6.5, 9, 20, 40, 70, 72]
+    spans = [
+        Span("run", f"task_{i}", (COMPUTE,), start * 1e-3, (start + width) * 1e-3, i)
+        for i, (start, width) in enumerate(zip(starts, widths, strict=True))
+    ]
+    svg = gantt_svg(Timeline(tuple(spans)))
+    boxes = {name: (x, y, w, h) for name, x, y, w, h, _ in titled(svg, "task")}
+    labels = {"".join(t.itertext()): t for t in elements(svg, "text") if "label" in classes(t)}
+    vertical = {name for name, t in labels.items() if t.get("transform")}
+    beside = {name for name, t in labels.items() if "halo" in classes(t)}
+    assert vertical == {"task_0", "task_2", "task_3", "task_7"}
+    assert beside == {"task_5"}
+    assert set(labels) - vertical - beside == {"task_6", "task_8"}
+    for name in vertical:
+        x, _, width, height = boxes[f"task {name}"]
+        assert text_width(name, LABEL) <= height
+        assert x < float(labels[name].get("x")) - 3 < x + width
+    right = float(labels["task_5"].get("x")) + text_width("task_5", LABEL)
+    assert right < boxes["task task_6"][0]
 
 
 def test_boxes_closer_than_the_eye_can_tell_are_left_out():

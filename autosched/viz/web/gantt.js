@@ -1,4 +1,4 @@
-// The chart: a row per stream, one canvas, drawn anew whenever something changes. Only what can be seen is drawn.
+// The chart: a row per stream, one canvas, redrawn whenever something changes. Only what can be seen is drawn.
 
 const NEAR = 3;  // a limit of memory is drawn as a line if it is at most so many times what is held
 const GAP = 10, AXIS = 26, CLOSE = 0.4, NARROW = 36;
@@ -11,7 +11,7 @@ let hatch = null;
 function readPalette() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["paper", "ink", "muted", "track", "grid", "task", "backward", "optimizer", "ground", "stripe",
-    "on-task", "before", "behind", "found"]) palette[name] = style.getPropertyValue(`--${name}`).trim();
+    "on-task", "predecessor", "successor", "found"]) palette[name] = style.getPropertyValue(`--${name}`).trim();
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
   const ink = tile.getContext("2d");
@@ -57,7 +57,7 @@ const view = { start: 0, end: makespan * 1.02, top: 0, gutter: 150, wide: 1000, 
 const x = clicks => view.gutter + ((clicks - view.start) / (view.end - view.start)) * (view.wide - view.gutter - 14);
 const clicks = at => view.start + ((at - view.gutter) / (view.wide - view.gutter - 14)) * (view.end - view.start);
 
-// Rows from top to bottom: streams, and the bytes of their device behind them.
+// Rows from top to bottom: streams, and the bytes of their device after them.
 const rows = [];
 data.streams.forEach(([name], row) => {
   const last = row + 1 === data.streams.length || data.streams[row + 1][0] !== name;
@@ -236,9 +236,9 @@ function drawAxis(ink) {
   ink.textAlign = "left";
 }
 
-// Boxes are drawn look by look. Where many are narrower than a pixel, those that touch become one.
+// Boxes are drawn style by style. Where many are narrower than a pixel, those that touch become one.
 function drawBoxes(ink, seen) {
-  const looks = new Map(), labels = [], outlined = [], marked = [];
+  const styles = new Map(), labels = [], outlined = [], marked = [];
   const hits = new Set(state.hits), faded = state.chosen.length > 0 || hits.size > 0;
   const inMark = item => (state.chosen.length ? state.related.has(item) : hits.has(item));
   for (const row of seen) {
@@ -253,14 +253,14 @@ function drawBoxes(ink, seen) {
         const right = x(t.end(item)), important = faded && inMark(item), pale = faded && !important;
         const hollow = lane.hollow || views.has(item), narrow = right - left < 1.5;
         const critical = state.critical && t.critical.has(item), name = `${kind(item)}${hollow}${pale}`;
-        if (!looks.has(name)) looks.set(name, { kind: kind(item), hollow, pale, boxes: [] });
+        if (!styles.has(name)) styles.set(name, { kind: kind(item), hollow, pale, boxes: [] });
         const touches = last !== null && narrow && last.narrow && left - last.right < CLOSE;
         if (touches && last.name === name && !important) {
           last.box[2] = Math.max(right - last.box[0], CLOSE);
           last.right = right;
         } else {
           const box = [left, y, Math.max(right - left - (right - left > 3 ? 1 : 0), 1), high];
-          looks.get(name).boxes.push(box);
+          styles.get(name).boxes.push(box);
           last = { name, narrow, box, right };
           if (important) marked.push([item, ...box]);
         }
@@ -269,13 +269,13 @@ function drawBoxes(ink, seen) {
       }
     }
   }
-  for (const look of looks.values()) drawLook(ink, look);
+  for (const style of styles.values()) drawStyle(ink, style);
   drawOutlines(ink, outlined, marked);
   drawLabels(ink, labels);
   drawPauses(ink, seen);
 }
 
-function drawLook(ink, { kind, hollow, pale, boxes }) {
+function drawStyle(ink, { kind, hollow, pale, boxes }) {
   ink.globalAlpha = (pale ? 0.3 : 1) * (hollow ? 0.45 : 1);
   ink.fillStyle = fill(kind);
   for (const box of boxes) ink.fillRect(...box);
@@ -355,7 +355,7 @@ function drawMemory(ink, row) {
   ink.globalAlpha = 1;
   ink.font = SMALL;
   if (near) {
-    ink.strokeStyle = palette.before;
+    ink.strokeStyle = palette.predecessor;
     ink.lineWidth = 1.6;
     ink.setLineDash([9, 3, 2, 3]);
     ink.beginPath();
@@ -402,11 +402,11 @@ function drawPauses(ink, seen) {
 function drawArrows(ink) {
   const t = shown(), item = one();
   if (item >= 0) {
-    for (const to of [item, ...through(item, before).filter(isCopy)]) {
-      for (const from of before(to)) arrow(ink, t, from, to, palette.before, 1.8, after[to].includes(from));
+    for (const to of [item, ...through(item, predecessors).filter(isCopy)]) {
+      for (const from of predecessors(to)) arrow(ink, t, from, to, palette.predecessor, 1.8, after[to].includes(from));
     }
-    for (const from of [item, ...through(item, behind).filter(isCopy)]) {
-      for (const to of behind(from)) arrow(ink, t, from, to, palette.behind, 1.8, after[to].includes(from));
+    for (const from of [item, ...through(item, successors).filter(isCopy)]) {
+      for (const to of successors(from)) arrow(ink, t, from, to, palette.successor, 1.8, after[to].includes(from));
     }
   } else if (!state.chosen.length && !state.hits.length && view.boxes < 250) {
     ink.globalAlpha = Math.min(Math.max(60 / (t.arrows.length || 1), 0.25), 0.6);

@@ -6,14 +6,14 @@ const MOST = 90, SCOPES = 30, BANDS = 48, ABREAST = 5, RANK = 58, NODE = 32;
 const canvas = document.getElementById("graph");
 const runs = Array.from({ length: count }, (_, item) => item).filter(item => !isCopy(item));
 const many = runs.length > MOST;
-const tasksBefore = item => through(item, other => needs[other]).filter(other => !isCopy(other));
-const tasksBehind = item => through(item, behind).filter(other => !isCopy(other));
+const taskPredecessors = item => through(item, other => needs[other]).filter(other => !isCopy(other));
+const taskSuccessors = item => through(item, successors).filter(other => !isCopy(other));
 
 const drawing = { nodes: [], edges: [], found: null, scale: 1, left: 0, top: 0, levels: 2, how: "whole", opened: [], moved: false };
 
 // ---- what is drawn
 
-// The scope of a task: the path of its module, or what stands before the last point of its name.
+// The scope of a task: the path of its module, or what precedes the last point of its name.
 const scopes = runs.map(item => (module(item) || data.name[item].split(".").slice(0, -1).join(".")).split(".").filter(Boolean));
 const scopeOf = new Map(runs.map((item, i) => [item, scopes[i]]));
 
@@ -47,7 +47,7 @@ function grouped(items, key) {
 // Without scopes: tasks of a device that are about equally deep in the graph.
 function banded(items) {
   const depth = new Map();
-  for (const item of items) depth.set(item, Math.max(0, ...tasksBefore(item).map(other => (depth.get(other) ?? -1) + 1)));
+  for (const item of items) depth.set(item, Math.max(0, ...taskPredecessors(item).map(other => (depth.get(other) ?? -1) + 1)));
   const devices = new Set(items.map(device)).size, split = devices <= 6 ? devices : 1;
   const deepest = items.reduce((most, item) => Math.max(most, depth.get(item)), 0) + 1;
   const bands = Math.min(Math.floor(BANDS / split), deepest, 12);
@@ -57,11 +57,11 @@ function banded(items) {
   return found.sort((a, b) => a.band - b.band);
 }
 
-// The nearest tasks before and behind, some levels of them and some of each level: as many as can be read.
+// The nearest predecessors and successors, some levels of them and some of each level: as many as can be read.
 function around(item) {
-  const start = isCopy(item) ? [...tasksBefore(item), ...tasksBehind(item)] : [item];
+  const start = isCopy(item) ? [...taskPredecessors(item), ...taskSuccessors(item)] : [item];
   const found = new Set(start);
-  for (const next of [tasksBefore, tasksBehind]) {
+  for (const next of [taskPredecessors, taskSuccessors]) {
     let edge = start;
     for (let level = 0; level < drawing.levels; level++) {
       const first = level === 0 ? 2 * ABREAST : ABREAST;
@@ -101,7 +101,7 @@ function rebuild() {
     else { known.count++; if (kind === "move" || known.kind === "after") known.kind = kind; }
   };
   for (const item of node.keys()) {
-    for (const other of tasksBefore(item)) link(other, item, device(other) === device(item) ? "data" : "move");
+    for (const other of taskPredecessors(item)) link(other, item, device(other) === device(item) ? "data" : "move");
     if (!many || near) for (const other of after[item]) link(other, item, "after");
   }
   drawing.edges = thickest([...edges.values()]);
@@ -210,7 +210,7 @@ function drawEdge(ink, edge, route, [leaves, enters], faded, marks) {
   points[points.length - 1] = [last[0] + enters * scale, last[1] - half];
   const chosen = [marks.get(edge.from), marks.get(edge.to)];
   const inside = chosen.every(mark => mark === "chosen");
-  const how = inside ? "" : chosen[1] === "chosen" ? "before" : chosen[0] === "chosen" ? "behind" : "";
+  const how = inside ? "" : chosen[1] === "chosen" ? "predecessor" : chosen[0] === "chosen" ? "successor" : "";
   ink.strokeStyle = ink.fillStyle = how ? palette[how] : edge.kind === "move" ? palette.stripe : palette.muted;
   ink.globalAlpha = how ? 1 : faded && !inside ? 0.22 : drawing.edges.length > 200 ? 0.45 : 0.75;
   ink.lineWidth = (how ? 2 : edge.kind === "move" ? 2.2 : 1.1) * Math.max(scale, 0.5);

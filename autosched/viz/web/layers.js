@@ -4,7 +4,7 @@
 
 const SPACE = 14, SWEEPS = 10, LONGEST = 40;
 
-// With times, nodes are in the order of time, and none stands above one that ended before it began.
+// With times, nodes are in the order of time, and none is above one that ended before it began.
 function layered(widthOf, edges, times = null) {
   const n = widthOf.length, forward = edges.map(([a, b]) => (a < b ? [a, b] : [b, a]));
   const out = Array.from({ length: n }, () => []), into = Array.from({ length: n }, () => []);
@@ -15,7 +15,7 @@ function layered(widthOf, edges, times = null) {
     for (let u = 0; times && u < v; u++) if (times[u].ends <= times[v].begins) rank[v] = Math.max(rank[v], rank[u]);
   }
   for (let v = n - 1; v >= 0 && !times; v--) if (!into[v].length && out[v].length) rank[v] = Math.min(...out[v].map(w => rank[w])) - 1;
-  // What has no edges stands below all else, a few to a rank.
+  // Nodes without edges are below all others, a few to a rank.
   const deepest = Math.max(-1, ...rank);
   const alone = times ? [] : rank.flatMap((_, v) => (out[v].length || into[v].length ? [] : [v]));
   const below = alone.length < n ? deepest + 1 : 0;

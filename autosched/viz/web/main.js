@@ -30,10 +30,10 @@ function step(by) {
 function go(item) { if (item >= 0) { select([item]); reveal([item]); } }
 function back() {
   const item = one(), waits = item < 0 ? -1 : shown().waitedFor(item);
-  go(waits >= 0 ? waits : before(item)?.[0] ?? -1);
+  go(waits >= 0 ? waits : predecessors(item)?.[0] ?? -1);
 }
 function onward() {
-  const next = one() < 0 ? [] : behind(one()).filter(item => shown().ran(item));
+  const next = one() < 0 ? [] : successors(one()).filter(item => shown().ran(item));
   go(next.reduce((best, item) => (best < 0 || shown().start[item] < shown().start[best] ? item : best), -1));
 }
 function neighbour(by) {
@@ -241,7 +241,7 @@ window.addEventListener("afterprint", () => {
   repaint();
 });
 
-// What tests and benchmarks look at.
+// For tests and benchmarks.
 Object.assign(window.autosched, {
   count, data, state, view, drawing, select, search, zoom, fit, reveal, measure, rows, x, setMode, setAround, label,
   drawNow() { draw(); gantt.getContext("2d").getImageData(0, 0, 1, 1); return view.redrawMs; },

@@ -12,12 +12,12 @@ const absolute = links => links.map((back, item) => back.map(far => item - far))
 let lines = 0;
 const lineOf = data.line.map(further => (lines += further));
 
-// Both ways: what comes before each item, and what comes behind it.
+// The predecessors of each item, and its successors.
 const needs = absolute(data.needs), after = absolute(data.after);
 const users = Array.from({ length: count }, () => []);
 for (let item = 0; item < count; item++) for (const other of [...needs[item], ...after[item]]) users[other].push(item);
-const before = item => [...needs[item], ...after[item]];
-const behind = item => users[item];
+const predecessors = item => [...needs[item], ...after[item]];
+const successors = item => users[item];
 // The same with the tasks at the other ends of copies.
 const through = (item, next) => next(item).flatMap(other => (isCopy(other) ? [other, ...through(other, next)] : [other]));
 
@@ -119,8 +119,8 @@ function select(items, group = "") {
   state.group = group;
   state.related = new Map();
   if (items.length === 1) {
-    for (const other of through(items[0], before)) state.related.set(other, "before");
-    for (const other of through(items[0], behind)) state.related.set(other, "behind");
+    for (const other of through(items[0], predecessors)) state.related.set(other, "predecessor");
+    for (const other of through(items[0], successors)) state.related.set(other, "successor");
   }
   for (const item of items) state.related.set(item, "chosen");
   changed("selection");

@@ -44,9 +44,9 @@ function waiting(item) {
   const t = shown(), last = t.waitedFor(item);
   if (last < 0) return ["nothing: it is the first on its stream"];
   const shared = data.on[item].some(row => data.on[last].includes(row));
-  const why = before(item).includes(last) ? "which it needs" : shared ? "its stream was busy with that" : "as an event says";
+  const why = predecessors(item).includes(last) ? "which it needs" : shared ? "its stream was busy with that" : "as an event says";
   const gap = t.start[item] - t.end(last);
-  return [goto(last), `, ${why}` + (gap > (t.makespan || 1) * 1e-6 ? `; began ${time(gap)} behind its end` : "")];
+  return [goto(last), `, ${why}` + (gap > (t.makespan || 1) * 1e-6 ? `; began ${time(gap)} after its end` : "")];
 }
 function ran(item) {
   return names.map(name => {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -17,24 +17,24 @@ from autosched.graph.graph import Graph
 from autosched.graph.task import Origin, Task
 from autosched.program.program import Copy, Program, Run, Stream, occupied
 from autosched.timeline.timeline import Timeline
-from autosched.viz.paint import natural
+from autosched.viz.format import Steps, natural, thinned
 
-__all__ = ["Steps", "columns"]
+__all__ = ["page_data"]
 
 STEPS = 600  # of a device's memory over time, at most: more than a row has pixels
-DIGITS = 8  # of the longest time, so that a clock tick is far below a pixel at any useful zoom
+DIGITS = 8  # of the longest time, so that a tick is far below a pixel at any useful zoom
 
-Steps = Sequence[tuple[float, float]]  # (seconds, bytes from then on)
+Item = Run | Copy
 
 
-def columns(
+def page_data(
     graph: Graph,
     program: Program,
     timelines: Mapping[str, Timeline],
     memory: Mapping[str, Steps],
     limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the data of the page as a JSON object; times are whole clock ticks.
+    """Return the data of the page as a JSON object; times are whole ticks of ``click`` seconds.
 
     ``needs`` are the items that an item takes data from, ``after`` those that it only has to
     follow. Like ``waits``, they are stored as distances between items: small numbers compress well.
@@ -43,21 +43,23 @@ def columns(
     >>> graph, program = Graph(), Program.parse("cpu/compute run add")
     >>> y = graph.input("x") + 1
     >>> timeline = Timeline((Span("run", "add", (Stream("cpu", "compute"),), 0.0, 2.0, 0),))
-    >>> found = columns(graph, program, {"predicted": timeline}, {})
+    >>> found = page_data(graph, program, {"predicted": timeline}, {})
     >>> found["name"], found["streams"], found["timelines"]["predicted"]["seconds"], found["click"]
     (['add'], [['cpu', 'compute']], [20000000], 1e-07)
     """
-    positions = [i for i, instruction in enumerate(program) if isinstance(instruction, (Run, Copy))]
-    items = [item for item in program if isinstance(item, (Run, Copy))]
-    place = {position: item for item, position in enumerate(positions)}
+    positions = [i for i, instruction in enumerate(program) if isinstance(instruction, Item)]
+    items = [item for item in program if isinstance(item, Item)]
+    item_at = {position: item for item, position in enumerate(positions)}
     streams = sorted(program.streams, key=_stream_order)
     number = {stream: i for i, stream in enumerate(streams)}
     on = [[number[stream] for stream in occupied(item)] for item in items]
-    click = _click(max((timeline.makespan for timeline in timelines.values()), default=0.0))
+    tick = _tick(max((timeline.makespan for timeline in timelines.values()), default=0.0))
     needs, after = _links(graph, items)
     tasks = [graph.task(item.task) if isinstance(item, Run) else None for item in items]
+    finite = {name: round(limit) for name, limit in (limits or {}).items() if limit < math.inf}
+    used = {name: steps for name, steps in memory.items() if any(n for _, n in steps)}
     return {
-        "click": click,
+        "click": tick,
         "streams": [list(stream) for stream in streams],
         "name": [item.task if isinstance(item, Run) else item.value for item in items],
         "on": on,
@@ -67,79 +69,67 @@ def columns(
         "needs": needs,
         "after": after,
         **_origins(tasks),
-        "timelines": {
-            name: _times(timeline, place, on, click) for name, timeline in timelines.items()
-        },
-        "limits": {
-            device: round(limit) for device, limit in (limits or {}).items() if limit < math.inf
-        },
-        "memory": {
-            device: _thinned(steps, click)
-            for device, steps in memory.items()
-            if any(n for _, n in steps)
-        },
+        "timelines": {name: _times(line, item_at, on, tick) for name, line in timelines.items()},
+        "limits": finite,
+        "memory": {name: _memory(steps, tick) for name, steps in used.items()},
     }
 
 
-def _way(item: Run | Copy) -> str:
-    return f"{item.source} \u2192 {item.destination}" if isinstance(item, Copy) else ""
+def _way(item: Item) -> str:
+    return f"{item.source} → {item.destination}" if isinstance(item, Copy) else ""
 
 
 def _stream_order(stream: Stream) -> tuple[Any, ...]:
     return natural(stream.device), not stream.name.startswith("compute"), natural(stream.name)
 
 
-def _click(makespan: float) -> float:
+def _tick(makespan: float) -> float:
     """Return the power of ten in seconds that gives the makespan about ``DIGITS`` digits."""
     power = math.floor(math.log10(makespan)) - DIGITS + 1 if makespan else -9
     return float(f"1e{max(power, -300)}")  # smaller ones are hardly distinguishable from 0
 
 
-def _links(graph: Graph, items: Sequence[Run | Copy]) -> tuple[list[list[int]], list[list[int]]]:
+def _links(graph: Graph, items: Sequence[Item]) -> tuple[list[list[int]], list[list[int]]]:
     """Return the distances to the items that each item takes data from, and only has to follow.
 
     Data that was copied is taken from the copy, and not from the task that produced it.
     """
-    ran = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
-    left = {use: ran[task.name] for task in graph.tasks if task.name in ran for use in _left(task)}
+    run_of = {item.task: i for i, item in enumerate(items) if isinstance(item, Run)}
+    producer: dict[tuple[int, int], int] = {}
+    for task in graph.tasks:
+        if task.name in run_of:
+            written = [(value, version + 1) for value, version in task.changes]
+            producer |= dict.fromkeys([*task.outputs, *written], run_of[task.name])
     copied: dict[tuple[int, int, str], int] = {}
     needs: list[list[int]] = []
     after: list[list[int]] = []
     for i, item in enumerate(items):
-        behind: list[int] = []
+        order: list[int] = []
         if isinstance(item, Run):
             task = graph.task(item.task)
             device = item.stream.device
-            found = [copied[*use, device] for use in task.reads if (*use, device) in copied]
-            through = {copy - back for copy in found for back in needs[copy]}
+            data = [copied[*use, device] for use in task.reads if (*use, device) in copied]
+            copied_from = {copy - distance for copy in data for distance in needs[copy]}
             for dependency in task.dependencies:
-                before = ran.get(graph.tasks[dependency.task].name)
-                if before is not None and not (dependency.kind == "data" and before in through):
-                    (found if dependency.kind == "data" else behind).append(before)
+                other = run_of.get(graph.tasks[dependency.task].name)
+                is_data = dependency.kind == "data"
+                if other is not None and not (is_data and other in copied_from):
+                    (data if is_data else order).append(other)
         else:
             use = graph.value(item.value).index, item.version
-            made = copied.get((*use, item.source), left.get(use))
-            found = [made] if made is not None else []
+            source = copied.get((*use, item.source), producer.get(use))
+            data = [source] if source is not None else []
             copied[*use, item.destination] = i
-        needs.append([i - before for before in dict.fromkeys(found)])
-        after.append([i - before for before in dict.fromkeys(behind) if before not in found])
+        needs.append([i - other for other in dict.fromkeys(data)])
+        after.append([i - other for other in dict.fromkeys(order) if other not in data])
     return needs, after
-
-
-def _left(task: Task) -> Iterator[tuple[int, int]]:
-    """Yield the versions of values that a task produces."""
-    yield from task.outputs
-    for value, version in task.changes:
-        yield value, version + 1
 
 
 def _origins(tasks: Sequence[Task | None]) -> dict[str, Any]:
     """Return source locations of tasks. Paths are cut to two parts, for privacy."""
     origins = [task.origin if task is not None else Origin(("", 0)) for task in tasks]
-    short = {
-        file: "/".join(PurePath(file).parts[-2:])
-        for file in dict.fromkeys(origin.where[0] for origin in origins)
-    }
+    files = {origin.where[0] for origin in origins}
+    short = {file: "/".join(PurePath(file).parts[-2:]) for file in files}
     return {
         "row": [origin.where[1] for origin in origins],
         **_words("file", [short[origin.where[0]] for origin in origins]),
@@ -156,41 +146,38 @@ def _words(name: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _times(
-    timeline: Timeline, items: Mapping[int, int], on: Sequence[Sequence[int]], click: float
+    timeline: Timeline, item_at: Mapping[int, int], on: Sequence[Sequence[int]], tick: float
 ) -> dict[str, Any]:
     """Return the duration of items, and ``idle``, the gap since the previous item on the stream.
 
     The stream is the first one of the item. ``idle`` is None for items that did not run.
     """
-    found = {items[span.instruction]: span for span in timeline.spans if span.instruction in items}
-    idle: list[int | None] = [None] * len(items)
-    seconds: list[int] = [0] * len(items)
-    ended: dict[int, int] = {}
-    for item, streams in enumerate(on):
-        if item in found:
-            start = round(found[item].start / click)
-            end = round(found[item].end / click)
-            idle[item] = start - ended.get(streams[0], 0)
+    spans = {span.instruction: span for span in timeline.spans if span.instruction in item_at}
+    idle: list[int | None] = [None] * len(on)
+    seconds = [0] * len(on)
+    ended: dict[int, int] = {}  # by stream
+    for position, item in item_at.items():
+        if span := spans.get(position):
+            start = round(span.start / tick)
+            end = round(span.end / tick)
+            idle[item] = start - ended.get(on[item][0], 0)
             seconds[item] = end - start
-            ended |= dict.fromkeys(streams, end)
-    waits: list[list[int]] = [[] for _ in items]
+            ended |= dict.fromkeys(on[item], end)
+    waits: list[list[int]] = [[] for _ in on]
     for a, b in timeline.arrows:
-        before, item = (items[timeline.spans[end].instruction] for end in (a, b))
+        before, item = (item_at[timeline.spans[end].instruction] for end in (a, b))
         waits[item].append(item - before)
+    critical = sorted(item_at[span.instruction] for span in timeline.critical_path())
+    pauses = [[round(start / tick), round((end - start) / tick)] for start, end in timeline.pauses]
     return {
         "idle": idle,
         "seconds": seconds,
         "waits": waits,
-        "critical": sorted(items[span.instruction] for span in timeline.critical_path()),
-        "pauses": [
-            [round(start / click), round((end - start) / click)] for start, end in timeline.pauses
-        ],
+        "critical": critical,
+        "pauses": pauses,
     }
 
 
-def _thinned(steps: Steps, click: float) -> dict[str, list[int]]:
-    """Return at most ``STEPS`` steps, each the maximum of the steps that it replaces."""
-    size = -(-len(steps) // STEPS)
-    groups = [steps[i : i + size] for i in range(0, len(steps), size)]
-    nbytes = [round(max(held for _, held in group)) for group in groups]
-    return {"start": [round(group[0][0] / click) for group in groups], "nbytes": nbytes}
+def _memory(steps: Steps, tick: float) -> dict[str, list[int]]:
+    few = thinned(steps, STEPS)
+    return {"start": [round(time / tick) for time, _ in few], "nbytes": [round(n) for _, n in few]}

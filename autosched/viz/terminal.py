@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 from autosched.program.program import Stream
 from autosched.timeline.timeline import Span, Timeline
-from autosched.viz.paint import columns, idle_shares, sorted_streams, summary, ticks
+from autosched.viz.format import columns, idle_shares, sorted_streams, summary, ticks
 
 __all__ = ["gantt_text"]
 
@@ -27,14 +27,15 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
     of the makespan in which a stream is idle. With ``colour`` the text is for a colour terminal:
     tasks are blue, copies yellow, and the critical path is bold.
 
-    >>> print(gantt_text(Timeline((Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0),)), width=40))
+    >>> span = Span("run", "mm", (Stream("cpu", "compute"),), 0.0, 0.002, 0)
+    >>> print(gantt_text(Timeline((span,)), width=40))
     cpu  compute  mm█████████████████▌    0%
                   │0        │1 ms       idle
     makespan 2 ms
     """
     streams = sorted_streams(timeline)
-    heads = _heads(streams)
-    indent = max(map(columns, heads), default=0)
+    names = _row_names(streams)
+    indent = max(map(columns, names), default=0)
     cells = max(width - indent - IDLE, LEAST)
     spans: dict[Stream, list[Span]] = {stream: [] for stream in streams}
     for span in timeline.spans:
@@ -44,28 +45,25 @@ def gantt_text(timeline: Timeline, width: int = 80, *, colour: bool = False) -> 
     idle = idle_shares(timeline)
     bold = {span.instruction for span in timeline.critical_path()} if colour else None
     lines = []
-    for head, (stream, mine) in zip(heads, spans.items(), strict=True):
-        lines.append(head + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
-    axis = _axis(end, cells)
-    lines.append(
-        " " * indent + axis + " " * (cells - len(axis)) + f"{'idle':>{IDLE}}" * bool(streams)
-    )
+    for name, (stream, mine) in zip(names, spans.items(), strict=True):
+        lines.append(name + _row(mine, end, cells, bold) + f"{idle[stream]:>{IDLE}.0%}")
+    axis = " " * indent + _axis(end, cells).ljust(cells)
+    lines.append(axis + f"{'idle':>{IDLE}}" * bool(streams))
     return "\n".join([*(line.rstrip() for line in lines), summary(timeline)])
 
 
-def _heads(streams: Iterable[Stream]) -> list[str]:
+def _row_names(streams: Iterable[Stream]) -> list[str]:
     """Return the labels of rows: the device, once, and the stream."""
-    names = [(_plain(stream.device), _plain(stream.name)) for stream in streams]
+    names = [(_printable(stream.device), _printable(stream.name)) for stream in streams]
     widths = [max(map(columns, column)) for column in zip(*names, strict=True)]
-    heads = []
+    labels = []
     last = None
     for device, name in names:
-        head = [
-            text + " " * (w - columns(text)) for text, w in zip((device, name), widths, strict=True)
-        ]
-        heads.append(f"{' ' * widths[0] if device == last else head[0]}  {head[1]}  ")
+        shown = "" if device == last else device
+        pairs = zip((shown, name), widths, strict=True)
+        labels.append("".join(text + " " * (width + 2 - columns(text)) for text, width in pairs))
         last = device
-    return heads
+    return labels
 
 
 def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | None) -> str:
@@ -90,7 +88,7 @@ def _row(spans: Iterable[Span], end: float, cells: int, bold: Collection[int] | 
 
 def _box(span: Span, width: int) -> str:
     fill, edge = BLOCKS[span.kind]
-    name = _plain(span.name)
+    name = _printable(span.name)
     if columns(name) >= width:
         name = ""
     return name + fill * (width - 1 - columns(name)) + edge
@@ -109,6 +107,6 @@ def _column(time: float, end: float, cells: int) -> int:
     return round(time / end * cells) if end else 0
 
 
-def _plain(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a name without line breaks and control characters, so that its width is known."""
     return "".join(c if c.isprintable() else "?" for c in name)

@@ -1,9 +1,9 @@
-"""Choose the boxes and arrows that a picture of a graph has.
+"""Choose the boxes and arrows that represent a graph in a picture.
 
 A graph of few nodes is shown whole. In a large one, the tasks of each module are one box, at the
-deepest level of modules that gives few enough boxes; then chains of tasks are folded; then
-neighbours. The folded graph is still a DAG: see ``folds``. All drawings of graphs use the same
-outlines. Knows no coordinates and no times.
+deepest level of modules that gives few enough boxes; then chains of tasks are merged; then
+neighbours. The boxes still form a DAG: see ``partition``. All drawings of graphs use the same
+diagrams. Knows no coordinates and no times.
 """
 
 from __future__ import annotations
@@ -16,32 +16,18 @@ from typing import Literal
 
 from autosched.errors import ChartError, shown
 from autosched.graph.graph import Graph, Task, Value
-from autosched.viz.folds import parts, together
+from autosched.viz.partition import members, partition
 
-__all__ = [
-    "KINDS",
-    "NOWHERE",
-    "Arrow",
-    "Box",
-    "Edge",
-    "Kind",
-    "Outline",
-    "common",
-    "is_host",
-    "outline",
-]
+__all__ = ["KINDS", "NOWHERE", "Arrow", "Box", "Diagram", "common", "diagram", "is_host"]
 
 NOWHERE = ""  # the device of unplaced tasks
+MOST_NAMES = 12  # in the tooltip of a box
 
 Node = Value | Task
 Edge = tuple[int, int]
 Kind = Literal["move", "data", "anti", "order"]
-KINDS: Sequence[Kind] = (
-    "move",
-    "data",
-    "anti",
-    "order",
-)  # of several between two boxes, the first counts
+# Of several dependencies between two boxes, the first of these counts.
+KINDS: Sequence[Kind] = ("move", "data", "anti", "order")
 
 
 @dataclass(frozen=True)
@@ -70,8 +56,9 @@ class Box:
         where = f" on {self.place}" if self.place else ""
         if not self.amount:
             return f"{self.label}\n{self.kind}{where}"
-        more = [f"and {len(self.names) - 12:,} more"] * (len(self.names) > 12)
-        return "\n".join([f"{self.label}\n{self.amount}{where}", *self.names[:12], *more])
+        rest = len(self.names) - MOST_NAMES
+        more = [f"and {rest:,} more"] * (rest > 0)
+        return "\n".join([self.label, f"{self.amount}{where}", *self.names[:MOST_NAMES], *more])
 
 
 @dataclass(frozen=True)
@@ -88,46 +75,41 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Outline:
-    """Boxes in topological order, and arrows by positions; a note on its extent if folded."""
+class Diagram:
+    """Boxes in topological order, and arrows by positions; a note on its extent if simplified."""
 
     boxes: Sequence[Box]
     arrows: Mapping[Edge, Arrow]
-    said: str = ""
+    note: str = ""
 
 
-def outline(
+def diagram(
     graph: Graph,
     device: Mapping[str, str] | None = None,
     *,
     depth: int | None = None,
     most: float = 200,
     critical: Iterable[str] = (),
-) -> Outline:
-    """Return the outline of a graph; the parameters are those of ``graph_svg``."""
+) -> Diagram:
+    """Return the diagram of a graph; the parameters are those of ``graph_svg``."""
     if depth is not None and not (isinstance(depth, int) and depth >= 0):
-        raise ChartError(
-            f"depth must be a number of levels of modules, 0 or more, or None, got {shown(depth)}"
-        )
+        expected = "a number of levels of modules, 0 or more, or None"
+        raise ChartError(f"depth must be {expected}, got {shown(depth)}")
     nodes: list[Node] = [*graph.sources, *graph.tasks]
     places = _places(graph, device or {})
-    before = _before(graph, places)
+    predecessors = _predecessors(graph, places)
     paths = [_path(node) for node in nodes]
-    sources = len(nodes) - len(graph.tasks)
-    part = parts(
-        [list(b) for b in before],
-        list(zip(places, map(_phase, nodes), strict=True)),
-        paths,
-        sources,
-        depth,
-        most,
-    )
-    members = together(part)
-    boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in members]
-    boxes = _told_apart(boxes, [[paths[i] for i in mine] for mine in members])
-    arrows = _arrows(before, part, sources)
-    said = f"{len(graph.tasks):,} tasks and {sources:,} input{'s' * (sources != 1)} in {len(boxes):,} boxes"
-    return _marked(Outline(boxes, arrows, said * (len(boxes) < len(nodes))), graph, critical)
+    sources = len(graph.sources)
+    keys = list(zip(places, map(_phase, nodes), strict=True))
+    part = partition([list(mine) for mine in predecessors], keys, paths, sources, depth, most)
+    inside = members(part)
+    boxes = [_box([nodes[i] for i in mine], places[mine[0]]) for mine in inside]
+    boxes = _distinguished(boxes, [[paths[i] for i in mine] for mine in inside])
+    arrows = _arrows(predecessors, part, sources)
+    inputs = f"{sources:,} input{'s' * (sources != 1)}"
+    note = f"{len(graph.tasks):,} tasks and {inputs} in {len(boxes):,} boxes"
+    found = Diagram(boxes, arrows, note if len(boxes) < len(nodes) else "")
+    return _with_critical_path(found, graph, critical)
 
 
 def is_host(place: str) -> bool:
@@ -148,15 +130,13 @@ def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _path(node: Node) -> tuple[str, ...]:
-    return (
-        ()
-        if isinstance(node, Value) or not node.origin.module
-        else tuple(node.origin.module.split("."))
-    )
+    module = "" if isinstance(node, Value) else node.origin.module
+    return tuple(module.split(".")) if module else ()
 
 
 def _phase(node: Node) -> str:
-    return "" if isinstance(node, Value) or node.origin.phase == "forward" else node.origin.phase
+    phase = "" if isinstance(node, Value) else node.origin.phase
+    return "" if phase == "forward" else phase
 
 
 def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
@@ -175,23 +155,20 @@ def _places(graph: Graph, device: Mapping[str, str]) -> list[str]:
     return [*sources.values(), *tasks]
 
 
-def _before(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
+def _predecessors(graph: Graph, places: Sequence[str]) -> list[dict[int, Kind]]:
     """Return the predecessors of each source and each task, and the kinds of dependencies."""
     source = {value.index: i for i, value in enumerate(graph.sources)}
-    before: list[dict[int, Kind]] = [{} for _ in source]
+    predecessors: list[dict[int, Kind]] = [{} for _ in source]
     for task in graph.tasks:
         here = places[len(source) + task.index]
-        found: dict[int, Kind] = {
-            source[v]: "data" for v, version in task.reads if v in source and not version
-        }
-        found |= {
-            len(source) + dependency.task: dependency.kind for dependency in task.dependencies
-        }
+        reads = [value for value, version in task.reads if value in source and not version]
+        found: dict[int, Kind] = {source[value]: "data" for value in reads}
+        found |= {len(source) + other.task: other.kind for other in task.dependencies}
         for other, kind in found.items():
             if kind == "data" and places[other] != here and NOWHERE not in (places[other], here):
                 found[other] = "move"
-        before.append(found)
-    return before
+        predecessors.append(found)
+    return predecessors
 
 
 # ---- boxes
@@ -204,30 +181,29 @@ def _box(nodes: Sequence[Node], place: str) -> Box:
     phase = phases.pop() if len(phases) == 1 else ""
     path = common([_path(node) for node in nodes])
     kinds = {_kind(node) for node in nodes}
-    called = path
+    module = path
     if kinds == {"input"}:  # parameters are named by their modules
-        called = common([tuple(name.split(".")[:-1]) for name in names])
-    module = " ".join(filter(None, (".".join(called), phase)))
-    label = names[0] if len(names) == 1 else module or f"{names[0]} … {names[-1]}"
+        module = common([tuple(name.split(".")[:-1]) for name in names])
+    title = " ".join(filter(None, (".".join(module), phase)))
+    label = names[0] if len(names) == 1 else title or f"{names[0]} … {names[-1]}"
     return Box(kinds.pop() if len(kinds) == 1 else "task", label, place, names, path, phase)
 
 
-def _told_apart(boxes: Sequence[Box], paths: Sequence[Sequence[tuple[str, ...]]]) -> list[Box]:
+def _distinguished(boxes: Sequence[Box], paths: Sequence[Sequence[tuple[str, ...]]]) -> list[Box]:
     """Relabel boxes of equal labels by their first and last module, if that distinguishes them.
 
     ``paths`` are by box.
     """
     counts = Counter((box.kind, box.label) for box in boxes)
-    made = []
+    relabelled = []
     for box, mine in zip(boxes, paths, strict=True):
         level = len(box.path) + 1
-        ends = [".".join(path[:level]) for path in (mine[0], mine[-1])]
-        ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
-        if ambiguous and all(ends) and ends[0] != ends[1]:
-            label = " ".join(filter(None, (" … ".join(ends), box.phase)))
-            box = replace(box, label=label)  # noqa: PLW2901
-        made.append(box)
-    return made
+        first, last = (".".join(path[:level]) for path in (mine[0], mine[-1]))
+        is_ambiguous = counts[box.kind, box.label] > 1 or " … " in box.label
+        label = " ".join(filter(None, (f"{first} … {last}", box.phase)))
+        changes = is_ambiguous and first and last and first != last
+        relabelled.append(replace(box, label=label) if changes else box)
+    return relabelled
 
 
 def _kind(node: Node) -> Literal["input", "task", "view"]:
@@ -238,88 +214,80 @@ def _kind(node: Node) -> Literal["input", "task", "view"]:
 
 
 def _arrows(
-    before: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int
+    predecessors: Sequence[Mapping[int, Kind]], part: Sequence[int], sources: int
 ) -> dict[Edge, Arrow]:
     """Return the arrows between boxes, those of order alone only if no others imply them.
 
-    In a folded graph, sources have arrows to their first readers only, since parameters are read
-    almost everywhere.
+    In a simplified graph, sources have arrows to their first readers only, since parameters are
+    read almost everywhere.
     """
-    folded = max(part, default=-1) + 1 < len(part)
+    is_simplified = max(part, default=-1) + 1 < len(part)
     found: dict[Edge, Kind] = {}
-    first: dict[int, int] = {}
-    for node, others in enumerate(before):
+    reader: dict[int, int] = {}  # by source, the box of its first reader
+    for node, others in enumerate(predecessors):
+        box = part[node]
         for other, kind in others.items():
-            edge = part[other], part[node]
-            if other < sources and folded and first.setdefault(other, part[node]) != part[node]:
+            if other < sources and is_simplified and reader.setdefault(other, box) != box:
                 continue
-            if edge[0] != edge[1]:
+            if part[other] != box:
+                edge = part[other], box
                 found[edge] = min(kind, found.get(edge, kind), key=KINDS.index)
-    implied = (
-        _implied(found)
-        if folded or any(kind in ("anti", "order") for kind in found.values())
-        else set()
-    )
-    kept = {
-        edge: kind
+    implied = _implied(found)
+    return {
+        edge: Arrow(kind, is_simplified and kind == "data" and edge in implied)
         for edge, kind in found.items()
         if kind in ("move", "data") or edge not in implied
     }
-    return {
-        edge: Arrow(kind, folded and kind == "data" and edge in implied)
-        for edge, kind in kept.items()
-    }
 
 
-def _implied(found: Iterable[Edge]) -> set[Edge]:
-    """Return the edges that others imply. Edges lead from lower numbers to higher."""
-    before: dict[int, list[int]] = {}
-    for a, b in found:
-        before.setdefault(b, []).append(a)
-    behind: dict[int, int] = {}  # by box, its predecessors as a bit set
+def _implied(edges: Iterable[Edge]) -> set[Edge]:
+    """Return the edges that paths of other edges imply. Edges lead to higher numbers."""
+    direct: dict[int, list[int]] = {}
+    for a, b in edges:
+        direct.setdefault(b, []).append(a)
+    ancestors: dict[int, int] = {}  # by box, as a bit set
     implied = set()
-    for box in sorted(before):
-        far = 0
-        for other in before[box]:
-            far |= behind.get(other, 0)
-        implied |= {(other, box) for other in before[box] if far >> other & 1}
-        behind[box] = far | sum(1 << other for other in before[box])
+    for box in sorted(direct):
+        distant = 0
+        for other in direct[box]:
+            distant |= ancestors.get(other, 0)
+        implied |= {(other, box) for other in direct[box] if distant >> other & 1}
+        ancestors[box] = distant | sum(1 << other for other in direct[box])
     return implied
 
 
-def _marked(drawn: Outline, graph: Graph, critical: Iterable[str]) -> Outline:
+def _with_critical_path(found: Diagram, graph: Graph, critical: Iterable[str]) -> Diagram:
     """Mark the boxes of these names, and the arrows along them. A copy has its value's name."""
-    box = {name: i for i, found in enumerate(drawn.boxes) for name in found.names}
+    box_of = {name: i for i, box in enumerate(found.boxes) for name in box.names}
     path: list[int] = []
-    before = ""
+    previous = ""
     for name in critical:
-        called = _maker(graph, name, before) or name
-        before = called
-        if called not in box:
-            raise ChartError(
-                f"critical names {shown(name)}, which is no task and no value of graph {graph.name!r}"
-            )
-        path.append(box[called])
-    on = set(path)
-    along = set(pairwise(path))
-    boxes = [replace(found, critical=i in on) for i, found in enumerate(drawn.boxes)]
-    arrows = {edge: replace(arrow, critical=edge in along) for edge, arrow in drawn.arrows.items()}
-    return replace(drawn, boxes=boxes, arrows=arrows)
+        task = _producer(graph, name, previous) or name
+        if task not in box_of:
+            what = f"which is no task and no value of graph {graph.name!r}"
+            raise ChartError(f"critical names {shown(name)}, {what}")
+        path.append(box_of[task])
+        previous = task
+    on_path = set(path)
+    edges = set(pairwise(path))
+    boxes = [replace(box, critical=i in on_path) for i, box in enumerate(found.boxes)]
+    arrows = {edge: replace(arrow, critical=edge in edges) for edge, arrow in found.arrows.items()}
+    return replace(found, boxes=boxes, arrows=arrows)
 
 
-def _maker(graph: Graph, name: str, before: str) -> str | None:
+def _producer(graph: Graph, name: str, previous: str) -> str | None:
     """Return the producer of a value, or the previous task of the path if that writes the value."""
     value = graph.names.get(name)
     if not isinstance(value, Value):
         return None
-    writer = graph.names.get(before)
+    writer = graph.names.get(previous)
     index = (
-        writer.index
-        if isinstance(writer, Task)
-        else writer.producer
+        writer.producer
+        if isinstance(writer, Value)
+        else writer.index
         if writer is not None
         else None
     )
     if index is not None and any(use.value == value.index for use in graph.tasks[index].changes):
-        return before
+        return previous
     return graph.tasks[value.producer].name if value.producer is not None else None

@@ -1,11 +1,11 @@
-"""Compute a layered layout of a DAG in columns.
+"""Compute a layered layout of a DAG in columns (Sugiyama's method).
 
-1. Rank: a node is placed below all nodes that it depends on (longest path); one that may float is
-   placed just above its first user.
+1. Rank: a node is below all its predecessors (longest path); one that floats is directly above its
+   first successor.
 2. Order: a few sweeps move the nodes that share a rank and a column to the mean of their neighbours
    (barycentres).
-3. Route: an edge over several ranks runs straight down where no node is in the way, else between
-   the columns.
+3. Route: an edge over several ranks runs straight down where no node is in the way, else in the
+   gutters between the columns.
 
 Input and output are numbers. Knows no tasks, no devices and no SVG.
 """
@@ -17,16 +17,20 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layout", "layout"]
+__all__ = ["Layout", "Route", "layout"]
 
 GAP = 18.0  # between nodes side by side
 GUTTER = 56.0  # between columns
-LEAST = 90.0  # the width of a column, at least
+LEAST = 90.0  # the least width of a column
 CLEAR = 7.0  # between a node and an edge that passes it
-ROOM = 830.0  # how wide a rank may be: in all columns, and in each at least
-LEAST_ROOM = 380.0
-FAR = 64  # ranks: longer edges run between the columns without search for a shorter route
+ROOM = 830.0  # the greatest width of a rank, over all columns
+LEAST_ROOM = 380.0  # the same for one column, if there are many
+DISTANT = 64  # ranks: longer edges run in the gutters without search for a shorter route
 SWEEPS = 6
+
+Edge = tuple[int, int]
+Neighbours = Sequence[Sequence[int]]
+Trunk = tuple[float, int]  # a gutter, and the source of the edges that run in it
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Layout:
-    """The x (centre) and rank of each node, the edges of each column, and a route per edge."""
+    """The x (centre) and rank of each node, the sides of each column, and a route per edge."""
 
     x: Sequence[float]
     rank: Sequence[int]
@@ -56,7 +60,7 @@ class Layout:
 def layout(
     column: Sequence[int],
     width: Sequence[float],
-    edges: Sequence[tuple[int, int]],
+    edges: Sequence[Edge],
     floating: Collection[int] = (),
     band: Sequence[int] = (),
 ) -> Layout:
@@ -69,84 +73,86 @@ def layout(
     >>> found.rank, found.columns
     ([0, 1, 2], [(56.0, 146.0), (202.0, 292.0)])
     """
-    before: list[list[int]] = [[] for _ in column]
-    after: list[list[int]] = [[] for _ in column]
+    predecessors: list[list[int]] = [[] for _ in column]
+    successors: list[list[int]] = [[] for _ in column]
     for a, b in edges:
-        before[b].append(a)
-        after[a].append(b)
-    rank = _ranks(column, width, before, after, floating, band)
+        predecessors[b].append(a)
+        successors[a].append(b)
+    rank = _ranks(column, width, predecessors, successors, floating, band)
     cells: dict[tuple[int, int], list[int]] = {}
     for node in sorted(range(len(column)), key=lambda node: rank[node]):
         cells.setdefault((rank[node], column[node]), []).append(node)
     columns = _columns(max(column, default=-1) + 1, cells, width)
-    x = _order(cells, columns, width, before, after)
+    x = _positions(cells, columns, width, predecessors, successors)
     return Layout(x, rank, columns, _routes(edges, x, rank, column, columns, width))
 
 
 def _ranks(
     column: Sequence[int],
     width: Sequence[float],
-    before: Sequence[Sequence[int]],
-    after: Sequence[Sequence[int]],
+    predecessors: Neighbours,
+    successors: Neighbours,
     floating: Collection[int],
     band: Sequence[int],
 ) -> list[int]:
     """Return the rank of each node; if a column is full at a rank, nodes use the next free rank."""
-    room = max(ROOM / (max(column, default=0) + 1), LEAST_ROOM)
+    count = max(column, default=0) + 1
+    room = max(ROOM / count, LEAST_ROOM)
     rank = [0] * len(column)
     filled: dict[tuple[int, int], float] = {}
 
     def is_full(r: int, node: int) -> bool:
-        return bool(taken := filled.get((r, column[node]), 0.0)) and taken + width[node] > room
+        return 0.0 < filled.get((r, column[node]), 0.0) > room - width[node]
 
     def fill(r: int, node: int) -> None:
         filled[r, column[node]] = filled.get((r, column[node]), 0.0) + width[node] + GAP
 
-    of = band or [0] * len(column)
+    bands = band or [0] * len(column)
     first: dict[int, int] = {}  # by band, its first possible rank
     last: dict[int, int] = {}  # the lowest rank of each band
-    below = [0] * (max(column, default=0) + 1)  # by column, the first free rank
-    for node in range(len(column)):
-        floor = first.setdefault(of[node], below[column[node]] if band else 0)
-        rank[node] = max([floor, *(rank[other] + 1 for other in before[node])])
+    free = [0] * count  # by column, the first free rank
+    for node, mine in enumerate(bands):
+        least = first.setdefault(mine, free[column[node]] if band else 0)
+        rank[node] = max([least, *(rank[other] + 1 for other in predecessors[node])])
         if node not in floating:
             while is_full(rank[node], node):
                 rank[node] += 1
             fill(rank[node], node)
-        last[of[node]] = max(last.get(of[node], 0), rank[node])
-        below[column[node]] = max(below[column[node]], rank[node] + 1)
+        last[mine] = max(last.get(mine, 0), rank[node])
+        free[column[node]] = max(free[column[node]], rank[node] + 1)
     for node in sorted(floating, reverse=True):
-        least = rank[node] if before[node] or band else -len(column)
-        wanted = max(least, min((rank[other] for other in after[node]), default=0) - 1)
-        wanted = min(wanted, last[of[node]]) if band else wanted
+        least = rank[node] if predecessors[node] or band else -len(column)
+        wanted = max(least, min((rank[other] for other in successors[node]), default=0) - 1)
+        wanted = min(wanted, last[bands[node]]) if band else wanted
         while wanted > least and is_full(wanted, node):
             wanted -= 1
         fill(wanted, node)
         rank[node] = wanted
-    place = {r: i for i, r in enumerate(sorted(set(rank)))}
-    return [place[r] for r in rank]
+    number = {r: i for i, r in enumerate(sorted(set(rank)))}
+    return [number[r] for r in rank]
 
 
 def _columns(
     count: int, cells: dict[tuple[int, int], list[int]], width: Sequence[float]
 ) -> list[tuple[float, float]]:
-    wide = [LEAST] * count
+    """Return the left and right side of each column, which is as wide as its widest rank."""
+    widths = [LEAST] * count
     for (_, column), nodes in cells.items():
-        wide[column] = max(wide[column], sum(width[node] + GAP for node in nodes) + GAP)
-    edges = []
+        widths[column] = max(widths[column], sum(width[node] + GAP for node in nodes) + GAP)
+    sides = []
     left = GUTTER
-    for w in wide:
-        edges.append((left, left + w))
-        left += w + GUTTER
-    return edges
+    for wide in widths:
+        sides.append((left, left + wide))
+        left += wide + GUTTER
+    return sides
 
 
-def _order(
+def _positions(
     cells: dict[tuple[int, int], list[int]],
     columns: Sequence[tuple[float, float]],
     width: Sequence[float],
-    before: Sequence[Sequence[int]],
-    after: Sequence[Sequence[int]],
+    predecessors: Neighbours,
+    successors: Neighbours,
 ) -> list[float]:
     """Return the x of each node, after sweeps down and up that sort the nodes of each cell."""
     x = [0.0] * len(width)
@@ -158,22 +164,25 @@ def _order(
             x[node] = left + width[node] / 2
             left += width[node] + GAP
 
+    def barycentre(node: int, neighbours: Neighbours) -> float:
+        near = neighbours[node]
+        return sum(x[other] for other in near) / len(near) if near else x[node]
+
     for (_, column), nodes in cells.items():
         spread(column, nodes)
     for sweep in range(SWEEPS):
-        near = after if sweep % 2 else before
-        for (_, column), nodes in reversed(cells.items()) if sweep % 2 else cells.items():
+        goes_up = sweep % 2 == 1
+        neighbours = successors if goes_up else predecessors
+        for (_, column), nodes in reversed(cells.items()) if goes_up else cells.items():
             if len(nodes) > 1:
-                mean = {
-                    n: sum(x[o] for o in near[n]) / len(near[n]) if near[n] else x[n] for n in nodes
-                }
+                mean = {node: barycentre(node, neighbours) for node in nodes}
                 nodes.sort(key=mean.__getitem__)
                 spread(column, nodes)
     return x
 
 
 def _routes(
-    edges: Sequence[tuple[int, int]],
+    edges: Sequence[Edge],
     x: Sequence[float],
     rank: Sequence[int],
     column: Sequence[int],
@@ -182,29 +191,28 @@ def _routes(
 ) -> list[Route]:
     taken: list[list[tuple[float, float]]] = [[] for _ in range(max(rank, default=-1) + 1)]
     for node in sorted(range(len(x)), key=lambda node: x[node]):
-        taken[rank[node]].append(
-            (x[node] - width[node] / 2 - CLEAR, x[node] + width[node] / 2 + CLEAR)
-        )
+        half = width[node] / 2 + CLEAR
+        taken[rank[node]].append((x[node] - half, x[node] + half))
 
-    def free(at: float, ranks: range) -> bool:
+    def is_free(at: float, ranks: range) -> bool:
         for r in ranks:
             i = bisect_left(taken[r], (at, at))
             if i and taken[r][i - 1][1] > at:
                 return False
         return True
 
-    passes: list[float | None] = []
-    trunks: dict[tuple[float, int], list[int]] = {}  # gutter and source -> edges
+    passes: list[float | None] = [None] * len(edges)
+    trunks: dict[Trunk, list[int]] = {}
     gutters = [GUTTER / 2] + [right + GUTTER / 2 for _, right in columns]
     for i, (a, b) in enumerate(edges):
         between = range(rank[a] + 1, rank[b])
-        straight = [
-            at for at in (x[a], x[b]) if between and len(between) < FAR and free(at, between)
-        ]
-        passes.append(straight[0] if straight else None)
-        if between and not straight:
-            ways = [gutters[column[end] + side] for end in (a, b) for side in (0, 1)]
-            nearest = min(ways, key=lambda at: abs(x[a] - at) + abs(x[b] - at))
+        if not between:
+            continue
+        straight = (at for at in (x[a], x[b]) if len(between) < DISTANT and is_free(at, between))
+        passes[i] = next(straight, None)
+        if passes[i] is None:
+            near = [gutters[column[end] + side] for end in (a, b) for side in (0, 1)]
+            nearest = min(near, key=lambda at: abs(x[a] - at) + abs(x[b] - at))
             trunks.setdefault((nearest, a), []).append(i)
     for trunk, at in _lanes(trunks, edges, rank).items():
         for i in trunks[trunk]:
@@ -215,29 +223,25 @@ def _routes(
 
 
 def _lanes(
-    trunks: dict[tuple[float, int], list[int]],
-    edges: Sequence[tuple[int, int]],
-    rank: Sequence[int],
-) -> dict[tuple[float, int], float]:
+    trunks: dict[Trunk, list[int]], edges: Sequence[Edge], rank: Sequence[int]
+) -> dict[Trunk, float]:
     """Give the edges of one source that share a gutter one x there, without overlapping others."""
-    lane: dict[tuple[float, int], int] = {}
+    lane: dict[Trunk, int] = {}
     ended: dict[float, list[tuple[int, int]]] = {}  # gutter -> (last rank, lane)
     for trunk in sorted(trunks, key=lambda trunk: (rank[trunk[1]], trunk)):
         gutter, source = trunk
         heap = ended.setdefault(gutter, [])
-        reused = heap and heap[0][0] <= rank[source]
-        lane[trunk] = heapq.heappop(heap)[1] if reused else len(heap)
+        is_reused = heap and heap[0][0] <= rank[source]
+        lane[trunk] = heapq.heappop(heap)[1] if is_reused else len(heap)
         heapq.heappush(heap, (max(rank[edges[i][1]] for i in trunks[trunk]), lane[trunk]))
     spacing = {gutter: min(8.0, (GUTTER - 2 * CLEAR) / len(heap)) for gutter, heap in ended.items()}
     # Lanes fill a gutter from its middle: 0, 1, -1, 2, -2, ...
-    return {
-        trunk: trunk[0] + (i + 1) // 2 * (1 if i % 2 else -1) * spacing[trunk[0]]
-        for trunk, i in lane.items()
-    }
+    offset = {trunk: (i + 1) // 2 * (1 if i % 2 else -1) for trunk, i in lane.items()}
+    return {trunk: trunk[0] + offset[trunk] * spacing[trunk[0]] for trunk in lane}
 
 
 def _ports(
-    edges: Sequence[tuple[int, int]],
+    edges: Sequence[Edge],
     end: int,
     x: Sequence[float],
     width: Sequence[float],
@@ -247,13 +251,14 @@ def _ports(
 
     They are sorted by the position of their other end.
     """
-    meeting: dict[int, list[int]] = {}
+    by_node: dict[int, list[tuple[float, int]]] = {}
     for i, edge in enumerate(edges):
-        meeting.setdefault(edge[end], []).append(i)
-    found = [0.0] * len(edges)
-    for node, mine in meeting.items():
+        passing = passes[i]
+        target = x[edge[1 - end]] if passing is None else passing
+        by_node.setdefault(edge[end], []).append((target, i))
+    ports = [0.0] * len(edges)
+    for node, mine in by_node.items():
         step = min(14.0, (width[node] - 12) / len(mine))
-        towards = {i: passes[i] if passes[i] is not None else x[edges[i][1 - end]] for i in mine}
-        for place, i in enumerate(sorted(mine, key=lambda i: (towards[i], i))):
-            found[i] = x[node] + (place - (len(mine) - 1) / 2) * step
-    return found
+        for place, (_, i) in enumerate(sorted(mine)):
+            ports[i] = x[node] + (place - (len(mine) - 1) / 2) * step
+    return ports

@@ -15,10 +15,10 @@ from autosched.errors import ChartError
 from autosched.graph.graph import Graph
 from autosched.graph.task import Origin
 from autosched.viz import graph_dot, graph_mermaid, graph_svg
+from autosched.viz.clusters import clustered
 from autosched.viz.dag import BOX, PITCH
-from autosched.viz.folds import fold, parts, together
-from autosched.viz.frames import grouped
-from autosched.viz.outline import outline
+from autosched.viz.diagram import diagram
+from autosched.viz.partition import acyclic_partition, members, partition
 from tests.viz.test_viz import classes, elements, first, graphs, texts, titled
 
 
@@ -95,11 +95,11 @@ def dags(draw):
 @given(dags())
 def test_what_is_folded_is_a_dag_whose_numbers_follow_its_arrows(dag):
     keys, before = dag
-    box = fold(keys, before)
+    box = acyclic_partition(keys, before)
     assert sorted(set(box)) == list(range(max(box) + 1))
     edges = {(box[a], box[b]) for b, nodes in enumerate(before) for a in nodes if box[a] != box[b]}
     assert all(a < b for a, b in edges)
-    assert all(len({keys[i] for i in mine}) == 1 for mine in together(box))
+    assert all(len({keys[i] for i in mine}) == 1 for mine in members(box))
 
 
 @given(dags(), st.integers(1, 20), st.one_of(st.none(), st.integers(0, 3)))
@@ -107,25 +107,25 @@ def test_nodes_share_a_box_only_with_their_own_kind_and_sources_with_sources(dag
     keys, before = dag
     paths = [tuple("ab" * (key % 3)) for key in keys]
     sources = next((i for i, nodes in enumerate(before) if nodes), len(before))
-    part = parts(before, keys, paths, sources, depth, most)
-    for mine in together(part):
+    part = partition(before, keys, paths, sources, depth, most)
+    for mine in members(part):
         assert len({keys[i] for i in mine}) == 1
         assert len({i < sources for i in mine}) == 1
     assert all(part[a] <= part[b] for b, nodes in enumerate(before) for a in nodes)
 
 
 def test_nodes_of_one_key_are_in_one_box_unless_another_stands_between_them():
-    assert fold("aab", [[], [0], [1]]) == [0, 0, 1]
-    assert len(set(fold("aba", [[], [0], [1]]))) == 3
+    assert acyclic_partition("aab", [[], [0], [1]]) == [0, 0, 1]
+    assert len(set(acyclic_partition("aba", [[], [0], [1]]))) == 3
     # b is behind the first a and not before the second, so one box of both comes first.
-    assert fold("aba", [[], [0], [0]]) == [0, 1, 0]
+    assert acyclic_partition("aba", [[], [0], [0]]) == [0, 1, 0]
 
 
 def test_a_graph_of_few_tasks_is_shown_whole_and_a_large_one_by_modules():
     graph = network()
-    assert outline(graph).said == ""
-    assert len(outline(graph).boxes) == len(graph.tasks) + len(graph.sources)
-    assert [box.label for box in outline(graph, depth=1).boxes if box.kind == "task"] == [
+    assert diagram(graph).note == ""
+    assert len(diagram(graph).boxes) == len(graph.tasks) + len(graph.sources)
+    assert [box.label for box in diagram(graph, depth=1).boxes if box.kind == "task"] == [
         "block0",
         "block1",
         "block2",
@@ -140,7 +140,7 @@ def test_a_graph_of_few_tasks_is_shown_whole_and_a_large_one_by_modules():
 
 def test_modules_are_told_apart_as_deeply_as_there_is_room():
     graph = network()
-    by_layer, by_block = (outline(graph, most=most) for most in (50, 20))
+    by_layer, by_block = (diagram(graph, most=most) for most in (50, 20))
     assert "block0.1" in [box.label for box in by_layer.boxes]
     assert "block0" in [box.label for box in by_block.boxes]
     assert len(by_block.boxes) <= 20 < len(by_layer.boxes) <= 50
@@ -148,12 +148,12 @@ def test_modules_are_told_apart_as_deeply_as_there_is_room():
 
 def test_folded_boxes_say_how_many_tasks_they_are():
     graph = network()
-    folded = outline(graph, depth=1)
+    folded = diagram(graph, depth=1)
     (block,) = (box for box in folded.boxes if box.label == "block1" and box.kind == "task")
     assert block.amount == "8 tasks"
     assert block.facts.splitlines()[:3] == ["block1", "8 tasks", "block1.0.mm"]
     assert sum(len(box.names) for box in folded.boxes) == len(graph.tasks) + len(graph.sources)
-    assert folded.said == "48 tasks and 13 inputs in 12 boxes"
+    assert folded.note == "48 tasks and 13 inputs in 12 boxes"
     for drawn in (
         graph_svg(graph, depth=1),
         graph_dot(graph, depth=1),
@@ -169,7 +169,7 @@ def test_a_chain_without_modules_is_one_box():
         value = graph.add(first, value, name=f"a{i}")
     left, right = graph.add(first, value, name="left"), graph.add(first, value, name="right")
     graph.add(first, left, right, name="join")
-    boxes = [box for box in outline(graph).boxes if box.kind == "task"]
+    boxes = [box for box in diagram(graph).boxes if box.kind == "task"]
     assert [(box.label, len(box.names)) for box in boxes] == [
         ("a0 … a299", 300),
         ("left", 1),
@@ -184,19 +184,19 @@ def test_a_graph_without_modules_or_chains_is_folded_all_the_same(most):
     values = [graph.input("x")]
     for i in range(400):
         values.append(graph.add(first, *values[-2:], name=f"t{i}"))
-    folded = outline(graph, most=most)
+    folded = diagram(graph, most=most)
     assert len(folded.boxes) <= max(most, 2)  # an input is never in a box with tasks
     assert not circle_in(folded.arrows)
 
 
 def test_tasks_of_two_devices_share_no_box():
     graph = network(device=lambda block: f"cuda:{block % 2}")
-    for box in outline(graph, depth=0).boxes:
+    for box in diagram(graph, depth=0).boxes:
         assert len({graph.task(name).device for name in box.names if box.kind != "input"}) <= 1
 
 
 def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
-    folded = outline(network(), depth=1)
+    folded = diagram(network(), depth=1)
     from_inputs = [(a, b) for a, b in folded.arrows if folded.boxes[a].kind == "input"]
     assert [(folded.boxes[a].label, folded.boxes[b].label) for a, b in from_inputs] == [
         ("x … block0.3.weight", "block0"),
@@ -207,7 +207,7 @@ def test_parameters_of_a_folded_graph_have_an_arrow_to_their_first_user_alone():
 
 def test_data_from_afar_is_faint_only_where_tasks_are_folded():
     graph = network()
-    folded = outline(graph, depth=1)
+    folded = diagram(graph, depth=1)
     faint = {
         (folded.boxes[a].label, folded.boxes[b].label)
         for (a, b), x in folded.arrows.items()
@@ -215,7 +215,7 @@ def test_data_from_afar_is_faint_only_where_tasks_are_folded():
     }
     assert ("block0", "block0 backward") in faint
     assert ("block0", "block1") not in faint
-    assert not any(arrow.faint for arrow in outline(graph).arrows.values())
+    assert not any(arrow.faint for arrow in diagram(graph).arrows.values())
 
 
 def test_a_small_graph_has_room_for_its_title():
@@ -244,7 +244,7 @@ def test_the_critical_path_is_marked():
     schedule = asc.schedule(graph, asc.Machine.emulated(gpus=1))
     path = [span.name for span in schedule.simulate().critical_path()]
     assert path == ["a", "a", "b", "c"]
-    drawn = outline(graph, schedule.placement.device, critical=path)
+    drawn = diagram(graph, schedule.placement.device, critical=path)
     assert [box.label for box in drawn.boxes if box.critical] == ["a", "b", "c"]
     marked = [
         (drawn.boxes[a].label, drawn.boxes[b].label)
@@ -268,7 +268,7 @@ def test_a_copy_marks_who_made_its_value():
     x = graph.input("x")
     low, _ = graph.add(divmod, x, 2, name="split", outputs=("low", "high"))
     graph.add(first, low, name="use")
-    drawn = outline(graph, critical=["x", "split", low.name, "use"])
+    drawn = diagram(graph, critical=["x", "split", low.name, "use"])
     assert [box.label for box in drawn.boxes if box.critical] == ["x", "split", "use"]
 
 
@@ -277,7 +277,7 @@ def test_a_copy_of_what_a_task_wrote_marks_that_task():
     w = graph.input("w")
     graph.add(first, w, writes=[w], name="update", outputs=())
     graph.add(first, w, name="use")
-    drawn = outline(graph, critical=["update", "w", "use"])
+    drawn = diagram(graph, critical=["update", "w", "use"])
     assert [box.label for box in drawn.boxes if box.critical] == ["update", "use"]
     assert [arrow.critical for edge, arrow in drawn.arrows.items() if edge == (1, 2)] == [True]
 
@@ -300,7 +300,7 @@ def test_what_cannot_be_drawn_is_named():
 def test_frames_of_modules_follow_each_other(graph):
     for i, task in enumerate(graph.tasks):
         object.__setattr__(task, "origin", task.origin._replace(module=f"m{i % 3}.{i % 2}"))
-    drawn, frames = grouped(outline(graph), "module")
+    drawn, frames = clustered(diagram(graph), "module")
     assert [i for frame in frames for i in frame.boxes] == list(range(len(drawn.boxes)))
     assert all(a < b for a, b in drawn.arrows)
     assert all(drawn.boxes[i].place == frame.place for frame in frames for i in frame.boxes)
@@ -407,7 +407,7 @@ def test_any_name_can_be_written_in_dot(graph, title):
     assert bare.count("{") == bare.count("}")
     labels = [from_dot(found) for found in re.findall(r'\[label="((?:[^"\\]|\\.)*)"', text)]
     assert sorted(labels) == sorted(legible(node.name) for node in [*graph.sources, *graph.tasks])
-    assert bare.count("->") == len(outline(graph).arrows)
+    assert bare.count("->") == len(diagram(graph).arrows)
 
 
 def named(*names):
@@ -442,7 +442,7 @@ def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
             task, "origin", task.origin._replace(module=("", "a", "a.b", "c.d.e")[i % 4])
         )
     ElementTree.fromstring(graph_svg(graph, most=most, group=group))
-    folded = outline(graph, most=most)
+    folded = diagram(graph, most=most)
     assert not circle_in(folded.arrows)
     names = [name for box in folded.boxes for name in box.names]
     assert sorted(names) == sorted(node.name for node in [*graph.sources, *graph.tasks])
@@ -451,7 +451,7 @@ def test_any_graph_can_be_folded_and_grouped_and_drawn(graph, most, group):
 def test_pairs_of_boxes_next_to_each_other_are_what_critical_arrows_join():
     graph = network(2, 2)
     names = [task.name for task in graph.tasks if task.name.endswith(("mm", "relu"))]
-    drawn = outline(graph, critical=names)
+    drawn = diagram(graph, critical=names)
     position = {box.label: i for i, box in enumerate(drawn.boxes)}
     marked = {edge for edge, arrow in drawn.arrows.items() if arrow.critical}
     assert marked == {(position[a], position[b]) for a, b in pairwise(names)}
@@ -499,7 +499,7 @@ def test_phases_have_colours_of_their_own():
 
 
 def test_boxes_of_one_label_are_called_by_their_first_and_last_modules():
-    boxes = outline(network(blocks=8, layers=4), most=12).boxes
+    boxes = diagram(network(blocks=8, layers=4), most=12).boxes
     tasks = [box.label for box in boxes if box.kind == "task"]
     assert len(set(tasks)) == len(tasks)
     assert any("block" in label and " … " in label for label in tasks)

@@ -1,0 +1,175 @@
+"""Format names, times and widths of text for all drawings. Knows no graph and no program."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from autosched.program.program import Stream
+from autosched.timeline.timeline import Timeline
+
+__all__ = [
+    "Steps",
+    "columns",
+    "duration",
+    "idle_shares",
+    "legal",
+    "natural",
+    "shorten",
+    "shorten_path",
+    "sorted_streams",
+    "summary",
+    "text_width",
+    "thinned",
+    "ticks",
+]
+
+FONT_SIZE = 12.0
+Steps = Sequence[tuple[float, float]]  # (seconds, amount from then on), in the order of time
+
+EM = 0.58  # average width of a character, in font sizes, for the wider of usual fonts
+
+
+def legal(text: str) -> str:
+    """Replace characters that no text file may contain by U+FFFD."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+
+
+def natural(name: str) -> list[str | int]:
+    """Return a key for natural sorting of names.
+
+    >>> sorted(["cuda:10", "cuda:9", "cpu"], key=natural)
+    ['cpu', 'cuda:9', 'cuda:10']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def sorted_streams(timeline: Timeline) -> list[Stream]:
+    """Return the streams in the order of charts: by the names of devices."""
+    return sorted(timeline.streams, key=lambda stream: natural(stream.device))
+
+
+def columns(text: str) -> int:
+    """Return the columns of a text: 2 for wide characters, 0 for combining ones."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def text_width(text: str, size: float = FONT_SIZE) -> float:
+    """Return the approximate width of a text in pixels."""
+    return columns(text) * EM * size
+
+
+def shorten(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text to ``width`` pixels, with an ellipsis; return "" where too little would remain.
+
+    >>> shorten("logits", 60), shorten("gradient_of_w1", 60), shorten("logits", 20)
+    ('logits', 'gradien…', '')
+    """
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
+        return text
+    if limit < 6:
+        return ""
+    start = text[: limit - 1]
+    while columns(start) >= limit:
+        start = start[:-1]
+    return start + "…"
+
+
+def shorten_path(text: str, width: float, size: float = FONT_SIZE) -> str:
+    """Cut a text as ``shorten`` does, but cut the beginning of a dotted path, not its end.
+
+    >>> shorten_path("encoder.layers.0.attention", 110), shorten_path("gradient_of_w1", 60)
+    ('…0.attention', 'gradien…')
+    """
+    limit = int(width / (EM * size))
+    if columns(text) <= limit:
+        return text
+    dots = [at for at, character in enumerate(text) if character == "."]
+    fitting = [text[at + 1 :] for at in dots if columns(text[at:]) <= limit]
+    return f"…{fitting[0]}" if fitting and limit >= 6 else shorten(text, width, size)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a suitable unit, to three digits.
+
+    >>> duration(0), duration(0.00125), duration(0.0009999999), duration(1234)
+    ('0 us', '1.25 ms', '1 ms', '1,234 s')
+    """
+    rounded = float(f"{seconds:.3g}")  # may round up to the next unit, which is used then
+    scale, unit = _unit(rounded)
+    return (
+        f"{seconds / scale:,.0f} {unit}"
+        if abs(rounded) >= 99.95 * scale
+        else f"{rounded / scale:.3g} {unit}"
+    )
+
+
+def ticks(end: float, most: int) -> list[tuple[float, str]]:
+    """Return at most ``most`` steps of round times from 0 to ``end`` seconds, each with its text.
+
+    >>> ticks(0.0021, 5)
+    [(0.0, '0'), (0.0005, '0.5 ms'), (0.001, '1 ms'), (0.0015, '1.5 ms'), (0.002, '2 ms')]
+    """
+    if end < 1e-12:
+        return [(0.0, "0")]
+    least = end / max(most, 1)
+    power = math.floor(math.log10(least))
+    step = next(s for s in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if s >= least)
+    scale, unit = _unit(end)
+    times = (float(f"{i * step:.12g}") for i in range(math.floor(end / step + 1e-9) + 1))
+    return [(time, f"{time / scale:g} {unit}" if time else "0") for time in times]
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    return next(
+        (unit for unit in ((1.0, "s"), (1e-3, "ms")) if abs(seconds) >= unit[0]), (1e-6, "us")
+    )
+
+
+def idle_shares(timeline: Timeline) -> dict[Stream, float]:
+    """Return the share of the makespan in which each stream is idle.
+
+    >>> from autosched.timeline.timeline import Span
+    >>> cpu, gpu = Stream("cpu", "compute"), Stream("cuda:0", "compute")
+    >>> spans = Span("run", "a", (cpu,), 0, 3, 0), Span("run", "b", (gpu,), 3, 4, 1)
+    >>> idle_shares(Timeline(spans))
+    {Stream(device='cpu', name='compute'): 0.25, Stream(device='cuda:0', name='compute'): 0.75}
+    """
+    busy = dict.fromkeys(timeline.streams, 0.0)
+    for span in timeline.spans:
+        for stream in span.streams:
+            busy[stream] += span.seconds
+    whole = timeline.makespan or 1.0
+    return {stream: max(1 - seconds / whole, 0.0) for stream, seconds in busy.items()}
+
+
+def summary(timeline: Timeline) -> str:
+    """Return a line with makespan, share of copy time that is hidden, and pauses of Python.
+
+    >>> summary(Timeline(())), summary(Timeline((), pauses=((0.1, 0.102),)))
+    ('makespan 0 us', 'makespan 0 us, garbage collected for 2 ms')
+    """
+    text = f"makespan {duration(timeline.makespan)}"
+    if any(span.kind == "copy" for span in timeline.spans):
+        text += f", {timeline.overlap().copies_hidden:.0%} of copy time hidden behind compute"
+    if timeline.pauses:
+        seconds = sum(end - start for start, end in timeline.pauses)
+        text += f", garbage collected for {duration(seconds)}"
+    return text
+
+
+def thinned(steps: Steps, most: int) -> list[tuple[float, float]]:
+    """Return at most ``most`` steps (seconds, amount), each the maximum of those it replaces.
+
+    >>> thinned([(0, 1), (1, 3), (2, 2)], 2)
+    [(0, 3), (2, 2)]
+    """
+    size = -(-len(steps) // most)
+    groups = (steps[i : i + size] for i in range(0, len(steps), size or 1))
+    return [(group[0][0], max(amount for _, amount in group)) for group in groups]
